@@ -1,0 +1,34 @@
+"""Delayed delivery for Kombu and Celery on RabbitMQ: the delay lives in the broker."""
+
+from .errors import (
+    AddressError,
+    BinaryDelayError,
+    DelayError,
+    LadderError,
+    SettingsError,
+    TopologyError,
+)
+from .ladder import Ladder
+from .settings import Settings
+from .topology import Topology
+from .transport import ChannelMixin, SSLTransport, Transport, TransportMixin, register
+
+__all__ = [
+    # a transport and its parts
+    "ChannelMixin",
+    "SSLTransport",
+    "Transport",
+    "TransportMixin",
+    "register",
+    # values
+    "Ladder",
+    "Settings",
+    "Topology",
+    # errors
+    "AddressError",
+    "BinaryDelayError",
+    "DelayError",
+    "LadderError",
+    "SettingsError",
+    "TopologyError",
+]

@@ -1,0 +1,414 @@
+"""The only file that turns topology into channel calls.
+
+A :class:`Declarer` remembers what one connection has declared and does the rest on a channel of
+its own, so that a refusal never closes the user's channel. It must not import the transport.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import amqp
+from amqp.exceptions import (
+    AccessRefused,
+    ChannelError,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+)
+from kombu.log import get_logger
+
+from .errors import AddressError, TopologyError
+from .settings import Settings
+from .topology import IMITABLE, Binding, Part, Topology
+
+logger = get_logger(__name__)
+
+#: The types of the exchanges that every RabbitMQ has.
+BUILT_IN = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.topic": "topic",
+}
+#: Quorum queues have a message TTL, and dead-letter at least once, since RabbitMQ 3.10.
+QUORUM_SINCE = (3, 10)
+
+_warned: set[str] = set()
+
+
+class _Bound(NamedTuple):
+    """A binding that somebody made from an exchange to a queue or another exchange."""
+
+    exchange: str
+    destination: str
+    key: str
+    to_queue: bool
+
+
+class Declarer:
+    """What one connection has declared of the topology, and the means to declare the rest.
+
+    The ladder side is declared for the first delayed publish that needs it. The delivery side
+    repeats the bindings made on this connection once it delays or consumes; from then on, each as
+    it is made.
+
+    :raises SettingsError: for settings that cannot be.
+    """
+
+    def __init__(self, connection: Any, settings: Settings) -> None:
+        self._connection = connection
+        self._channel: Any = None
+        self._declares = settings.declare != "never"
+        self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
+        self._types: dict[str, str] = dict(BUILT_IN)
+        self._bound: dict[_Bound, None] = {}
+        self._queues: dict[str, None] = {}
+        self._active = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what stands on the broker: it has told us that something is gone."""
+        self._height = -1
+        self._base = False
+        self._made: set[object] = set()
+        self._active = False
+
+    # -- for a delayed publish -----------------------------------------------------------------
+
+    def prepare(self, height: int, exchange: str, queue: str) -> None:
+        """Let all stand that a message needs on its way to a destination.
+
+        :param height: the highest level that it waits on.
+        :param queue: the routing key, a queue's name where the exchange is the default one.
+        :raises TopologyError: where the broker refuses.
+        """
+        if not self._declares:
+            return
+        if not self._active:
+            self.activate()
+        if height > self._height:
+            self._raise_to(height)
+        if not exchange:
+            if ("", queue) not in self._made:
+                self._lead_to(queue)
+        elif self._types.get(exchange, "topic") not in IMITABLE:
+            self._stand_behind(exchange)
+
+    def is_topic(self, exchange: str) -> bool:
+        """Whether wildcards may match the keys of this exchange; to be safe, if not known."""
+        return bool(exchange) and self._types.get(exchange, "topic") == "topic"
+
+    # -- for a connection that binds, consumes or unbinds --------------------------------------
+
+    def activate(self) -> None:
+        """Repeat the bindings made so far on the delivery side.
+
+        :raises TopologyError: where the broker refuses the delivery side itself.
+        """
+        if not self._declares or self._active:
+            return
+        if self._bound or self._queues:
+            self._lay_base()
+        self._active = True
+        for queue in list(self._queues):
+            self._quietly(self._lead_to, queue)
+        for bound in list(self._bound):
+            self._quietly(self._mirror, bound)
+
+    def activate_or_warn(self) -> None:
+        """Do as :meth:`activate`, for a caller whose own work does not depend on it."""
+        try:
+            self.activate()
+        except TopologyError as exc:
+            logger.warning("delayed messages may not reach the queues bound here: %s", exc)
+
+    def declared_exchange(self, exchange: str, exchange_type: str) -> None:
+        """Take note of an exchange's type."""
+        if exchange:
+            self._types[exchange] = exchange_type
+
+    def declared_queue(self, queue: str) -> None:
+        """Take note of a queue that lives on, and so can be addressed by its name."""
+        if not self._foreign(queue):
+            self._queues[queue] = None
+            if self._active:
+                self._quietly(self._lead_to, queue)
+
+    def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
+        """Take note of a binding, and repeat it if this connection delays or consumes."""
+        if not self._foreign(exchange) and not self._foreign(destination):
+            bound = _Bound(exchange, destination, key, to_queue)
+            self._bound[bound] = None
+            if self._active:
+                self._quietly(self._mirror, bound)
+
+    def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
+        """Undo what :meth:`bound` did, here or in another process."""
+        if self._foreign(exchange) or self._foreign(destination):
+            return
+        bound = _Bound(exchange, destination, key, to_queue)
+        self._bound.pop(bound, None)
+        self._made.discard(bound)
+        if self._declares:
+            self._quietly(self._unmirror, bound)
+
+    def deleted_queue(self, queue: str) -> None:
+        """Forget a queue; the broker has removed its bindings, ours among them."""
+        self._queues.pop(queue, None)
+        self._made.discard(("", queue))
+        self._forget_bound(lambda bound: bound.to_queue and bound.destination == queue)
+
+    def deleted_exchange(self, exchange: str) -> None:
+        """Remove the shadow of an exchange that is gone."""
+        self._types.pop(exchange, None)
+        if self._foreign(exchange):
+            return
+        self._made.discard(exchange)
+        self._forget_bound(
+            lambda bound: exchange in (bound.exchange, None if bound.to_queue else bound.destination)
+        )
+        if self._declares:
+            self._quietly(self._remove_shadow, exchange)
+
+    # -- channel calls -------------------------------------------------------------------------
+
+    def _raise_to(self, height: int) -> None:
+        """Declare the levels up to ``height``, lowest first.
+
+        A level's exchange is declared after all that is below it, so where the highest one takes
+        its own bindings again, all of the rest stands: one round trip for a new connection.
+        """
+        levels = self.topology.levels
+        with self._explained(f"the levels up to {height}") as channel:
+            try:
+                _bind(channel, levels[height].bindings)
+            except NotFound:
+                self._lay_base()
+                for level in levels[: height + 1]:
+                    _declare(channel, level)
+                _bind(channel, levels[height].bindings)
+        self._height = height
+
+    def _lay_base(self) -> None:
+        if self._base:
+            return
+        with self._explained("the delivery exchange and the parking queue") as channel:
+            _declare(channel, self.topology.base)
+            # One answer for all that was sent without waiting.
+            _bind(channel, self.topology.base.bindings)
+        self._base = True
+
+    def _lead_to(self, queue: str) -> None:
+        """Bind a queue that is addressed through the default exchange."""
+        self._lay_base()
+        with self._explained(f"the way to the queue {queue!r}") as channel:
+            try:
+                _bind(channel, self.topology.to_queue(queue).bindings)
+            except NotFound:
+                self._queues.pop(queue, None)
+                logger.warning(
+                    "the queue %r does not exist: delayed messages for it are parked in %r unless "
+                    "it is declared and bound before they are due",
+                    queue,
+                    self.topology.parking,
+                )
+                return
+            except ResourceLocked as exc:
+                raise TopologyError(
+                    f"the queue {queue!r} is exclusive to another connection, which RabbitMQ lets "
+                    f"nobody else bind; delay to a queue that is not exclusive"
+                ) from exc
+        self._made.add(("", queue))
+
+    def _mirror(self, bound: _Bound) -> None:
+        if bound in self._made:
+            return
+        exchange_type = self._type_of(bound.exchange)
+        self._stand_behind(bound.exchange)
+        if not bound.to_queue:
+            self._type_of(bound.destination)
+            self._stand_behind(bound.destination)
+        if exchange_type in IMITABLE:
+            try:
+                mirror = self._mirror_of(bound, exchange_type)
+            except AddressError as exc:
+                logger.warning("%s", exc)
+                return
+            with self._explained(f"the binding of {bound.destination!r}") as channel:
+                try:
+                    _bind(channel, (mirror,))
+                except NotFound:
+                    # It went away since, and its bindings with it.
+                    self._bound.pop(bound, None)
+                    return
+        self._made.add(bound)
+
+    def _unmirror(self, bound: _Bound) -> None:
+        exchange_type = self._type_of(bound.exchange)
+        if exchange_type not in IMITABLE:
+            return
+        mirror = self._mirror_of(bound, exchange_type)
+        with self._explained(f"the removal of a binding of {bound.destination!r}") as channel:
+            remove = channel.queue_unbind if mirror.to_queue else channel.exchange_unbind
+            try:
+                remove(
+                    mirror.destination,
+                    mirror.source,
+                    mirror.key,
+                    arguments=dict(mirror.arguments),
+                )
+            except NotFound:
+                pass
+
+    def _mirror_of(self, bound: _Bound, exchange_type: str) -> Binding:
+        return self.topology.mirror(
+            bound.exchange, exchange_type, bound.destination, bound.key, to_queue=bound.to_queue
+        )
+
+    def _stand_behind(self, exchange: str) -> None:
+        """Declare the shadow of an exchange, with an outlet where a shadow cannot imitate it."""
+        if exchange in self._made:
+            return
+        self._lay_base()
+        imitable = self._types.get(exchange, "topic") in IMITABLE
+        part = self.topology.shadow(exchange) if imitable else self.topology.outlet(exchange)
+        with self._explained(f"the way to the exchange {exchange!r}") as channel:
+            _declare(channel, part)
+            _bind(channel, part.bindings)
+        self._made.add(exchange)
+
+    def _remove_shadow(self, exchange: str) -> None:
+        with self._explained(f"the removal of the way to {exchange!r}") as channel:
+            channel.exchange_delete(self.topology.shadow_name(exchange))
+            channel.queue_delete(self.topology.outlet_name(exchange), if_empty=True)
+
+    def _type_of(self, exchange: str) -> str:
+        """Tell the type of an exchange that stands; ask the broker where nobody here declared it.
+
+        AMQP has no such question. A declaration with an argument that no exchange has is refused,
+        and RabbitMQ names the type it found first of all.
+        """
+        if exchange not in self._types:
+            with self._explained(f"the type of the exchange {exchange!r}") as channel:
+                try:
+                    channel.exchange_declare(
+                        exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
+                    )
+                except PreconditionFailed as exc:
+                    found = re.search(r"arg 'type' .* current is '?([\w-]+)", str(exc))
+                    self._types[exchange] = found[1] if found else "fanout"
+                else:
+                    # It was gone, and only the question made it.
+                    channel.exchange_delete(exchange, if_unused=True)
+                    return "topic"
+        return self._types[exchange]
+
+    def _foreign(self, name: str) -> bool:
+        """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
+        return (
+            not name
+            or self.topology.owns(name)
+            or name.endswith(".pidbox")
+            or name.startswith("celeryev")
+        )
+
+    def _forget_bound(self, gone: Any) -> None:
+        for bound in [each for each in self._bound if gone(each)]:
+            del self._bound[bound]
+            self._made.discard(bound)
+
+    def _quietly(self, call: Any, argument: object) -> None:
+        """Do what the user's own call, which has succeeded already, does not depend on."""
+        try:
+            call(argument)
+        except (TopologyError, AddressError) as exc:
+            logger.warning("delayed messages may not arrive as others do: %s", exc)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[Any]:
+        if self._channel is None or not self._channel.is_open:
+            # Not our own class of channel: what we declare is not to be mirrored.
+            self._channel = amqp.Channel(self._connection)
+            self._channel.open()
+        try:
+            yield self._channel
+        except AccessRefused as exc:
+            raise TopologyError(
+                f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
+                f"permissions configure, write and read on names that begin with "
+                f"{self.topology.prefix!r}, or make the topology beforehand and set "
+                f"declare to 'never'"
+            ) from exc
+        except PreconditionFailed as exc:
+            raise TopologyError(
+                f"{what} cannot be declared, since it stands with other arguments: "
+                f"{exc.reply_text}; delete what is there, or set another namespace"
+            ) from exc
+        except ChannelError as exc:
+            raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
+
+
+def _declare(channel: Any, part: Part) -> None:
+    """Send the declarations of a part, without waiting: the next answer tells of all of them."""
+    for queue in part.queues:
+        channel.queue_declare(
+            queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=True
+        )
+    for exchange in part.exchanges:
+        channel.exchange_declare(
+            exchange.name,
+            exchange.type,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(exchange.arguments),
+            nowait=True,
+        )
+    for binding in part.bindings:
+        _bind_one(channel, binding, nowait=True)
+
+
+def _bind(channel: Any, bindings: tuple[Binding, ...]) -> None:
+    """Make bindings, and wait for the last of them."""
+    for binding in bindings[:-1]:
+        _bind_one(channel, binding, nowait=True)
+    _bind_one(channel, bindings[-1], nowait=False)
+
+
+def _bind_one(channel: Any, binding: Binding, *, nowait: bool) -> None:
+    bind = channel.queue_bind if binding.to_queue else channel.exchange_bind
+    bind(
+        binding.destination,
+        binding.source,
+        binding.key,
+        nowait=nowait,
+        arguments=dict(binding.arguments),
+    )
+
+
+def _can_quorum(connection: Any, settings: Settings) -> bool:
+    properties = connection.server_properties
+    product, version = properties.get("product"), str(properties.get("version", ""))
+    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    able = product == "RabbitMQ" and numbers >= QUORUM_SINCE
+    if settings.queue_type == "classic" or (settings.queue_type is None and not able):
+        reason = (
+            "the settings ask for it" if settings.queue_type else f"{product} {version} has no better"
+        )
+        _warn_once(
+            f"delayed messages wait in classic queues, since {reason}: a broker that crashes can "
+            f"lose those that are moving between levels; quorum queues (RabbitMQ 3.10 and later) "
+            f"do not"
+        )
+    return able
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        logger.warning("%s", message)

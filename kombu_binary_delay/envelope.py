@@ -1,0 +1,127 @@
+"""What travels with a delayed message, and how it is taken off again. Pure.
+
+One header, :data:`HEADER`, holds a table: the absolute ``due`` time in milliseconds since the
+epoch, and whatever the ladder would spoil on its way and the consumer must find as it was:
+
+* ``expiration``: the per-message TTL, which would cut the delay short.
+* ``death``: the ``x-death`` headers that were there before. RabbitMQ before 4.0.1 takes them for a
+  dead-letter cycle and drops the message.
+* ``to``: the destination, where the address holds only its digest.
+* ``cc``: the ``CC`` header, whose keys become addresses of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .address import Destination, is_digest
+from .delay import X_DELAY
+
+HEADER = "x-binary-delay"
+_HEADERS = "application_headers"
+_DEATHS = "x-death"
+#: The newest death stands first in the list; these repeat its two ends.
+_ENDS = {
+    f"x-{end}-death-{part}": (position, part)
+    for end, position in (("first", -1), ("last", 0))
+    for part in ("exchange", "queue", "reason")
+}
+_DEATH_HEADERS = (_DEATHS, *_ENDS)
+
+Owns = Callable[[object], bool]
+
+
+def wrap(
+    properties: dict[str, Any],
+    destination: Destination,
+    due: int,
+    address: Callable[[Destination], str],
+    owns: Owns,
+) -> tuple[dict[str, Any], str]:
+    """Pack a message's properties for the ladder, without changing the ones given.
+
+    :param due: milliseconds since the epoch.
+    :param address: writes the routing key for a destination.
+    :param owns: tells whether a queue's name is a ladder's.
+    :returns: the properties and the routing key to publish with.
+    """
+    headers = dict(properties[_HEADERS])
+    packed: dict[str, Any] = {"due": due}
+    key = address(destination)
+    if is_digest(key):
+        packed["to"] = [destination.exchange, destination.routing_key]
+    _take_off(headers, owns)
+    headers.pop(X_DELAY, None)
+    deaths = {name: headers.pop(name) for name in _DEATH_HEADERS if name in headers}
+    if deaths:
+        packed["death"] = deaths
+    for name in ("CC", "BCC"):
+        keys = headers.get(name)
+        if _is_list_of_str(keys):
+            headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
+            if name == "CC":
+                packed["cc"] = keys
+    properties = dict(properties)
+    if properties.get("expiration") is not None:
+        packed["expiration"] = properties.pop("expiration")
+    headers[HEADER] = packed
+    properties[_HEADERS] = headers
+    return properties, key
+
+
+def carried(headers: dict[str, Any]) -> Destination | None:
+    """Read the destination that travels beside an address with a digest, if one does."""
+    packed = headers.get(HEADER)
+    to = packed.get("to") if isinstance(packed, dict) else None
+    return Destination(*to) if _is_list_of_str(to) and len(to) == 2 else None
+
+
+def unwrap(properties: dict[str, Any], owns: Owns) -> None:
+    """Take off, in place, all that the ladder added, and put back what it kept.
+
+    What is not as :func:`wrap` packs it is somebody else's doing, and is left out quietly.
+    """
+    headers = properties[_HEADERS]
+    packed = headers.get(HEADER)
+    _take_off(headers, owns)
+    if not isinstance(packed, dict):
+        return
+    if isinstance(packed.get("expiration"), str):
+        properties["expiration"] = packed["expiration"]
+    if _is_list_of_str(packed.get("cc")):
+        headers["CC"] = packed["cc"]
+    deaths = packed.get("death")
+    if isinstance(deaths, dict):
+        _put_back(headers, {name: deaths[name] for name in _DEATH_HEADERS if name in deaths})
+
+
+def _take_off(headers: dict[str, Any], owns: Owns) -> None:
+    """Remove our header and every death on a ladder; a user's own deaths stay, in their order."""
+    headers.pop(HEADER, None)
+    deaths = headers.get(_DEATHS)
+    if not isinstance(deaths, list):
+        return
+    kept = [each for each in deaths if not (isinstance(each, dict) and owns(each.get("queue")))]
+    if len(kept) == len(deaths):
+        return
+    if kept:
+        headers[_DEATHS] = kept
+    else:
+        del headers[_DEATHS]
+    for name, (position, part) in _ENDS.items():
+        if headers.pop(name, None) is not None and kept and isinstance(kept[position], dict):
+            headers[name] = kept[position].get(part)
+
+
+def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
+    """Put deaths that are older than the ladder behind those that came after it."""
+    newer = headers.get(_DEATHS)
+    if isinstance(newer, list) and isinstance(deaths.get(_DEATHS), list):
+        last = {name: headers[name] for name in _ENDS if "last" in name and name in headers}
+        deaths = {**deaths, _DEATHS: newer + deaths[_DEATHS], **last}
+    headers.update(deaths)
+
+
+def _is_list_of_str(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

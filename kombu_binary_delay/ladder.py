@@ -1,0 +1,146 @@
+"""The numeral system: a delay is a number, a queue is a digit.
+
+A :class:`Ladder` writes delays in a positional system. Pure: it must not import anything that
+does I/O, reads a clock, or knows Kombu beyond the root of our errors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from .errors import DelayError, LadderError
+
+#: RabbitMQ refuses an ``x-message-ttl`` above ten years of 365 days.
+MAX_TTL = 315_360_000_000
+#: AMQP 0-9-1 writes a routing key as a short string: one octet of length.
+MAX_KEY = 255
+#: What an address keeps for its destination, whatever the length of the names (see address.py).
+MIN_ROOM = 107
+
+_NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A tick and a radix for each level, highest level first.
+
+    The *weight* of a level is the tick times the radices of all levels below it. A digit ``d`` at
+    a level stands for a wait of ``d`` times its weight.
+
+    :param tick: the smallest delay, in whole milliseconds, at least 1.
+    :param radices: one radix per level, each at least 2, highest level first.
+    :raises LadderError: where such a ladder cannot be built on RabbitMQ.
+    """
+
+    tick: int
+    radices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radices", tuple(self.radices))
+        if not _whole(self.tick) or self.tick < 1:
+            raise LadderError(f"tick must be a whole number of milliseconds >= 1, got {self.tick!r}")
+        if not self.radices:
+            raise LadderError("a ladder needs at least one level, got no radix")
+        for radix in self.radices:
+            if not _whole(radix) or radix < 2:
+                raise LadderError(f"every radix must be a whole number >= 2, got {radix!r}")
+        if len(self.radices) > MAX_KEY // 2 or MAX_KEY - self.prefix_length < MIN_ROOM:
+            raise LadderError(
+                f"{len(self.radices)} levels leave less than {MIN_ROOM} of a routing key's "
+                f"{MAX_KEY} bytes to the destination; use fewer levels"
+            )
+        longest = (self.radices[0] - 1) * self.weights[0]
+        if longest > MAX_TTL:
+            raise LadderError(
+                f"the highest level would need an x-message-ttl of {longest} ms, RabbitMQ's limit "
+                f"is {MAX_TTL} ms (10 years); use fewer levels or a smaller tick"
+            )
+
+    @classmethod
+    def binary(cls, levels: int = 31, tick: int = 125) -> Ladder:
+        """Every radix 2; by default 31 levels of 125 ms: 8.5 years in steps of an eighth second.
+
+        :param levels: the number of levels, N.
+        :param tick: the smallest delay in milliseconds.
+        """
+        if not _whole(levels):
+            raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
+        return cls(tick, (2,) * levels)
+
+    @classmethod
+    def from_name(cls, name: str) -> Ladder:
+        """Read a ladder back from :attr:`name`.
+
+        :raises LadderError: where ``name`` is not what :attr:`name` writes.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise LadderError(f"{name!r} is not the name of a ladder, such as '125ms-2x31'")
+        runs = [run.split("x") for run in match[2][1:].split("-")]
+        if sum(int(count) for _, count in runs) > MAX_KEY:
+            raise LadderError(f"{name!r} has more levels than a routing key has bytes")
+        return cls(int(match[1]), tuple(int(radix) for radix, n in runs for _ in range(int(n))))
+
+    @cached_property
+    def name(self) -> str:
+        """The ladder in a word that says all of it: ``125ms-2x31`` is 31 levels of radix 2."""
+        runs = (f"{radix}x{len(list(run))}" for radix, run in groupby(self.radices))
+        return "-".join([f"{self.tick}ms", *runs])
+
+    @property
+    def levels(self) -> int:
+        """The number of levels, N."""
+        return len(self.radices)
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """What a digit 1 at each level waits, in milliseconds, highest level first."""
+        weights = [self.tick]
+        for radix in reversed(self.radices[1:]):
+            weights.append(weights[-1] * radix)
+        return tuple(reversed(weights))
+
+    @cached_property
+    def maximum(self) -> int:
+        """The longest delay in milliseconds: every digit at its highest."""
+        return self.weights[0] * self.radices[0] - self.tick
+
+    @cached_property
+    def prefix_length(self) -> int:
+        """The most bytes that the digits take in a routing key, dots included."""
+        return sum(len(str(radix - 1)) + 1 for radix in self.radices)
+
+    def digits(self, delay: float) -> tuple[int, ...]:
+        """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
+
+        :raises DelayError: where the delay is negative or beyond :attr:`maximum`.
+        """
+        if not 0 <= delay <= self.maximum:
+            raise DelayError(
+                f"a delay of {delay} ms is outside of 0 to {self.maximum} ms, the range of the "
+                f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
+            )
+        rest = -int(-delay // self.tick)
+        digits = []
+        for radix in reversed(self.radices):
+            rest, digit = divmod(rest, radix)
+            digits.append(digit)
+        return tuple(reversed(digits))
+
+    def delay(self, digits: tuple[int, ...]) -> int:
+        """Read digits, highest first, back as a delay in milliseconds.
+
+        :raises LadderError: where there is not one digit per level, each below its radix.
+        """
+        if len(digits) != self.levels or any(
+            not 0 <= digit < radix for digit, radix in zip(digits, self.radices)
+        ):
+            raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
+        return sum(digit * weight for digit, weight in zip(digits, self.weights))
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

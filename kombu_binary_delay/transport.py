@@ -1,0 +1,317 @@
+"""RabbitMQ transport for Kombu that keeps delayed messages in the broker.
+
+Features
+========
+* Type: Native
+* Supports Direct: Yes
+* Supports Topic: Yes
+* Supports Fanout: Yes
+* Supports Headers: Yes
+* Supports Priority: Yes
+* Supports TTL: Yes
+* Supports Delay: Yes, by Celery's ``countdown`` and ``eta``, or an ``x-delay`` header in ms
+
+Connection String
+=================
+With ``transport="kombu_binary_delay:Transport"`` (Celery: ``broker_transport``), any connection
+string of Kombu's own ``amqp`` transport::
+
+    amqp://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
+    amqps://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
+
+After :func:`kombu_binary_delay.register`, also, without and with TLS::
+
+    binary-delay://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
+    binary-delays://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
+
+Transport Options
+=================
+* ``binary_delay``: a mapping of the settings of :class:`kombu_binary_delay.Settings`.
+
+All others are those of Kombu's ``amqp`` transport.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import amqp
+from amqp.exceptions import NotFound, RecoverableConnectionError
+from kombu.transport import pyamqp
+
+from .address import Destination, parse_address
+from .celery import MarkedDriverType, stand_aside
+from .declare import Declarer
+from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, plain_exchange
+from .envelope import HEADER, carried, unwrap, wrap
+from .errors import AddressError
+from .settings import Settings
+from .urls import display, enlist, settle
+
+_HEADERS = "application_headers"
+
+
+class ChannelMixin:
+    """The door: outward a delayed publish enters the ladder, inward it looks as it did before.
+
+    To be mixed in before a channel class of Kombu's ``pyamqp`` transport, or one like it, whose
+    connection was made by a :class:`TransportMixin`.
+    """
+
+    # -- outward -------------------------------------------------------------------------------
+
+    def _basic_publish(
+        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        headers = msg.properties.get(_HEADERS)
+        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
+            msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
+        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+
+    # amqp shadows this by an instance attribute where publisher confirms are on, and calls
+    # _basic_publish from there: so the work is done in that one, and this is the same function.
+    basic_publish = _basic_publish
+
+    def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish and wait for the confirm; declare the ladder again if it has gone."""
+        try:
+            return super().basic_publish_confirm(*args, **kwargs)  # type: ignore[misc]
+        except NotFound as exc:
+            # The broker took nothing, so to send it again doubles nothing.
+            if self._declarer.topology.prefix not in str(exc):
+                raise
+            return super().basic_publish_confirm(*args, **kwargs)  # type: ignore[misc]
+
+    def _delay(
+        self, msg: Any, headers: dict[str, Any], exchange: str, routing_key: str
+    ) -> tuple[Any, str, str]:
+        now = time.time_ns() // 1000
+        due = due_time(headers, now)
+        if due is None or due <= now:
+            if X_DELAY in headers:
+                headers = {name: headers[name] for name in headers if name != X_DELAY}
+                msg = _copy(msg, {**msg.properties, _HEADERS: headers})
+            return msg, exchange, routing_key
+        declarer = self._declarer
+        topology = declarer.topology
+        destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
+        digits = topology.ladder.digits((due - now) / 1000)
+        topic = declarer.is_topic(destination.exchange)
+        properties, key = wrap(
+            msg.properties,
+            destination,
+            -(-due // 1000),
+            lambda each: topology.address(digits, each, topic=topic),
+            topology.owns,
+        )
+        height = topology.height(digits)
+        declarer.prepare(height, destination.exchange, destination.routing_key)
+        return _copy(msg, properties), topology.level_name(height), key
+
+    def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
+        connection = self.connection  # type: ignore[attr-defined]
+        declarer = getattr(connection, "binary_delay", None)
+        if declarer is not None and reply_code == NotFound.code:
+            if declarer.topology.prefix in reply_text:
+                declarer.forget()
+        return super()._on_close(reply_code, reply_text, *args)  # type: ignore[misc]
+
+    # -- inward --------------------------------------------------------------------------------
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        """Make a Kombu message that looks as if just published to its destination."""
+        headers = raw_message.properties.get(_HEADERS)
+        owns = self._declarer.topology.owns
+        info = raw_message.delivery_info
+        on_ladder = owns(info.get("exchange"))
+        if on_ladder or (headers and HEADER in headers):
+            try:
+                _, destination = parse_address(info.get("routing_key", ""), carried(headers or {}))
+            except AddressError:
+                pass
+            else:
+                info["routing_key"] = destination.routing_key
+                if on_ladder:
+                    # Elsewhere, what delivered it is the user's: an outlet's or a dead-letter exchange.
+                    info["exchange"] = destination.exchange
+            if headers:
+                unwrap(raw_message.properties, owns)
+        return super().message_to_python(raw_message)  # type: ignore[misc]
+
+    # -- the delivery side follows what the user binds -----------------------------------------
+
+    def exchange_declare(
+        self,
+        exchange: str,
+        type: str,
+        passive: bool = False,
+        durable: bool = False,
+        auto_delete: bool = True,
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Declare an exchange, and remember its type.
+
+        One of the delayed-message plugin's type becomes a plain exchange of the type that it was
+        to route like: the delay is ours, the plugin is not needed.
+        """
+        if type == PLUGIN_TYPE:
+            type, arguments = plain_exchange(arguments)
+        result = super().exchange_declare(  # type: ignore[misc]
+            exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
+        )
+        if not passive:
+            # A passive declaration proves that the exchange stands, and nothing of its type.
+            self._declarer.declared_exchange(exchange, type)
+        return result
+
+    def exchange_delete(self, exchange: str, *args: Any, **kwargs: Any) -> Any:
+        """Delete an exchange, and the way that delayed messages take to it."""
+        result = super().exchange_delete(exchange, *args, **kwargs)  # type: ignore[misc]
+        self._declarer.deleted_exchange(exchange)
+        return result
+
+    def exchange_bind(
+        self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        """Bind an exchange to another, for delayed messages too."""
+        result = super().exchange_bind(destination, source, routing_key, *args, **kwargs)  # type: ignore[misc]
+        self._declarer.bound(source, destination, routing_key, to_queue=False)
+        return result
+
+    def exchange_unbind(
+        self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        """Unbind an exchange from another, for delayed messages too."""
+        result = super().exchange_unbind(destination, source, routing_key, *args, **kwargs)  # type: ignore[misc]
+        self._declarer.unbound(source, destination, routing_key, to_queue=False)
+        return result
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Declare a queue, and remember one that can be addressed by its name."""
+        result = super().queue_declare(  # type: ignore[misc]
+            queue, passive, durable, exclusive, auto_delete, *args, **kwargs
+        )
+        self._last_queue = result.queue if result is not None else queue
+        if queue and durable and not (exclusive or auto_delete):
+            self._declarer.declared_queue(queue)
+        return result
+
+    def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
+        """Delete a queue; its bindings go with it."""
+        result = super().queue_delete(queue, *args, **kwargs)  # type: ignore[misc]
+        self._declarer.deleted_queue(queue)
+        return result
+
+    def queue_bind(
+        self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        """Bind a queue, for delayed messages too."""
+        result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+        # To AMQP, an empty name is the queue that this channel declared last.
+        self._declarer.bound(exchange, queue or self._last_queue, routing_key, to_queue=True)
+        return result
+
+    def queue_unbind(
+        self, queue: str, exchange: str, routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        """Unbind a queue, for delayed messages too."""
+        result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+        self._declarer.unbound(exchange, queue or self._last_queue, routing_key, to_queue=True)
+        return result
+
+    def basic_consume(self, *args: Any, **kwargs: Any) -> Any:
+        """Consume: from here on, what this connection bound takes delayed messages too."""
+        self._declarer.activate_or_warn()
+        return super().basic_consume(*args, **kwargs)  # type: ignore[misc]
+
+    def basic_get(self, *args: Any, **kwargs: Any) -> Any:
+        """Get a message: from here on as with :meth:`basic_consume`."""
+        self._declarer.activate_or_warn()
+        return super().basic_get(*args, **kwargs)  # type: ignore[misc]
+
+    _last_queue = ""
+
+    @property
+    def _declarer(self) -> Declarer:
+        connection = self.connection  # type: ignore[attr-defined]
+        if connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+        declarer: Declarer = connection.binary_delay
+        return declarer
+
+
+class TransportMixin:
+    """A transport whose channels delay; to be mixed in before Kombu's ``pyamqp`` transport.
+
+    Its ``Connection`` must make channels with a :class:`ChannelMixin`.
+    """
+
+    driver_type = MarkedDriverType("amqp")
+    #: Kombu then leaves the URL to us, scheme and all.
+    can_parse_url = True
+    #: The URL scheme that names this transport; another transport needs another.
+    alias = "binary-delay"
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        stand_aside()
+        settle(client, type(self), self.alias)
+        super().__init__(client, **kwargs)  # type: ignore[call-arg]
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Write the connection's parameters as a URL, without the password unless asked."""
+        return display(self.client, include_password=include_password, mask=mask)  # type: ignore[attr-defined]
+
+    def establish_connection(self) -> Any:
+        """Connect.
+
+        :raises SettingsError: for settings that cannot be, before anything is sent.
+        """
+        settings = Settings.from_transport_options(self.client.transport_options)  # type: ignore[attr-defined]
+        connection = super().establish_connection()  # type: ignore[misc]
+        connection.binary_delay = Declarer(connection, settings)
+        return connection
+
+
+class Channel(ChannelMixin, pyamqp.Channel):  # type: ignore[misc]
+    """A channel of Kombu's ``pyamqp`` transport that delays."""
+
+
+class Connection(pyamqp.Connection):  # type: ignore[misc]
+    """A connection whose channels delay."""
+
+    Channel = Channel
+
+
+class Transport(TransportMixin, pyamqp.Transport):  # type: ignore[misc]
+    """Kombu's ``pyamqp`` transport, with delays that live in the broker."""
+
+    Connection = Connection
+
+
+class SSLTransport(TransportMixin, pyamqp.SSLTransport):  # type: ignore[misc]
+    """The same over TLS."""
+
+    Connection = Connection
+
+
+def register() -> None:
+    """Let ``binary-delay://`` and, over TLS, ``binary-delays://`` name our transports."""
+    enlist(Transport, Transport.alias)
+
+
+def _copy(msg: Any, properties: dict[str, Any]) -> Any:
+    # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
+    return amqp.Message(msg.body, **properties)
+

@@ -1,0 +1,74 @@
+"""Whichever broker URL a connection turns to, it keeps its transport, and the TLS that URL asks for.
+
+Kombu takes the transport named beside a URL for the first URL only: at a failover the scheme of the
+next one decides, and ``amqp://`` means Kombu's own transport. And it drops the scheme of a URL that
+has a transport beside it, so that ``amqps://`` would connect without TLS. It must not import the
+transports: they hand themselves in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.functional import dictfilter
+from kombu.utils.url import as_url, parse_url
+
+_KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
+
+
+def enlist(transport: type, alias: str) -> None:
+    """Let ``alias`` and, over TLS, ``alias`` with an ``s`` behind it name a transport in URLs."""
+    for scheme in (alias, f"{alias}s"):
+        TRANSPORT_ALIASES[scheme] = lambda: transport
+
+
+def settle(client: Any, transport: type, alias: str) -> None:
+    """Read the URL that Kombu has left to the transport, and hold on to ``transport`` from here.
+
+    :param client: the :class:`kombu.Connection` that has just made its transport.
+    :param alias: the URL scheme that names ``transport``; with an ``s`` behind it, over TLS.
+    """
+    scheme = str(client.transport_cls)
+    if "://" in (client.hostname or ""):
+        read = dictfilter(parse_url(client.hostname))
+        scheme = read.pop("transport")
+        client._initial_params.update(read, hostname=read.get("hostname"))
+        given = {**client._initial_params, "transport": client.transport_cls}
+        client._init_params(**given)
+    if not client.ssl and scheme.lower() in ("amqps", f"{alias}s"):
+        client.ssl = True
+    if client.cycle is not None and not isinstance(client.cycle, _Urls):
+        enlist(transport, alias)
+        client.cycle = _Urls(client.cycle, alias)
+
+
+def display(client: Any, *, include_password: bool, mask: str) -> str:
+    """Write a connection's parameters as a URL."""
+    return str(
+        as_url(
+            "amqps" if client.ssl else "amqp",
+            client.hostname,
+            client.port,
+            client.userid,
+            (client.password if include_password else mask) if client.password else None,
+            quote(client.virtual_host or "/", safe=""),
+            sanitize=not include_password,
+            mask=mask,
+        )
+    )
+
+
+class _Urls(Iterator[str]):
+    """The URLs of a failover cycle, with our scheme in place of Kombu's."""
+
+    def __init__(self, urls: Iterator[str], alias: str) -> None:
+        self._urls = urls
+        self._alias = alias
+
+    def __next__(self) -> str:
+        url = next(self._urls)
+        return _KOMBU_SCHEME.sub(lambda scheme: f"{self._alias}{scheme[1]}://", url, count=1)

@@ -1,0 +1,117 @@
+"""The executable specification: take an address through a topology, as a broker would. Pure.
+
+It knows topic matching, alternate exchanges and dead-lettering, and nothing of ladders: that the
+delays come out right is a property of the table that it is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .topology import Binding, Exchange, Part, Queue
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One queue on the way, and the milliseconds that a message waits in it."""
+
+    queue: str
+    ttl: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a message waited, in order, and the queues in which it came to rest."""
+
+    waits: tuple[Wait, ...]
+    arrived: frozenset[str]
+
+    @property
+    def total(self) -> int:
+        """The sum of all waits in milliseconds."""
+        return sum(wait.ttl for wait in self.waits)
+
+
+def walk(part: Part, exchange: str, key: str) -> Walk:
+    """Publish ``key`` to ``exchange`` and follow the message until it rests.
+
+    :raises ValueError: where one copy would wait in two queues at once, or go round in a circle.
+    """
+    exchanges = {each.name: each for each in part.exchanges}
+    queues = {each.name: each for each in part.queues}
+    waits: list[Wait] = []
+    while True:
+        reached = route_message(exchanges, part.bindings, exchange, key)
+        waiting = [queues[name] for name in reached if _ttl(queues.get(name)) is not None]
+        if not waiting:
+            return Walk(tuple(waits), frozenset(reached))
+        if len(reached) > 1 or len(waits) > len(queues):
+            raise ValueError(f"{key!r} is in more than one queue at once: {sorted(reached)}")
+        (queue,) = waiting
+        arguments = dict(queue.arguments)
+        waits.append(Wait(queue.name, int(arguments["x-message-ttl"])))
+        exchange = str(arguments["x-dead-letter-exchange"])
+
+
+def route_message(
+    exchanges: dict[str, Exchange], bindings: Iterable[Binding], exchange: str, key: str
+) -> set[str]:
+    """Tell the queues that a message published to ``exchange`` reaches at once."""
+    reached: set[str] = set()
+    seen: set[str] = set()
+    ahead = deque([exchange])
+    while ahead:
+        name = ahead.popleft()
+        if name in seen:
+            continue
+        seen.add(name)
+        kind = exchanges[name].type if name in exchanges else "direct"
+        taken = [b for b in bindings if b.source == name and _matches(kind, b.key, key)]
+        reached.update(b.destination for b in taken if b.to_queue)
+        ahead.extend(b.destination for b in taken if not b.to_queue)
+        if not taken and name in exchanges:
+            alternate = dict(exchanges[name].arguments).get("alternate-exchange")
+            if alternate is not None:
+                ahead.append(str(alternate))
+    return reached
+
+
+def matches_topic(pattern: str, key: str) -> bool:
+    """Tell whether a topic binding key matches a routing key, as RabbitMQ reads both."""
+    return _match_words(pattern.split(".") if pattern else [], key.split(".") if key else [])
+
+
+def _match_words(pattern: list[str], words: list[str]) -> bool:
+    # The set of positions in the pattern that the words read so far can have reached.
+    states = _skip_hashes(pattern, {0})
+    for word in words:
+        states = _skip_hashes(
+            pattern,
+            {
+                state + (pattern[state] != "#")
+                for state in states
+                if state < len(pattern) and pattern[state] in ("#", "*", word)
+            },
+        )
+    return len(pattern) in states
+
+
+def _skip_hashes(pattern: list[str], states: set[int]) -> set[int]:
+    closed = set(states)
+    for state in states:
+        while state < len(pattern) and pattern[state] == "#":
+            state += 1
+            closed.add(state)
+    return closed
+
+
+def _matches(kind: str, pattern: str, key: str) -> bool:
+    if kind == "fanout":
+        return True
+    return matches_topic(pattern, key) if kind == "topic" else pattern == key
+
+
+def _ttl(queue: Queue | None) -> str | int | None:
+    return None if queue is None else dict(queue.arguments).get("x-message-ttl")

@@ -1,0 +1,173 @@
+"""The table that everything else reads."""
+
+import pytest
+
+from kombu_binary_delay import AddressError, Ladder, Topology
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.ladder import MAX_KEY, MAX_TTL
+from kombu_binary_delay.topology import Binding, Part
+from kombu_binary_delay.walk import matches_topic, walk
+
+SECONDS = Topology(Ladder.binary(4, 1000))
+
+
+def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_level_below():
+    level = Topology(Ladder(2000, (4, 4)), "ns").levels[1]
+
+    (exchange,) = level.exchanges
+    assert exchange.name == "ns.v1-2000ms-4x2.level-01"
+    assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [8000, 16000, 24000]
+    for queue in level.queues:
+        assert dict(queue.arguments) | {"x-message-ttl": 0} == {
+            "x-queue-type": "quorum",
+            "x-message-ttl": 0,
+            "x-dead-letter-exchange": "ns.v1-2000ms-4x2.level-00",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+    assert [binding.key for binding in level.bindings] == ["1.#", "2.#", "3.#", "0.#"]
+
+
+def test_classic_levels_have_names_of_their_own_and_no_arguments_of_quorum_queues():
+    quorum, classic = Topology(), Topology(queue_type="classic")
+
+    assert not {queue.name for queue in quorum.whole.queues} & {
+        queue.name for queue in classic.whole.queues
+    }
+    for queue in classic.whole.queues:
+        assert dict(queue.arguments)["x-queue-type"] == "classic"
+        assert "x-dead-letter-strategy" not in dict(queue.arguments)
+
+
+def test_no_queue_that_can_hold_a_message_expires_or_is_limited():
+    for queue in Topology().whole.queues:
+        assert not {"x-expires", "x-max-length", "x-max-length-bytes"} & set(dict(queue.arguments))
+
+
+def test_every_exchange_parks_what_finds_no_way():
+    topology = Topology()
+    everything = topology.whole + topology.shadow("x")
+
+    for exchange in everything.exchanges:
+        if exchange.name != topology.parking:
+            assert dict(exchange.arguments) == {"alternate-exchange": topology.parking}
+
+
+def test_ten_seconds_wait_eight_and_then_two():
+    digits = SECONDS.ladder.digits(10_000)
+    address = SECONDS.address(digits, Destination("", "destination"))
+
+    path = walk(
+        SECONDS.whole + SECONDS.to_queue("destination"),
+        SECONDS.level_name(SECONDS.height(digits)),
+        address,
+    )
+
+    assert address == "1.0.1.0.@.destination"
+    assert [wait.ttl for wait in path.waits] == [8000, 2000]
+    assert path.arrived == {"destination"}
+
+
+@pytest.mark.parametrize(
+    ("delay", "level"),
+    # NServiceBus's vectors, but for zero, which is a plain publish with us.
+    [(1, 0), (2, 1), (3, 1), (10, 3), (15, 3), (28, 4), (2**28 - 2, 27), (2**28 - 1, 27)],
+)
+def test_a_message_enters_at_its_first_digit_that_is_not_zero(delay, level):
+    ladder = Ladder.binary(28, 1000)
+
+    assert Topology(ladder).height(ladder.digits(delay * 1000)) == level
+
+
+def test_a_destination_that_is_an_address_already_starts_from_its_own():
+    topology = Topology()
+    wanted = Destination("orders", "eu.new")
+    address = topology.address(topology.ladder.digits(1), wanted)
+
+    assert topology.unwrap(Destination(topology.level_name(3), address)) == wanted
+    assert topology.unwrap(Destination(topology.delivery, address)) == wanted
+
+
+@pytest.mark.parametrize("exchange", ["", "orders", "kbd.v2-other"])
+def test_a_users_key_that_imitates_an_address_stays_what_it_is(exchange):
+    forged = Destination(exchange, "1.0.@orders.eu.new")
+
+    assert Topology().unwrap(forged) == forged
+
+
+def test_an_unreadable_key_on_a_level_is_left_to_the_parking_queue():
+    topology = Topology()
+    broken = Destination(topology.level_name(3), "what is this")
+
+    assert topology.unwrap(broken) == broken
+    assert walk(topology.whole, topology.level_name(3), "what is this").arrived == {topology.parking}
+
+
+def test_a_message_for_a_destination_that_is_gone_is_parked():
+    topology = Topology()
+    digits = topology.ladder.digits(1000)
+    gone = topology.address(digits, Destination("", "gone"))
+
+    path = walk(topology.whole, topology.level_name(topology.height(digits)), gone)
+
+    assert path.arrived == {topology.parking}
+
+
+def test_a_topic_pattern_too_long_to_stand_behind_the_digits_is_refused():
+    with pytest.raises(AddressError, match="takes more than the 191 bytes"):
+        Topology().mirror("x", "topic", "q", "k" * 192, to_queue=True)
+
+
+def test_all_names_and_keys_fit_into_a_short_string():
+    topology = Topology(Ladder(1, (2, 3) * 14), namespace="n" * 32, queue_type="classic")
+    long = "é" * 127
+    part = topology.whole + topology.outlet(long) + topology.to_queue(long)
+    part += Part(
+        bindings=tuple(
+            topology.mirror(long, kind, long, "k" * 150, to_queue=to_queue)
+            for kind in ("direct", "topic", "fanout")
+            for to_queue in (True, False)
+        )
+    )
+
+    names = [each.name for each in (*part.exchanges, *part.queues)]
+    keys = [binding.key for binding in part.bindings]
+    assert max(len(name.encode()) for name in (*names, *keys)) <= MAX_KEY
+    for each in (part.exchanges, part.queues):
+        assert len(each) == len({one.name for one in each})
+
+
+def test_no_ttl_is_beyond_what_rabbitmq_takes():
+    for queue in Topology().whole.queues:
+        assert int(dict(queue.arguments).get("x-message-ttl", 0)) <= MAX_TTL
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [
+        ("#", "", True),
+        ("*", "", False),
+        ("", "", True),
+        ("a.#.b", "a.b", True),
+        ("a.#.b", "a.x.y.b", True),
+        ("#.b", "a.b", True),
+        ("*.b", "a.a.b", False),
+        ("#.#", "a", True),
+        ("*", ".", False),
+        ("*.*", ".", True),
+        ("a.*", "a.*", True),
+        ("#.a.#.b.#", "a.a.c.b", True),
+        ("#.a.#.b.#", "b.a", False),
+    ],
+)
+def test_the_walk_matches_topics_as_rabbitmq_does(pattern, key, matches):
+    assert matches_topic(pattern, key) is matches
+
+
+def test_the_walk_refuses_a_message_in_two_level_queues_at_once():
+    doubled = SECONDS.whole + Part(
+        bindings=(Binding(SECONDS.level_name(3), SECONDS.level_name(2) + ".1", "1.#"),)
+    )
+
+    with pytest.raises(ValueError, match="more than one queue at once"):
+        walk(doubled, SECONDS.level_name(3), "1.0.0.0.@.q")
