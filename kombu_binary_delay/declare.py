@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from kombu.log import get_logger
 
 from .errors import AddressError, TopologyError
 from .settings import Settings
-from .topology import IMITABLE, Binding, Part, Topology
+from .topology import IMITABLE, Binding, Part
 
 logger = get_logger(__name__)
 
@@ -171,7 +171,9 @@ class Declarer:
             return
         self._made.discard(exchange)
         self._forget_bound(
-            lambda bound: exchange in (bound.exchange, None if bound.to_queue else bound.destination)
+            lambda bound: (
+                exchange in (bound.exchange, None if bound.to_queue else bound.destination)
+            )
         )
         if self._declares:
             self._quietly(self._remove_shadow, exchange)
@@ -256,15 +258,14 @@ class Declarer:
         mirror = self._mirror_of(bound, exchange_type)
         with self._explained(f"the removal of a binding of {bound.destination!r}") as channel:
             remove = channel.queue_unbind if mirror.to_queue else channel.exchange_unbind
-            try:
+            # What is not there is unbound.
+            with suppress(NotFound):
                 remove(
                     mirror.destination,
                     mirror.source,
                     mirror.key,
                     arguments=dict(mirror.arguments),
                 )
-            except NotFound:
-                pass
 
     def _mirror_of(self, bound: _Bound, exchange_type: str) -> Binding:
         return self.topology.mirror(
@@ -286,7 +287,8 @@ class Declarer:
     def _remove_shadow(self, exchange: str) -> None:
         with self._explained(f"the removal of the way to {exchange!r}") as channel:
             channel.exchange_delete(self.topology.shadow_name(exchange))
-            channel.queue_delete(self.topology.outlet_name(exchange), if_empty=True)
+            # What an outlet held would expire into nothing, now that its exchange is gone.
+            channel.queue_delete(self.topology.outlet_name(exchange))
 
     def _type_of(self, exchange: str) -> str:
         """Tell the type of an exchange that stands; ask the broker where nobody here declared it.
@@ -358,7 +360,11 @@ def _declare(channel: Any, part: Part) -> None:
     """Send the declarations of a part, without waiting: the next answer tells of all of them."""
     for queue in part.queues:
         channel.queue_declare(
-            queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=True
+            queue.name,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(queue.arguments),
+            nowait=True,
         )
     for exchange in part.exchanges:
         channel.exchange_declare(
@@ -398,7 +404,9 @@ def _can_quorum(connection: Any, settings: Settings) -> bool:
     able = product == "RabbitMQ" and numbers >= QUORUM_SINCE
     if settings.queue_type == "classic" or (settings.queue_type is None and not able):
         reason = (
-            "the settings ask for it" if settings.queue_type else f"{product} {version} has no better"
+            "the settings ask for it"
+            if settings.queue_type
+            else f"{product} {version} has no better"
         )
         _warn_once(
             f"delayed messages wait in classic queues, since {reason}: a broker that crashes can "

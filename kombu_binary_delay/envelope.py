@@ -13,7 +13,7 @@ epoch, and whatever the ladder would spoil on its way and the consumer must find
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from .address import Destination, is_digest
 from .delay import X_DELAY
@@ -74,7 +74,9 @@ def carried(headers: dict[str, Any]) -> Destination | None:
     """Read the destination that travels beside an address with a digest, if one does."""
     packed = headers.get(HEADER)
     to = packed.get("to") if isinstance(packed, dict) else None
-    return Destination(*to) if _is_list_of_str(to) and len(to) == 2 else None
+    if not _is_list_of_str(to) or len(to) != 2:
+        return None
+    return Destination(to[0], to[1])
 
 
 def unwrap(properties: dict[str, Any], owns: Owns) -> None:
@@ -123,5 +125,5 @@ def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
     headers.update(deaths)
 
 
-def _is_list_of_str(value: object) -> bool:
+def _is_list_of_str(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)

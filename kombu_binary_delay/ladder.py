@@ -41,7 +41,9 @@ class Ladder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "radices", tuple(self.radices))
         if not _whole(self.tick) or self.tick < 1:
-            raise LadderError(f"tick must be a whole number of milliseconds >= 1, got {self.tick!r}")
+            raise LadderError(
+                f"tick must be a whole number of milliseconds >= 1, got {self.tick!r}"
+            )
         if not self.radices:
             raise LadderError("a ladder needs at least one level, got no radix")
         for radix in self.radices:
@@ -136,10 +138,10 @@ class Ladder:
         :raises LadderError: where there is not one digit per level, each below its radix.
         """
         if len(digits) != self.levels or any(
-            not 0 <= digit < radix for digit, radix in zip(digits, self.radices)
+            not 0 <= digit < radix for digit, radix in zip(digits, self.radices, strict=True)
         ):
             raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
-        return sum(digit * weight for digit, weight in zip(digits, self.weights))
+        return sum(digit * weight for digit, weight in zip(digits, self.weights, strict=True))
 
 
 def _whole(value: object) -> bool:

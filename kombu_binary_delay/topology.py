@@ -22,12 +22,11 @@ from .address import (
     Destination,
     exchange_word,
     format_address,
-    key_words,
     parse_address,
     pattern_words,
     route,
 )
-from .errors import AddressError, LadderError
+from .errors import AddressError
 from .ladder import MAX_KEY, Ladder
 
 #: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
@@ -171,9 +170,7 @@ class Topology:
         """Write the routing key that takes a message to ``destination`` after ``digits``."""
         return format_address(digits, destination, room=self.room, topic=topic)
 
-    def unwrap(
-        self, destination: Destination, carried: Destination | None = None
-    ) -> Destination:
+    def unwrap(self, destination: Destination, carried: Destination | None = None) -> Destination:
         """Start from the destination of what is an address already, so that retries never grow.
 
         A key is taken for an address only where the exchange is a ladder's: a user's own key that

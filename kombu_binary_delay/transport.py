@@ -112,9 +112,8 @@ class ChannelMixin:
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection  # type: ignore[attr-defined]
         declarer = getattr(connection, "binary_delay", None)
-        if declarer is not None and reply_code == NotFound.code:
-            if declarer.topology.prefix in reply_text:
-                declarer.forget()
+        if reply_code == NotFound.code and declarer and declarer.topology.prefix in reply_text:
+            declarer.forget()
         return super()._on_close(reply_code, reply_text, *args)  # type: ignore[misc]
 
     # -- inward --------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class ChannelMixin:
             else:
                 info["routing_key"] = destination.routing_key
                 if on_ladder:
-                    # Elsewhere, what delivered it is the user's: an outlet's or a dead-letter exchange.
+                    # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
                     info["exchange"] = destination.exchange
             if headers:
                 unwrap(raw_message.properties, owns)
@@ -158,7 +157,7 @@ class ChannelMixin:
         to route like: the delay is ours, the plugin is not needed.
         """
         if type == PLUGIN_TYPE:
-            type, arguments = plain_exchange(arguments)
+            type, arguments = plain_exchange(arguments)  # noqa: A001 - amqp's own name for it
         result = super().exchange_declare(  # type: ignore[misc]
             exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
         )
@@ -284,23 +283,23 @@ class TransportMixin:
         return connection
 
 
-class Channel(ChannelMixin, pyamqp.Channel):  # type: ignore[misc]
+class Channel(ChannelMixin, pyamqp.Channel):
     """A channel of Kombu's ``pyamqp`` transport that delays."""
 
 
-class Connection(pyamqp.Connection):  # type: ignore[misc]
+class Connection(pyamqp.Connection):
     """A connection whose channels delay."""
 
     Channel = Channel
 
 
-class Transport(TransportMixin, pyamqp.Transport):  # type: ignore[misc]
+class Transport(TransportMixin, pyamqp.Transport):
     """Kombu's ``pyamqp`` transport, with delays that live in the broker."""
 
     Connection = Connection
 
 
-class SSLTransport(TransportMixin, pyamqp.SSLTransport):  # type: ignore[misc]
+class SSLTransport(TransportMixin, pyamqp.SSLTransport):
     """The same over TLS."""
 
     Connection = Connection
@@ -314,4 +313,3 @@ def register() -> None:
 def _copy(msg: Any, properties: dict[str, Any]) -> Any:
     # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
     return amqp.Message(msg.body, **properties)
-

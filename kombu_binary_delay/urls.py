@@ -1,4 +1,4 @@
-"""Whichever broker URL a connection turns to, it keeps its transport, and the TLS that URL asks for.
+"""Whichever broker URL a connection turns to, it keeps its transport, and TLS where asked for.
 
 Kombu takes the transport named beside a URL for the first URL only: at a failover the scheme of the
 next one decides, and ``amqp://`` means Kombu's own transport. And it drops the scheme of a URL that
@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote
 
 from kombu.transport import TRANSPORT_ALIASES
-from kombu.utils.functional import dictfilter
 from kombu.utils.url import as_url, parse_url
 
 _KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
@@ -22,8 +21,10 @@ _KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
 
 def enlist(transport: type, alias: str) -> None:
     """Let ``alias`` and, over TLS, ``alias`` with an ``s`` behind it name a transport in URLs."""
+    aliases: dict[str, Any] = TRANSPORT_ALIASES
     for scheme in (alias, f"{alias}s"):
-        TRANSPORT_ALIASES[scheme] = lambda: transport
+        # Kombu calls what is not a name.
+        aliases[scheme] = lambda: transport
 
 
 def settle(client: Any, transport: type, alias: str) -> None:
@@ -34,11 +35,12 @@ def settle(client: Any, transport: type, alias: str) -> None:
     """
     scheme = str(client.transport_cls)
     if "://" in (client.hostname or ""):
-        read = dictfilter(parse_url(client.hostname))
+        read = {name: value for name, value in parse_url(client.hostname).items() if value}
         scheme = read.pop("transport")
-        client._initial_params.update(read, hostname=read.get("hostname"))
-        given = {**client._initial_params, "transport": client.transport_cls}
-        client._init_params(**given)
+        # What Kombu does with the URL of a transport that does not read it by itself.
+        client._initial_params.update(read, hostname=read.get("hostname"))  # noqa: SLF001
+        given = {**client._initial_params, "transport": client.transport_cls}  # noqa: SLF001
+        client._init_params(**given)  # noqa: SLF001
     if not client.ssl and scheme.lower() in ("amqps", f"{alias}s"):
         client.ssl = True
     if client.cycle is not None and not isinstance(client.cycle, _Urls):
@@ -48,8 +50,9 @@ def settle(client: Any, transport: type, alias: str) -> None:
 
 def display(client: Any, *, include_password: bool, mask: str) -> str:
     """Write a connection's parameters as a URL."""
+    write: Any = as_url
     return str(
-        as_url(
+        write(
             "amqps" if client.ssl else "amqp",
             client.hostname,
             client.port,

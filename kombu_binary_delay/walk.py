@@ -101,9 +101,10 @@ def _match_words(pattern: list[str], words: list[str]) -> bool:
 def _skip_hashes(pattern: list[str], states: set[int]) -> set[int]:
     closed = set(states)
     for state in states:
-        while state < len(pattern) and pattern[state] == "#":
-            state += 1
-            closed.add(state)
+        after = state
+        while after < len(pattern) and pattern[after] == "#":
+            after += 1
+            closed.add(after)
     return closed
 
 

@@ -13,8 +13,8 @@ from kombu_binary_delay.address import (
     pattern_words,
 )
 from kombu_binary_delay.ladder import MAX_KEY
-from kombu_binary_delay.topology import Exchange, Part
-from kombu_binary_delay.walk import matches_topic, walk
+from kombu_binary_delay.topology import Binding, Exchange, Part
+from kombu_binary_delay.walk import matches_topic, route_message, walk
 
 
 def build(tick, radices):
@@ -147,8 +147,5 @@ def test_a_delayed_message_reaches_the_queues_that_an_undelayed_one_would(data, 
 
 def _route(exchanges, bindings, exchange, key):
     """Route as RabbitMQ does, by the walk's own routing on plain exchanges."""
-    from kombu_binary_delay.topology import Binding
-    from kombu_binary_delay.walk import route_message
-
     table = {name: Exchange(name, kind) for name, kind in exchanges.items()}
     return route_message(table, [Binding(s, d, k, q) for s, d, k, q in bindings], exchange, key)

@@ -36,7 +36,10 @@ def at(seconds):
         ({"task": "t", "eta": at(0.000001).isoformat()}, 1),
         ({"task": "t", "eta": at(2).replace(tzinfo=None).isoformat()}, 2 * SECOND),
         ({"task": "t", "eta": at(2).replace(tzinfo=None).isoformat() + "Z"}, 2 * SECOND),
-        ({"task": "t", "eta": at(2).astimezone(timezone(timedelta(hours=5.5))).isoformat()}, 2 * SECOND),
+        (
+            {"task": "t", "eta": at(2).astimezone(timezone(timedelta(hours=5.5))).isoformat()},
+            2 * SECOND,
+        ),
         # Where both ask, neither is broken.
         ({"task": "t", "eta": at(2).isoformat(), "x-delay": 3000}, 3 * SECOND),
         ({"task": "t", "eta": at(4).isoformat(), "x-delay": 3000}, 4 * SECOND),
@@ -48,7 +51,21 @@ def test_a_header_tells_when_a_message_is_due(headers, delay):
 
 @pytest.mark.parametrize(
     "value",
-    [-1, -0.001, float("nan"), float("inf"), "", "soon", "nan", None, True, [], b"5", 10**400, "1e999"],
+    [
+        -1,
+        -0.001,
+        float("nan"),
+        float("inf"),
+        "",
+        "soon",
+        "nan",
+        None,
+        True,
+        [],
+        b"5",
+        10**400,
+        "1e999",
+    ],
 )
 def test_an_x_delay_that_is_no_delay_is_refused_with_its_value(value):
     with pytest.raises(DelayError, match="x-delay") as refusal:
@@ -67,7 +84,9 @@ def test_an_exchange_of_the_plugins_type_becomes_the_one_it_routes_like():
     assert plain_exchange({"x-delayed-type": "topic", "other": 1}) == ("topic", {"other": 1})
 
 
-@pytest.mark.parametrize("arguments", [None, {}, {"x-delayed-type": "x-delayed-message"}, {"x-delayed-type": 5}])
+@pytest.mark.parametrize(
+    "arguments", [None, {}, {"x-delayed-type": "x-delayed-message"}, {"x-delayed-type": 5}]
+)
 def test_a_missing_or_self_referring_type_is_refused(arguments):
     with pytest.raises(DelayError, match="x-delayed-type"):
         plain_exchange(arguments)

@@ -10,15 +10,14 @@ from kombu_binary_delay.envelope import HEADER, carried, unwrap, wrap
 
 TOPOLOGY = Topology()
 DIGITS = TOPOLOGY.ladder.digits(1000)
+QUEUE = Destination("", "q")
 OURS = TOPOLOGY.level_name(3) + ".1"
 
 
-def packed(headers, destination=Destination("", "q"), **properties):
+def packed(headers, destination=QUEUE, **properties):
     given = {**properties, "application_headers": headers}
     before = deepcopy(given)
-    result = wrap(
-        given, destination, 5, lambda each: TOPOLOGY.address(DIGITS, each), TOPOLOGY.owns
-    )
+    result = wrap(given, destination, 5, lambda each: TOPOLOGY.address(DIGITS, each), TOPOLOGY.owns)
     assert given == before, "the caller's own properties must stay as they are"
     return result
 
@@ -42,7 +41,14 @@ def unpacked(properties, deaths=()):
         ({"mine": {"deep": [1, "2"]}}, {"expiration": "7000", "priority": 3}),
         ({"CC": ["other", "third"]}, {}),
         ({"x-death": [{"queue": "theirs", "count": 2}], "x-first-death-queue": "theirs"}, {}),
-        ({"x-death": [{"queue": "b"}, {"queue": "a"}], "x-first-death-queue": "a", "x-last-death-queue": "b"}, {}),
+        (
+            {
+                "x-death": [{"queue": "b"}, {"queue": "a"}],
+                "x-first-death-queue": "a",
+                "x-last-death-queue": "b",
+            },
+            {},
+        ),
         ({"x-death": "not a list"}, {}),
     ],
 )
@@ -99,7 +105,15 @@ def test_a_destination_too_long_for_its_address_travels_beside_it():
 
 @pytest.mark.parametrize(
     "forged",
-    [None, 5, "x", [], {}, {"expiration": 5, "cc": 5, "to": 5, "death": 5}, {"to": [1, 2], "cc": [1]}],
+    [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        {"expiration": 5, "cc": 5, "to": 5, "death": 5},
+        {"to": [1, 2], "cc": [1]},
+    ],
 )
 def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
     properties = {"application_headers": {"mine": 1, HEADER: forged}}

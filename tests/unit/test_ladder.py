@@ -77,7 +77,9 @@ def test_a_ladder_is_its_name():
     assert Ladder.from_name(ladder.name) == ladder
 
 
-@pytest.mark.parametrize("name", ["", "125ms", "125ms-2x0", "0ms-2x1", "125ms-2x1-", "1ms-2x999999"])
+@pytest.mark.parametrize(
+    "name", ["", "125ms", "125ms-2x0", "0ms-2x1", "125ms-2x1-", "1ms-2x999999"]
+)
 def test_what_is_no_name_of_a_ladder_is_refused(name):
     with pytest.raises(LadderError):
         Ladder.from_name(name)

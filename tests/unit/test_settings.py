@@ -6,8 +6,10 @@ from kombu_binary_delay import Settings, SettingsError
 
 
 def test_no_settings_are_the_defaults():
-    for options in (None, {}, {"binary_delay": None}, {"binary_delay": {}}, {"confirm_publish": True}):
-        assert Settings.from_transport_options(options) == Settings()
+    assert Settings.from_transport_options(None) == Settings()
+    assert Settings.from_transport_options({"binary_delay": None}) == Settings()
+    assert Settings.from_transport_options({"binary_delay": {}}) == Settings()
+    assert Settings.from_transport_options({"confirm_publish": True}) == Settings()
 
 
 @pytest.mark.parametrize(

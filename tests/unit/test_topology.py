@@ -16,7 +16,11 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
 
     (exchange,) = level.exchanges
     assert exchange.name == "ns.v1-2000ms-4x2.level-01"
-    assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [8000, 16000, 24000]
+    assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [
+        8000,
+        16000,
+        24000,
+    ]
     for queue in level.queues:
         assert dict(queue.arguments) | {"x-message-ttl": 0} == {
             "x-queue-type": "quorum",
@@ -100,7 +104,9 @@ def test_an_unreadable_key_on_a_level_is_left_to_the_parking_queue():
     broken = Destination(topology.level_name(3), "what is this")
 
     assert topology.unwrap(broken) == broken
-    assert walk(topology.whole, topology.level_name(3), "what is this").arrived == {topology.parking}
+    assert walk(topology.whole, topology.level_name(3), "what is this").arrived == {
+        topology.parking
+    }
 
 
 def test_a_message_for_a_destination_that_is_gone_is_parked():
@@ -130,11 +136,12 @@ def test_all_names_and_keys_fit_into_a_short_string():
         )
     )
 
-    names = [each.name for each in (*part.exchanges, *part.queues)]
+    names = [exchange.name for exchange in part.exchanges]
+    names += [queue.name for queue in part.queues]
     keys = [binding.key for binding in part.bindings]
     assert max(len(name.encode()) for name in (*names, *keys)) <= MAX_KEY
-    for each in (part.exchanges, part.queues):
-        assert len(each) == len({one.name for one in each})
+    assert len(part.exchanges) == len({each.name for each in part.exchanges})
+    assert len(part.queues) == len({each.name for each in part.queues})
 
 
 def test_no_ttl_is_beyond_what_rabbitmq_takes():

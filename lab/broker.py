@@ -1,0 +1,328 @@
+"""Purpose: a private, real RabbitMQ for the demo and the tests.
+
+A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
+127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
+`stop`, `kill` and `restart` keep the data and the ports; `close` leaves nothing behind.
+A virtual host is a world of its own: each test takes a fresh one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shlex
+import socket
+import time
+import urllib.error
+import urllib.request
+import uuid
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import amqp
+
+from lab.keeper import Keeper, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
+HOST = "127.0.0.1"
+
+Rows = list[dict[str, Any]]
+
+
+class BrokerError(RuntimeError):
+    """The private RabbitMQ is missing, or does not do what it was told."""
+
+
+class Broker:
+    """One RabbitMQ node of our own.
+
+    root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
+              chroot, which needs root); None is the one installed on this machine.
+    config:   more lines for rabbitmq.conf.
+    advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        config: Mapping[str, str | int] | None = None,
+        advanced: str = "[].",
+    ) -> None:
+        self._root = Path(root) if root else None
+        if not Path(root or "/", SERVER.lstrip("/")).exists():
+            raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run lab/install.sh test")
+        self._keeper = Keeper("broker")
+        self._epmd: Process | None = None
+        self._node: Process | None = None
+        self._amqp_port, self._http_port, self._dist_port, self._epmd_port = _free_ports(4)
+        self.url = f"amqp://guest:guest@{HOST}:{self._amqp_port}//"
+        self.management_url = f"http://{HOST}:{self._http_port}"
+        self._write_files(config or {}, advanced)
+
+    # --- life -----------------------------------------------------------------------
+
+    def start(self, timeout: float = 120) -> None:
+        """Start the node, and wait until it answers."""
+        if self._node and self._node.poll() is None:
+            return
+        if not self._epmd or self._epmd.poll() is not None:
+            self._epmd = self._spawn(["epmd"])
+            _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
+        node = self._node = self._spawn([SERVER])
+        try:
+            _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
+        except TimeoutError as late:
+            raise BrokerError(f"RabbitMQ: {late}\n{self.log()}") from None
+        if node.poll() is not None:
+            raise BrokerError(f"RabbitMQ ended with {node.returncode}\n{self.log()}")
+
+    def stop(self) -> None:
+        """Stop the node as an administrator would. Data and ports are kept."""
+        if self._node:
+            self._keeper.stop(self._node)
+            self._node = None
+
+    def kill(self) -> None:
+        """SIGKILL to the node. Data and ports are kept."""
+        if self._node:
+            self._keeper.kill(self._node)
+            self._node = None
+
+    def restart(self) -> None:
+        """stop() and start()."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End it: no process and no folder is left."""
+        self._node = self._epmd = None
+        self._keeper.close()
+
+    def __enter__(self) -> Broker:  # noqa: PYI034, typing.Self is not in Python 3.10
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what it is -----------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Where its data, configuration and logs are, until close()."""
+        return self._keeper.folder
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes we started: the node, and its epmd."""
+        return [process.pid for process in (self._node, self._epmd) if process]
+
+    @property
+    def ports(self) -> list[int]:
+        """AMQP, management, distribution, epmd."""
+        return [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
+
+    @property
+    def version(self) -> str:
+        """As the broker says: "3.10.8"."""
+        return str(self.api("GET", "overview")["rabbitmq_version"])
+
+    def log(self, lines: int = 100) -> str:
+        """Return the last lines that the node printed."""
+        text = (self.folder / "console.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    # --- management -----------------------------------------------------------------
+
+    def vhost(self) -> VHost:
+        """Make a virtual host with a name nobody had before."""
+        name = f"lab-{uuid.uuid4().hex[:12]}"
+        self.api("PUT", f"vhosts/{name}", {})
+        return VHost(self, name)
+
+    def connect(self, vhost: str) -> amqp.Connection:
+        """Open a plain AMQP connection; it is the caller's to close."""
+        address = f"{HOST}:{self._amqp_port}"
+        connection = amqp.Connection(
+            address, virtual_host=vhost, connect_timeout=5, read_timeout=30
+        )
+        connection.connect()
+        return connection
+
+    def api(self, method: str, path: str, body: object = None) -> Any:
+        """Call the management HTTP API; `path` is what follows /api/."""
+        request = urllib.request.Request(  # noqa: S310, the URL is ours
+            f"{self.management_url}/api/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": "Basic " + b64encode(b"guest:guest").decode(),
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                text = answer.read()
+        except urllib.error.HTTPError as refusal:
+            raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None
+        return json.loads(text) if text else None
+
+    # --- how it is started ----------------------------------------------------------
+
+    @property
+    def _inside(self) -> Path:
+        """The folder, as the node sees it."""
+        return Path("/mnt") if self._root else self.folder
+
+    def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
+        settings: dict[str, str | int] = {
+            "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
+            "management.tcp.ip": HOST,
+            "management.tcp.port": self._http_port,
+            "collect_statistics_interval": 1000,
+            **config,
+        }
+        lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
+        (self.folder / "rabbitmq.conf").write_text(lines)
+        (self.folder / "advanced.config").write_text(advanced)
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (self.folder / "conf.d").mkdir()
+
+    def _spawn(self, argv: list[str]) -> Process:
+        inside = self._inside
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": str(inside),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": HOST,
+            # For every Erlang of the node, the helper that looks for epmd included.
+            "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
+            "RABBITMQ_NODENAME": "lab@localhost",
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": f"{inside}/data",
+            "RABBITMQ_LOG_BASE": f"{inside}/log",
+            "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
+            "RABBITMQ_CONFIG_FILES": f"{inside}/conf.d",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
+            "RABBITMQ_CONF_ENV_FILE": "/nonexistent",
+            # The start script then becomes the node, instead of being its parent:
+            # the process we hold is the one that SIGTERM and SIGKILL are meant for.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        if self._root:
+            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
+        return self._keeper.spawn(argv, env, self.folder / "console.log")
+
+    def _chroot_script(self, argv: list[str]) -> str:
+        # The mounts live in a namespace of the process, and end with it.
+        root = shlex.quote(str(self._root))
+        return (
+            f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
+            f"mount --bind {shlex.quote(str(self.folder))} {root}/mnt\n"
+            f"touch {root}/etc/hosts; mount --bind /etc/hosts {root}/etc/hosts\n"
+            f"exec chroot {root} {shlex.join(argv)}"
+        )
+
+    def _answers(self) -> bool:
+        try:
+            self.connect("/").close()
+            self.api("GET", "overview")
+        except (OSError, amqp.AMQPError, BrokerError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class VHost:
+    """One virtual host of a `Broker`, and what is in it."""
+
+    broker: Broker
+    name: str
+
+    @property
+    def url(self) -> str:
+        """What an application is given."""
+        return f"{self.broker.url.removesuffix('/')}{self.name}"
+
+    def queues(self) -> Rows:
+        """List them as the management API does. Its message counts lag: see `waiting`."""
+        return self._list("queues")
+
+    def exchanges(self) -> Rows:
+        """List those that somebody declared, without the broker's own."""
+        return [
+            row
+            for row in self._list("exchanges")
+            if row["name"] and not row["name"].startswith("amq.")
+        ]
+
+    def bindings(self) -> Rows:
+        """List them, without the one that each queue has on the default exchange."""
+        return [row for row in self._list("bindings") if row["source"]]
+
+    def waiting(self, *queues: str) -> dict[str, int]:
+        """Count the messages ready in these queues, now; what is not declared is left out."""
+        found = {}
+        with self.connect() as connection:
+            channel = connection.channel()
+            for queue in queues:
+                try:
+                    found[queue] = channel.queue_declare(queue, passive=True).message_count
+                except amqp.NotFound:  # noqa: PERF203, it costs the channel
+                    channel = connection.channel()
+        return found
+
+    def connect(self) -> amqp.Connection:
+        """Open a plain AMQP connection; it is the caller's to close."""
+        return self.broker.connect(self.name)
+
+    def delete(self) -> None:
+        """Delete it and all that is in it."""
+        self.broker.api("DELETE", f"vhosts/{self.name}")
+
+    def _list(self, kind: str) -> Rows:
+        rows: Rows = self.broker.api("GET", f"{kind}/{self.name}")
+        return rows
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below the range the kernel takes clients' ports from.
+
+    In that range, a client which reconnects to a broker that is down can be given the
+    broker's own port, and then is connected to itself while the broker cannot start.
+    """
+    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    for port in random.sample(range(10000, first_client_port), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise BrokerError("no free ports")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _wait(ready: Callable[[], bool], timeout: float, complaint: str) -> None:
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{complaint} within {timeout:g} s")
+        time.sleep(0.1)

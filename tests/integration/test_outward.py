@@ -1,0 +1,321 @@
+"""A delayed publish enters the ladder, and waits there."""
+
+import logging
+import time
+from unittest.mock import patch
+
+import pytest
+from amqp import Channel
+from kombu import Exchange, Producer, Queue
+
+from kombu_binary_delay import (
+    DelayError,
+    SettingsError,
+    TopologyError,
+    Transport,
+    TransportMixin,
+)
+
+
+def ladder_names(vhost):
+    names = {row["name"] for row in vhost.exchanges()} | {row["name"] for row in vhost.queues()}
+    return {name for name in names if name.startswith("kbd.")}
+
+
+def test_nothing_is_declared_until_the_first_delayed_publish_and_then_no_higher_than_needed(
+    connect, vhost, topology
+):
+    connection = connect()
+    queue = Queue("q", Exchange("x", "direct"), "k", channel=connection.default_channel)
+    queue.declare()
+    producer = Producer(connection.default_channel)
+    producer.publish("now", exchange="x", routing_key="k")
+    producer.publish("now", routing_key="q", headers={"x-delay": 0})
+    assert ladder_names(vhost) == set()
+
+    producer.publish("later", routing_key="q", headers={"x-delay": 1000})
+
+    levels = {name for name in ladder_names(vhost) if ".level-" in name}
+    assert levels == {
+        name
+        for level in topology.levels[:4]
+        for name in (level.exchanges[0].name, level.queues[0].name)
+    }
+
+
+def test_a_publish_in_the_steady_state_costs_no_call_besides_itself(connect):
+    connection = connect()
+    Queue("q", channel=connection.default_channel).declare()
+    producer = Producer(connection.default_channel)
+    producer.publish("first", routing_key="q", headers={"x-delay": 2000})
+
+    with patch.object(
+        Channel, "send_method", autospec=True, side_effect=Channel.send_method
+    ) as sent:
+        for delay in (1000, 125, 1, 1999):
+            producer.publish("more", routing_key="q", headers={"x-delay": delay})
+
+    assert sent.call_count == 4
+
+
+def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
+    for _ in range(2):
+        connection = connect()
+        Queue("q", channel=connection.default_channel).declare()
+        producer = Producer(connection.default_channel)
+        with patch.object(
+            Channel, "send_method", autospec=True, side_effect=Channel.send_method
+        ) as sent:
+            producer.publish("first", routing_key="q", headers={"x-delay": 60_000})
+        calls = [call.args[1:3] for call in sent.call_args_list]
+    # Open a channel; the base; the way to the queue; two bindings of the level; the message.
+    assert len(calls) <= 12
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", float("nan"), True, None, 10**15])
+def test_a_bad_delay_is_an_error_at_the_publish_and_publishes_nothing(connect, vhost, delay):
+    connection = connect()
+    Queue("q", channel=connection.default_channel).declare()
+    producer = Producer(connection.default_channel)
+
+    with pytest.raises(DelayError, match="delay"):
+        producer.publish("never", routing_key="q", headers={"x-delay": delay})
+
+    assert vhost.waiting("q") == {"q": 0}
+    assert ladder_names(vhost) == set()
+    producer.publish("the channel still works", routing_key="q")
+
+
+def test_the_callers_headers_stay_as_they_are(connect):
+    connection = connect()
+    Queue("q", channel=connection.default_channel).declare()
+    headers = {"x-delay": 125, "x-death": [{"queue": "theirs"}], "CC": ["q"]}
+    before = dict(headers)
+
+    Producer(connection.default_channel).publish("later", routing_key="q", headers=headers)
+
+    assert headers == before
+
+
+def test_a_reconnect_declares_what_is_gone(connect, collect, confirm, topology):
+    connection = connect(confirm_publish=confirm)
+    queue = Queue("q")
+    with connection.Producer() as producer:
+        producer.publish("1", routing_key="q", headers={"x-delay": 125}, declare=[queue])
+    plain = connect("amqp").default_channel
+    for exchange in (topology.level_name(0), topology.delivery):
+        plain.exchange_delete(exchange)
+
+    connection.release()
+    again = connect(confirm_publish=confirm)
+    with again.Producer() as producer:
+        producer.publish("2", routing_key="q", headers={"x-delay": 125}, declare=[queue])
+
+    arrived = [arrival.body for arrival in collect(again, [queue], 1)]
+    assert "2" in arrived
+
+
+def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
+    connect, collect, topology
+):
+    connection = connect(confirm_publish=True)
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    producer = Producer(connection.default_channel)
+    producer.publish("1", routing_key="q", headers={"x-delay": 1})
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["1"]
+    plain = connect("amqp").default_channel
+    for level in topology.levels[:1]:
+        plain.exchange_delete(level.exchanges[0].name)
+    plain.exchange_delete(topology.delivery)
+
+    producer.publish("2", routing_key="q", headers={"x-delay": 1})
+
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
+
+
+def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
+    connect, collect, topology
+):
+    connection = connect()
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    producer = Producer(connection.default_channel)
+    producer.publish("1", routing_key="q", headers={"x-delay": 1})
+    collect(connection, [queue], 1)
+    connect("amqp").default_channel.exchange_delete(topology.level_name(0))
+
+    producer.publish("into the void", routing_key="q", headers={"x-delay": 1})
+    with pytest.raises(connection.channel_errors, match="no exchange"):
+        connection.drain_events(timeout=5)
+    producer.publish("2", routing_key="q", headers={"x-delay": 1})
+
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
+
+
+def test_a_level_that_stands_with_other_arguments_is_named_and_the_users_channel_lives(
+    connect, vhost, topology
+):
+    plain = connect("amqp").default_channel
+    plain.queue_declare(topology.level_name(0) + ".1", durable=True, auto_delete=False)
+    connection = connect()
+    Queue("q", channel=connection.default_channel).declare()
+    producer = Producer(connection.default_channel)
+
+    with pytest.raises(TopologyError, match=r"other arguments.*namespace"):
+        producer.publish("never", routing_key="q", headers={"x-delay": 1})
+
+    producer.publish("now", routing_key="q")
+    assert vhost.waiting("q") == {"q": 1}
+
+
+def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, connect, vhost):
+    broker.api("PUT", "users/modest", {"password": "p", "tags": ""})
+    broker.api(
+        "PUT",
+        f"permissions/{vhost.name}/modest",
+        {"configure": "^q$", "write": ".*", "read": ".*"},
+    )
+    try:
+        connection = connect(url=vhost.url.replace("guest:guest", "modest:p"))
+        Queue("q", channel=connection.default_channel).declare()
+        producer = Producer(connection.default_channel)
+
+        with pytest.raises(TopologyError, match=r"permissions configure, write and read.*'kbd\."):
+            producer.publish("never", routing_key="q", headers={"x-delay": 1})
+
+        producer.publish("now", routing_key="q")
+        assert vhost.waiting("q") == {"q": 1}
+        connection.release()
+    finally:
+        broker.api("DELETE", "users/modest")
+
+
+def test_a_queue_exclusive_to_another_connection_is_refused_by_name(connect):
+    other = connect("amqp")
+    other.default_channel.queue_declare("mine", exclusive=True)
+
+    with pytest.raises(TopologyError, match=r"'mine' is exclusive to another connection"):
+        Producer(connect().default_channel).publish(
+            "never", routing_key="mine", headers={"x-delay": 1}
+        )
+
+
+def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collect, vhost):
+    made = connect()
+    queue = Queue("q", channel=made.default_channel)
+    queue.declare()
+    Producer(made.default_channel).publish("1", routing_key="q", headers={"x-delay": 1})
+    before = ladder_names(vhost)
+    connection = connect(binary_delay={"declare": "never"})
+    with patch("kombu_binary_delay.declare._declare") as declared:
+        Producer(connection.default_channel).publish("2", routing_key="q", headers={"x-delay": 1})
+
+    arrived = sorted(arrival.body for arrival in collect(connection, [queue], 2))
+    assert arrived == ["1", "2"]
+    assert not declared.called
+    assert ladder_names(vhost) == before
+
+
+def test_settings_shape_the_ladder(connect, collect, vhost):
+    connection = connect(
+        binary_delay={"namespace": "mine", "tick": 50, "levels": 4, "queue_type": "classic"}
+    )
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    producer = Producer(connection.default_channel)
+
+    producer.publish("later", routing_key="q", headers={"x-delay": 750})
+
+    assert "mine.v1-50ms-2x4-classic.level-03.1" in {row["name"] for row in vhost.queues()}
+    with pytest.raises(DelayError, match="0 to 750 ms"):
+        producer.publish("never", routing_key="q", headers={"x-delay": 751})
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["later"]
+
+
+def test_classic_queues_are_used_with_one_clear_warning(connect, caplog):
+    settings = {"queue_type": "classic", "namespace": "warned"}
+    with (
+        patch("kombu_binary_delay.declare._warned", set()),
+        caplog.at_level(logging.WARNING, "kombu_binary_delay"),
+    ):
+        connect(binary_delay=settings).connect()
+        connect(binary_delay=settings).connect()
+
+    (record,) = caplog.records
+    assert "wait in classic queues" in record.message
+    assert "can lose" in record.message
+
+
+def test_bad_settings_are_refused_at_connection_time(connect):
+    with pytest.raises(SettingsError, match=r"unknown setting 'level'; did you mean 'levels'\?"):
+        connect(binary_delay={"level": 4}).connect()
+
+
+def test_two_ladders_live_side_by_side(connect, collect):
+    queue = Queue("q")
+    for tick in (100, 125):
+        with connect(binary_delay={"tick": tick}).Producer() as producer:
+            producer.publish(tick, routing_key="q", headers={"x-delay": 300}, declare=[queue])
+
+    reader = connect()
+
+    arrivals = collect(reader, [queue], 2)
+    assert {arrival.body for arrival in arrivals} == {100, 125}
+    # The reader's own ladder is one of them, and it reads the other's addresses as well.
+    assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {("", "q")}
+    assert all(arrival.headers == {} for arrival in arrivals)
+
+
+def test_the_mixins_make_another_pyamqp_like_transport_delay(vhost, connect, collect):
+    class Counting(Transport):
+        alias = "counting"
+        made = 0
+
+        def create_channel(self, connection):
+            type(self).made += 1
+            return super().create_channel(connection)
+
+    assert issubclass(Counting, TransportMixin)
+    connection = connect(Counting)
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    started = time.time()
+
+    Producer(connection.default_channel).publish("x", routing_key="q", headers={"x-delay": 500})
+
+    (arrival,) = collect(connection, [queue], 1)
+    assert arrival.at - started >= 0.5
+    assert Counting.made >= 2
+
+
+def test_a_failover_keeps_the_transport(vhost, connect, collect):
+    connection = connect(url=["amqp://guest:guest@127.0.0.1:1//", vhost.url])
+    connection.ensure_connection(max_retries=3, interval_start=0)
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+
+    Producer(connection.default_channel).publish("x", routing_key="q", headers={"x-delay": 125})
+
+    assert isinstance(connection.transport, Transport)
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["x"]
+
+
+@pytest.mark.slow
+def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
+    connect, collect, confirm, topology
+):
+    connection = connect(confirm_publish=confirm)
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    producer = Producer(connection.default_channel)
+    due = {}
+    for number in range(3000):
+        delay = 300 + number * 7919 % 2000
+        due[number] = time.time() + delay / 1000
+        producer.publish(number, routing_key="q", headers={"x-delay": delay})
+
+    arrivals = collect(connection, [queue], 3000, timeout=60)
+
+    assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
+    assert [arrival.body for arrival in arrivals if arrival.at < due[arrival.body]] == []
