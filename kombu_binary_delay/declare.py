@@ -81,11 +81,11 @@ class Declarer:
 
     # -- for a delayed publish -----------------------------------------------------------------
 
-    def prepare(self, height: int, exchange: str, queue: str) -> None:
+    def prepare(self, height: int, exchange: str, keys: list[str]) -> None:
         """Let all stand that a message needs on its way to a destination.
 
         :param height: the highest level that it waits on.
-        :param queue: the routing key, a queue's name where the exchange is the default one.
+        :param keys: its routing keys, queues' names where the exchange is the default one.
         :raises TopologyError: where the broker refuses.
         """
         if not self._declares:
@@ -95,8 +95,9 @@ class Declarer:
         if height > self._height:
             self._raise_to(height)
         if not exchange:
-            if ("", queue) not in self._made:
-                self._lead_to(queue)
+            for queue in keys:
+                if ("", queue) not in self._made:
+                    self._lead_to(queue)
         elif self._types.get(exchange, "topic") not in IMITABLE:
             self._stand_behind(exchange)
 

@@ -56,18 +56,21 @@ def wrap(
     deaths = {name: headers.pop(name) for name in _DEATH_HEADERS if name in headers}
     if deaths:
         packed["death"] = deaths
-    for name in ("CC", "BCC"):
-        keys = headers.get(name)
-        if _is_list_of_str(keys):
-            headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
-            if name == "CC":
-                packed["cc"] = keys
+    for name, keys in _copies(headers):
+        headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
+        if name == "CC":
+            packed["cc"] = keys
     properties = dict(properties)
     if properties.get("expiration") is not None:
         packed["expiration"] = properties.pop("expiration")
     headers[HEADER] = packed
     properties[_HEADERS] = headers
     return properties, key
+
+
+def further_keys(headers: dict[str, Any]) -> list[str]:
+    """List the routing keys that a message has besides its own."""
+    return [key for _, keys in _copies(headers) for key in keys]
 
 
 def carried(headers: dict[str, Any]) -> Destination | None:
@@ -96,6 +99,12 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
     deaths = packed.get("death")
     if isinstance(deaths, dict):
         _put_back(headers, {name: deaths[name] for name in _DEATH_HEADERS if name in deaths})
+
+
+def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    found = ((name, headers.get(name)) for name in ("CC", "BCC"))
+    # RabbitMQ itself refuses what is no list of strings.
+    return [(name, keys) for name, keys in found if _is_list_of_str(keys)]
 
 
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:

@@ -44,7 +44,7 @@ from .address import Destination, parse_address
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, plain_exchange
-from .envelope import HEADER, carried, unwrap, wrap
+from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError
 from .settings import Settings
 from .urls import display, enlist, settle
@@ -106,7 +106,8 @@ class ChannelMixin:
             topology.owns,
         )
         height = topology.height(digits)
-        declarer.prepare(height, destination.exchange, destination.routing_key)
+        keys = [destination.routing_key, *further_keys(headers)]
+        declarer.prepare(height, destination.exchange, keys)
         return _copy(msg, properties), topology.level_name(height), key
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:

@@ -272,6 +272,9 @@ def test_cc_and_bcc_are_delayed_copies_for_their_own_keys(connect, collect):
     assert reached(arrivals) == {"to": [1], "cc": [1], "bcc": [1]}
     assert all(arrival.headers == {"CC": ["cc"]} for arrival in arrivals)
 
+    publish(connection, 2, "", "to", headers={"CC": ["cc"]})
+    assert reached(collect(connection, queues, 2)) == {"to": [2], "cc": [2]}
+
 
 @pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
 def test_a_program_written_for_the_delayed_message_plugin_runs_unchanged(connect, collect, kind):
