@@ -101,8 +101,8 @@ def route(destination: Destination, *, room: int, topic: bool = False) -> str:
         raise AddressError(
             f"the routing key {destination.routing_key!r} takes {length - _length(exchange) - 1} "
             f"bytes, a delayed message to the exchange {destination.exchange!r} has "
-            f"{limit} left for it; use a shorter key, or declare the exchange on this connection if "
-            f"it is not a topic"
+            f"{limit} left for it; use a shorter key, or declare the exchange on this connection "
+            f"if it is not a topic exchange"
         )
     return f"{exchange}.{_digest(destination.routing_key)}"
 
