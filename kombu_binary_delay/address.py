@@ -1,14 +1,19 @@
 """Digits and a destination, to and from one routing key. Pure.
 
-An address is ``d.d...d.@<exchange>.<routing key>``: one word per digit, highest first; the
-exchange as exactly one word that begins with ``@`` (no digit does, so an address can be read
-without knowing its ladder); then the words of the original routing key. The default exchange,
-whose name is empty, is a lone ``@``; an empty routing key has no words at all, as in RabbitMQ.
+An address is ``d.d...d.@.<exchange>.<routing key>``: one word per digit, the *lowest first*; the
+word ``@``; the exchange as exactly one word, an empty one for the default exchange; then the words
+of the original routing key. A delay of ten seconds in ticks of one, to the queue ``orders``, is
+``0.1.0.1.@..orders``.
 
-A word that a topic binding would read as a wildcard is escaped with ``%`` and two hexadecimal
-digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``. Word by word the
-mapping is one to one, hence a topic pattern matches the escaped key exactly where the pattern,
-escaped alike, matches the original.
+Lowest first, since then each level finds its digit at a fixed place and leading zeros need not be
+written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap hops. The ``@``
+stands nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
+number of digits: everything behind the levels is the same for every ladder.
+
+A word that a binding would read as a wildcard or as the ``@`` is escaped with ``%`` and two
+hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``. Word
+by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where the
+pattern, escaped alike, matches the original.
 
 AMQP allows 255 bytes for an exchange and again for a key, an address has 255 for both. What does
 not fit is replaced by ``!`` and a digest; then the destination travels beside the address, in a
@@ -23,12 +28,16 @@ from hashlib import blake2b
 from urllib.parse import unquote
 
 from .errors import AddressError
+from .ladder import MAX_DIGITS, MAX_KEY
 
-_ADDRESS = re.compile(r"((?:[0-9]+\.)+)@([^.]*)(?:\.(.*))?", re.DOTALL)
+MARK = "@"
+#: The bytes of a routing key that are left to the destination, the mark included.
+ROOM = MAX_KEY - MAX_DIGITS
+
+_ADDRESS = re.compile(r"((?:[0-9]+\.)*)@\.([^.]*)(?:\.(.*))?", re.DOTALL)
 _DIGEST = re.compile(r"![0-9a-f]{40}")
-#: Longer exchange words become digests, so that N levels always leave room for a key's digest:
-#: 1 + 64 + 1 + 41 bytes at most, which is ``ladder.MIN_ROOM``.
-_MAX_EXCHANGE_WORD = 65
+#: A longer exchange word becomes a digest, so that there is always room for a key's digest.
+_MAX_EXCHANGE_WORD = 64
 
 
 @dataclass(frozen=True)
@@ -40,19 +49,14 @@ class Destination:
 
 
 def format_address(
-    digits: tuple[int, ...],
-    destination: Destination,
-    *,
-    room: int,
-    topic: bool = False,
+    digits: tuple[int, ...], destination: Destination, *, topic: bool = False
 ) -> str:
-    """Write digits and destination as one routing key.
+    """Write digits, highest first and without leading zeros, and a destination as a routing key.
 
-    :param room: bytes that the longest digits of the ladder leave: ``255 - prefix_length``.
     :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
     :raises AddressError: where a topic key does not fit.
     """
-    return "".join(f"{digit}." for digit in digits) + route(destination, room=room, topic=topic)
+    return "".join(f"{digit}." for digit in reversed(digits)) + route(destination, topic=topic)
 
 
 def parse_address(
@@ -68,53 +72,51 @@ def parse_address(
     if match is None:
         raise AddressError(f"{key!r} is not an address of a ladder")
     prefix, word, words = match[1], match[2], match[3]
-    digits = tuple(int(digit) for digit in prefix[:-1].split("."))
-    if prefix != "".join(f"{digit}." for digit in digits):
-        raise AddressError(f"{key!r} has digits with leading zeros")
+    digits = tuple(int(digit) for digit in reversed(prefix.split(".")[:-1]))
     exchange = _read_exchange(word, carried)
     routing_key = _read_key(words, carried)
-    destination = Destination(exchange, routing_key)
-    if words == "" or exchange_word(exchange) != "@" + word:
+    if (
+        prefix != "".join(f"{digit}." for digit in reversed(digits))
+        or digits[:1] == (0,)
+        or exchange_word(exchange) != word
+    ):
         raise AddressError(f"{key!r} is not spelled as an address is")
-    return digits, destination
+    return digits, Destination(exchange, routing_key)
 
 
-def is_digest(key: str) -> bool:
-    """Whether an address holds a digest, so that its destination must travel beside it."""
-    return "!" in key and any(
-        word.startswith(("!", "@!")) for word in key[key.index("@") :].split(".")
-    )
+def has_digest(key: str) -> bool:
+    """Whether an address may hold a digest, so that its destination must travel beside it."""
+    return ".!" in key
 
 
-def route(destination: Destination, *, room: int, topic: bool = False) -> str:
-    """Write what follows the digits of an address: the exchange word and the key's words.
+def route(destination: Destination, *, topic: bool = False) -> str:
+    """Write what follows the digits of an address: the mark, the exchange and the key.
 
-    :raises AddressError: where a topic key does not fit into ``room`` bytes.
+    :raises AddressError: where a topic key does not fit.
     """
-    exchange = exchange_word(destination.exchange)
+    exchange = f"{MARK}.{exchange_word(destination.exchange)}"
     text = exchange + key_words(destination.routing_key)
-    length = _length(text)
-    if length <= room:
+    if _length(text) <= ROOM:
         return text
     if topic:
-        limit = room - _length(exchange) - 1
+        given, left = (length - _length(exchange) - 1 for length in (_length(text), ROOM))
         raise AddressError(
-            f"the routing key {destination.routing_key!r} takes {length - _length(exchange) - 1} "
-            f"bytes, a delayed message to the exchange {destination.exchange!r} has "
-            f"{limit} left for it; use a shorter key, or declare the exchange on this connection "
-            f"if it is not a topic exchange"
+            f"the routing key {destination.routing_key!r} takes {given} bytes, a delayed message "
+            f"to the exchange {destination.exchange!r} has {left} left for it; use a shorter key, "
+            f"or declare the exchange on this connection if it is not a topic exchange"
         )
-    return f"{exchange}.{_digest(destination.routing_key)}"
+    return f"{exchange}.{digest(destination.routing_key)}"
 
 
 def exchange_word(exchange: str) -> str:
-    """Write an exchange's name as the one word that marks where the digits of an address end."""
-    word = "@" + _escape(exchange).replace(".", "%2E")
-    return word if _length(word) <= _MAX_EXCHANGE_WORD else "@" + _digest(exchange)
+    """Write an exchange's name as one word."""
+    word = _escape(exchange).replace(".", "%2E")
+    return word if _length(word) <= _MAX_EXCHANGE_WORD else digest(exchange)
 
 
 def key_words(routing_key: str) -> str:
     """Write the words of a literal routing key, each with a dot before it."""
+    # To RabbitMQ, an empty key has no words.
     if not routing_key:
         return ""
     return "".join("." + _escape(word) for word in routing_key.split("."))
@@ -128,15 +130,16 @@ def pattern_words(binding_key: str) -> str:
     return "".join("." + (word if word in ("*", "#") else _escape(word)) for word in words)
 
 
+def digest(name: str) -> str:
+    """Write a name of any length as one word of 41 bytes."""
+    return "!" + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
 def _escape(word: str) -> str:
     word = word.replace("%", "%25")
-    if word in ("*", "#") or word.startswith("!"):
+    if word in ("*", "#", MARK) or word.startswith("!"):
         return f"%{ord(word[0]):02X}{word[1:]}"
     return word
-
-
-def _digest(name: str) -> str:
-    return "!" + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
 def _length(text: str) -> int:
@@ -155,12 +158,12 @@ def _read_key(words: str | None, carried: Destination | None) -> str:
     if _DIGEST.fullmatch(words):
         return _carried(words, None if carried is None else carried.routing_key)
     key = unquote(words)
-    if key_words(key) != "." + words and words:
+    if key_words(key) != f".{words}":
         raise AddressError(f"{words!r} is not spelled as the routing key in an address is")
     return key
 
 
-def _carried(digest: str, name: str | None) -> str:
-    if name is None or _digest(name) != digest:
-        raise AddressError(f"the name behind the digest {digest!r} does not travel beside it")
+def _carried(word: str, name: str | None) -> str:
+    if name is None or digest(name) != word:
+        raise AddressError(f"the name behind the digest {word!r} does not travel beside it")
     return name

@@ -2,19 +2,17 @@
 
 Since 5.5, with any quorum queue in an app whose transport has ``driver_type == "amqp"``, Celery
 routes delayed tasks to a ladder of its own before a transport sees them, or warns at each publish
-that it cannot. It has no switch for that. Our transports carry a ``driver_type`` that *is* the
-string ``"amqp"``, with a mark on it, and the two places in Celery that decide are taught to look
-for the mark. The detection that chooses the worker's QoS is left alone, and so is every app with
-another transport. This module must not import Celery: a Kombu program may not have it.
+that it cannot; and a worker that starts declares that ladder. It has no switch for either. Our
+transports carry a ``driver_type`` that *is* the string ``"amqp"``, with a mark on it, and these two
+places in Celery are taught to look for the mark. The detection that chooses the worker's QoS is
+left alone, and so is every app with another transport. This module must not import Celery: a Kombu
+program may not have it.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
-
-_DECIDERS = ("celery.app.base", "celery.worker.consumer.delayed_delivery")
-_NAME = "detect_quorum_queues"
 
 
 class MarkedDriverType(str):
@@ -26,20 +24,37 @@ class MarkedDriverType(str):
 def stand_aside() -> None:
     """Teach the Celery that is loaded, if one is, not to delay what our transports delay.
 
-    Each transport calls it as it is made, which is before Celery asks for its driver type.
+    Each transport calls it as it is made. For a publish, that is before Celery decides. For a
+    worker it may be in the middle of the decision to include the step that declares Celery's
+    ladder: so it is not that decision which is changed, but the start of the step, later on.
     """
-    for name in _DECIDERS:
-        module = sys.modules.get(name)
-        detect = getattr(module, _NAME, None)
-        if detect is not None and not isinstance(detect, _Detect):
-            setattr(module, _NAME, _Detect(detect))
+    _replace(sys.modules.get("celery.app.base"), "detect_quorum_queues", _detect_unless_marked)
+    native = sys.modules.get("celery.worker.consumer.delayed_delivery")
+    _replace(getattr(native, "DelayedDelivery", None), "start", _start_unless_marked)
 
 
-class _Detect:
-    def __init__(self, detect: Any) -> None:
-        self._detect = detect
+def _replace(owner: Any, name: str, wrap: Any) -> None:
+    original = getattr(owner, name, None)
+    if original is not None and not hasattr(original, "of_binary_delay"):
+        replacement = wrap(original)
+        replacement.of_binary_delay = True
+        setattr(owner, name, replacement)
 
-    def __call__(self, app: Any, driver_type: str) -> Any:
+
+def _detect_unless_marked(detect: Any) -> Any:
+    def detect_unless_marked(app: Any, driver_type: str) -> Any:
         if isinstance(driver_type, MarkedDriverType):
             return False, ""
-        return self._detect(app, driver_type)
+        return detect(app, driver_type)
+
+    return detect_unless_marked
+
+
+def _start_unless_marked(start: Any) -> Any:
+    def start_unless_marked(step: Any, consumer: Any) -> Any:
+        transport = consumer.app.connection_for_write().transport
+        if not isinstance(transport.driver_type, MarkedDriverType):
+            return start(step, consumer)
+        return None
+
+    return start_unless_marked

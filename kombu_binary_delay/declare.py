@@ -79,6 +79,10 @@ class Declarer:
         self._made: set[object] = set()
         self._active = False
 
+    def is_ours(self, reply_text: str) -> bool:
+        """Whether the broker's words are about something that this declarer declares."""
+        return self.topology.prefix in reply_text or self.topology.delivery in reply_text
+
     # -- for a delayed publish -----------------------------------------------------------------
 
     def prepare(self, height: int, exchange: str, keys: list[str]) -> None:
@@ -239,13 +243,13 @@ class Declarer:
             self._stand_behind(bound.destination)
         if exchange_type in IMITABLE:
             try:
-                mirror = self._mirror_of(bound, exchange_type)
+                mirrors = self._mirror_of(bound, exchange_type)
             except AddressError as exc:
                 logger.warning("%s", exc)
                 return
             with self._explained(f"the binding of {bound.destination!r}") as channel:
                 try:
-                    _bind(channel, (mirror,))
+                    _bind(channel, mirrors)
                 except NotFound:
                     # It went away since, and its bindings with it.
                     self._bound.pop(bound, None)
@@ -256,19 +260,14 @@ class Declarer:
         exchange_type = self._type_of(bound.exchange)
         if exchange_type not in IMITABLE:
             return
-        mirror = self._mirror_of(bound, exchange_type)
         with self._explained(f"the removal of a binding of {bound.destination!r}") as channel:
-            remove = channel.queue_unbind if mirror.to_queue else channel.exchange_unbind
+            remove = channel.queue_unbind if bound.to_queue else channel.exchange_unbind
             # What is not there is unbound.
             with suppress(NotFound):
-                remove(
-                    mirror.destination,
-                    mirror.source,
-                    mirror.key,
-                    arguments=dict(mirror.arguments),
-                )
+                for each in self._mirror_of(bound, exchange_type):
+                    remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
 
-    def _mirror_of(self, bound: _Bound, exchange_type: str) -> Binding:
+    def _mirror_of(self, bound: _Bound, exchange_type: str) -> tuple[Binding, ...]:
         return self.topology.mirror(
             bound.exchange, exchange_type, bound.destination, bound.key, to_queue=bound.to_queue
         )
@@ -345,7 +344,7 @@ class Declarer:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"{self.topology.prefix!r}, or make the topology beforehand and set "
+                f"{self.topology.namespace + '.'!r}, or make the topology beforehand and set "
                 f"declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from .address import Destination, is_digest
+from .address import Destination, has_digest
 from .delay import X_DELAY
 
 HEADER = "x-binary-delay"
@@ -49,7 +49,7 @@ def wrap(
     headers = dict(properties[_HEADERS])
     packed: dict[str, Any] = {"due": due}
     key = address(destination)
-    if is_digest(key):
+    if has_digest(key):
         packed["to"] = [destination.exchange, destination.routing_key]
     _take_off(headers, owns)
     headers.pop(X_DELAY, None)

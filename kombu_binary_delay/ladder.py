@@ -17,8 +17,9 @@ from .errors import DelayError, LadderError
 MAX_TTL = 315_360_000_000
 #: AMQP 0-9-1 writes a routing key as a short string: one octet of length.
 MAX_KEY = 255
-#: What an address keeps for its destination, whatever the length of the names (see address.py).
-MIN_ROOM = 107
+#: The most of it that digits may take, dots included: 39 levels of radix 2. No ladder needs more,
+#: for MAX_TTL ends each sooner, and what is left to the destination is the same on all of them.
+MAX_DIGITS = 78
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 
@@ -49,10 +50,11 @@ class Ladder:
         for radix in self.radices:
             if not _whole(radix) or radix < 2:
                 raise LadderError(f"every radix must be a whole number >= 2, got {radix!r}")
-        if len(self.radices) > MAX_KEY // 2 or MAX_KEY - self.prefix_length < MIN_ROOM:
+        length = sum(len(str(radix - 1)) + 1 for radix in self.radices)
+        if length > MAX_DIGITS:
             raise LadderError(
-                f"{len(self.radices)} levels leave less than {MIN_ROOM} of a routing key's "
-                f"{MAX_KEY} bytes to the destination; use fewer levels"
+                f"the digits of {len(self.radices)} levels could take {length} of a routing key's "
+                f"{MAX_KEY} bytes, {MAX_DIGITS} are left to them; use fewer levels"
             )
         longest = (self.radices[0] - 1) * self.weights[0]
         if longest > MAX_TTL:
@@ -110,13 +112,10 @@ class Ladder:
         """The longest delay in milliseconds: every digit at its highest."""
         return self.weights[0] * self.radices[0] - self.tick
 
-    @cached_property
-    def prefix_length(self) -> int:
-        """The most bytes that the digits take in a routing key, dots included."""
-        return sum(len(str(radix - 1)) + 1 for radix in self.radices)
-
     def digits(self, delay: float) -> tuple[int, ...]:
         """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
+
+        As numbers are, without leading zeros: a delay of 0 has no digits.
 
         :raises DelayError: where the delay is negative or beyond :attr:`maximum`.
         """
@@ -128,6 +127,8 @@ class Ladder:
         rest = -int(-delay // self.tick)
         digits = []
         for radix in reversed(self.radices):
+            if not rest:
+                break
             rest, digit = divmod(rest, radix)
             digits.append(digit)
         return tuple(reversed(digits))
@@ -135,13 +136,17 @@ class Ladder:
     def delay(self, digits: tuple[int, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.
 
-        :raises LadderError: where there is not one digit per level, each below its radix.
+        :raises LadderError: where there are more digits than levels, or one not below its radix.
         """
-        if len(digits) != self.levels or any(
-            not 0 <= digit < radix for digit, radix in zip(digits, self.radices, strict=True)
+        above = self.levels - len(digits)
+        if above < 0 or any(
+            not 0 <= digit < radix
+            for digit, radix in zip(digits, self.radices[above:], strict=True)
         ):
             raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
-        return sum(digit * weight for digit, weight in zip(digits, self.weights, strict=True))
+        return sum(
+            digit * weight for digit, weight in zip(digits, self.weights[above:], strict=True)
+        )
 
 
 def _whole(value: object) -> bool:

@@ -3,31 +3,31 @@
 Declaring, exporting, drawing, verifying and walking are readers of this one table.
 
 The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
-expire after the digit's weight into the exchange of the level below. The delivery side is the
-delivery exchange and what stands behind it: for a destination on the default exchange the queue
-itself; for any other exchange its *shadow*, a topic exchange with the same bindings, made narrower
-by the fixed width of the digits. A headers exchange, or one of a type that a topic exchange cannot
-imitate, has an *outlet* behind its shadow: a queue that expires at once into the real exchange.
-Every exchange here has the parking queue as its alternate: what finds no way waits there, and
-never blocks the level that it came from.
+expire after the digit's weight into the exchange of the level below. The delivery side, which all
+ladders of a namespace share, is the delivery exchange and what stands behind it: for a destination
+on the default exchange the queue itself; for any other exchange its *shadow*, a topic exchange
+with the same bindings behind the digits. A headers exchange, or one of a type that a topic exchange
+cannot imitate, has an *outlet* behind its shadow: a queue that expires at once into the real
+exchange. Every exchange here has the parking queue as its alternate: what finds no way waits there,
+and never blocks the level that it came from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 
 from .address import (
+    MARK,
     Destination,
+    digest,
     exchange_word,
-    format_address,
     parse_address,
     pattern_words,
     route,
 )
 from .errors import AddressError
-from .ladder import MAX_KEY, Ladder
+from .ladder import MAX_DIGITS, MAX_KEY, Ladder
 
 #: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
 VERSION = "v1"
@@ -98,19 +98,23 @@ class Topology:
 
     @cached_property
     def prefix(self) -> str:
-        """What every name of this topology begins with; the ladder can be read back from it."""
-        kind = "" if self.queue_type == "quorum" else f"-{self.queue_type}"
-        return f"{self.namespace}.{VERSION}-{self.ladder.name}{kind}"
+        """What the names of the levels begin with; the ladder can be read back from it."""
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{self._kind}"
+
+    @cached_property
+    def delivery_prefix(self) -> str:
+        """What the names of the delivery side begin with."""
+        return f"{self.namespace}.{VERSION}{self._kind}"
 
     @cached_property
     def delivery(self) -> str:
         """The name of the delivery exchange."""
-        return f"{self.prefix}.delivery"
+        return f"{self.delivery_prefix}.delivery"
 
     @cached_property
     def parking(self) -> str:
         """The name of the parking queue, and of the exchange before it."""
-        return f"{self.prefix}.parking"
+        return f"{self.delivery_prefix}.parking"
 
     def level_name(self, level: int) -> str:
         """Name the exchange of a level; 0 is the lowest, -1 what is below it: delivery."""
@@ -126,7 +130,7 @@ class Topology:
 
     def owns(self, name: object) -> bool:
         """Whether an exchange or queue is a part of any ladder in this namespace."""
-        return isinstance(name, str) and name.startswith(f"{self.namespace}.{VERSION}-")
+        return isinstance(name, str) and name.startswith(self._owned)
 
     # -- the ladder side -----------------------------------------------------------------------
 
@@ -150,25 +154,11 @@ class Topology:
         """The base and every level in one part."""
         return sum(self.levels, self.base)
 
-    def height(self, digits: tuple[int, ...]) -> int:
-        """Tell the level of the first non-zero digit, where a message enters; -1 for none."""
-        for position, digit in enumerate(digits):
-            if digit:
-                return self.ladder.levels - 1 - position
-        return -1
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange where a message enters: the level of its first digit."""
+        return self.level_name(len(digits) - 1)
 
     # -- the delivery side ---------------------------------------------------------------------
-
-    @cached_property
-    def room(self) -> int:
-        """The bytes of an address that are left to the destination."""
-        return MAX_KEY - self.ladder.prefix_length
-
-    def address(
-        self, digits: tuple[int, ...], destination: Destination, *, topic: bool = False
-    ) -> str:
-        """Write the routing key that takes a message to ``destination`` after ``digits``."""
-        return format_address(digits, destination, room=self.room, topic=topic)
 
     def unwrap(self, destination: Destination, carried: Destination | None = None) -> Destination:
         """Start from the destination of what is an address already, so that retries never grow.
@@ -185,13 +175,12 @@ class Topology:
 
     def to_queue(self, queue: str) -> Part:
         """Lead from delivery to a queue that is addressed through the default exchange."""
-        key = self._any_digits + route(Destination("", queue), room=self.room)
-        return Part(bindings=(Binding(self.delivery, queue, key),))
+        return Part(bindings=(Binding(self.delivery, queue, f"#.{route(Destination('', queue))}"),))
 
     def shadow(self, exchange: str) -> Part:
         """Lead from delivery to the shadow of an exchange."""
         name = self.shadow_name(exchange)
-        key = f"{self._any_digits}{exchange_word(exchange)}.#"
+        key = f"#.{MARK}.{exchange_word(exchange)}.#"
         return Part(
             (self._exchange(name),), (), (Binding(self.delivery, name, key, to_queue=False),)
         )
@@ -211,10 +200,10 @@ class Topology:
 
     def mirror(
         self, exchange: str, exchange_type: str, destination: str, key: str, *, to_queue: bool
-    ) -> Binding:
+    ) -> tuple[Binding, ...]:
         """Repeat a binding of an exchange on its shadow.
 
-        :param exchange_type: one of :data:`IMITABLE`.
+        :param exchange_type: one of :data:`~kombu_binary_delay.topology.IMITABLE`.
         :param destination: a queue, or an exchange, whose shadow is then bound.
         :raises AddressError: where a topic pattern is too long to stand behind the digits.
         """
@@ -223,48 +212,60 @@ class Topology:
         if exchange_type == "fanout":
             # A fanout ignores its keys, yet each is a binding of its own, to be undone by itself.
             arguments = (("x-binary-delay-key", key),)
-            return Binding(source, target, "#", to_queue, arguments)
-        if exchange_type == "topic":
-            words = pattern_words(key)
-        else:
-            words = route(Destination(exchange, key), room=self.room)
-            words = words.removeprefix(exchange_word(exchange))
-        pattern = f"{self._any_digits}*{words}"
-        if len(pattern.encode()) > MAX_KEY:
-            raise AddressError(
-                f"the binding key {key!r} of the exchange {exchange!r} takes more than the "
-                f"{MAX_KEY - len(self._any_digits) - 2} bytes that a pattern behind "
-                f"{self.ladder.levels} digits has; delayed messages for it will be parked"
-            )
-        return Binding(source, target, pattern, to_queue)
+            return (Binding(source, target, "#", to_queue, arguments),)
+        patterns = self._patterns(exchange, key, topic=exchange_type == "topic")
+        return tuple(Binding(source, target, pattern, to_queue) for pattern in patterns)
 
     # -- how they are made ---------------------------------------------------------------------
 
     @cached_property
-    def _any_digits(self) -> str:
-        return "*." * self.ladder.levels
+    def _kind(self) -> str:
+        # Queues of two types cannot share a name, and an upgraded broker may come to have both.
+        return "" if self.queue_type == "quorum" else f"-{self.queue_type}"
+
+    @cached_property
+    def _owned(self) -> tuple[str, str]:
+        return f"{self.namespace}.{VERSION}-", f"{self.namespace}.{VERSION}."
+
+    def _patterns(self, exchange: str, key: str, *, topic: bool) -> list[str]:
+        # On a shadow, the exchange's word may be that of another one, bound to this one.
+        behind = f"{MARK}.*"
+        if not topic:
+            whole = route(Destination(exchange, key))
+            return [f"#.{behind}{whole.removeprefix(f'{MARK}.{exchange_word(exchange)}')}"]
+        words = pattern_words(key)
+        if words.split(".").count("#") < 2:
+            patterns = [f"#.{behind}{words}"]
+        else:
+            # RabbitMQ 4.3 takes two # in a binding key at most, so ours is spelled out: one
+            # pattern for each number of digits.
+            patterns = ["*." * digits + behind + words for digits in range(1, MAX_DIGITS // 2 + 1)]
+        excess = len(patterns[-1].encode()) - MAX_KEY
+        if excess > 0:
+            raise AddressError(
+                f"the binding key {key!r} of the exchange {exchange!r} is {excess} bytes too long "
+                f"to stand behind digits; delayed messages for it will be parked"
+            )
+        return patterns
 
     def _behind(self, what: str, exchange: str) -> str:
-        name = f"{self.prefix}.{what}.{exchange}"
-        if len(name.encode()) <= MAX_KEY:
-            return name
-        return f"{self.prefix}.{what}!{blake2b(exchange.encode(), digest_size=20).hexdigest()}"
+        name = f"{self.delivery_prefix}.{what}.{exchange}"
+        return name if len(name.encode()) <= MAX_KEY else name[: -len(exchange)] + digest(exchange)
 
     def _exchange(self, name: str) -> Exchange:
         return Exchange(name, "topic", (("alternate-exchange", self.parking),))
 
     def _level(self, level: int) -> Part:
         name, below = self.level_name(level), self.level_name(level - 1)
-        position = self.ladder.levels - 1 - level
-        radix, weight = self.ladder.radices[position], self.ladder.weights[position]
-        before = "*." * position
+        radix, weight = self.ladder.radices[-1 - level], self.ladder.weights[-1 - level]
+        lower = "*." * level
         queues = tuple(
             Queue(f"{name}.{digit}", self._waiting(digit * weight, below))
             for digit in range(1, radix)
         )
-        down = Binding(name, below, f"{before}0.#", to_queue=False)
+        down = Binding(name, below, f"{lower}0.#", to_queue=False)
         waits = tuple(
-            Binding(name, queue.name, f"{before}{digit}.#")
+            Binding(name, queue.name, f"{lower}{digit}.#")
             for digit, queue in enumerate(queues, start=1)
         )
         return Part((self._exchange(name),), queues, (*waits, down))

@@ -40,7 +40,7 @@ import amqp
 from amqp.exceptions import NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from .address import Destination, parse_address
+from .address import Destination, format_address, parse_address
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, plain_exchange
@@ -52,7 +52,11 @@ from .urls import display, enlist, settle
 _HEADERS = "application_headers"
 
 
-class ChannelMixin:
+#: What a mixin stands before; it has all that they call.
+_Above: Any = object
+
+
+class ChannelMixin(_Above):
     """The door: outward a delayed publish enters the ladder, inward it looks as it did before.
 
     To be mixed in before a channel class of Kombu's ``pyamqp`` transport, or one like it, whose
@@ -67,7 +71,7 @@ class ChannelMixin:
         headers = msg.properties.get(_HEADERS)
         if headers and (headers.get(ETA) is not None or X_DELAY in headers):
             msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
-        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -76,12 +80,12 @@ class ChannelMixin:
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         """Publish and wait for the confirm; declare the ladder again if it has gone."""
         try:
-            return super().basic_publish_confirm(*args, **kwargs)  # type: ignore[misc]
+            return super().basic_publish_confirm(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
-            if self._declarer.topology.prefix not in str(exc):
+            if not self._declarer.is_ours(str(exc)):
                 raise
-            return super().basic_publish_confirm(*args, **kwargs)  # type: ignore[misc]
+            return super().basic_publish_confirm(*args, **kwargs)
 
     def _delay(
         self, msg: Any, headers: dict[str, Any], exchange: str, routing_key: str
@@ -102,20 +106,19 @@ class ChannelMixin:
             msg.properties,
             destination,
             -(-due // 1000),
-            lambda each: topology.address(digits, each, topic=topic),
+            lambda each: format_address(digits, each, topic=topic),
             topology.owns,
         )
-        height = topology.height(digits)
         keys = [destination.routing_key, *further_keys(headers)]
-        declarer.prepare(height, destination.exchange, keys)
-        return _copy(msg, properties), topology.level_name(height), key
+        declarer.prepare(len(digits) - 1, destination.exchange, keys)
+        return _copy(msg, properties), topology.entry(digits), key
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
-        connection = self.connection  # type: ignore[attr-defined]
+        connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.topology.prefix in reply_text:
+        if reply_code == NotFound.code and declarer and declarer.is_ours(reply_text):
             declarer.forget()
-        return super()._on_close(reply_code, reply_text, *args)  # type: ignore[misc]
+        return super()._on_close(reply_code, reply_text, *args)
 
     # -- inward --------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class ChannelMixin:
                     info["exchange"] = destination.exchange
             if headers:
                 unwrap(raw_message.properties, owns)
-        return super().message_to_python(raw_message)  # type: ignore[misc]
+        return super().message_to_python(raw_message)
 
     # -- the delivery side follows what the user binds -----------------------------------------
 
@@ -159,7 +162,7 @@ class ChannelMixin:
         """
         if type == PLUGIN_TYPE:
             type, arguments = plain_exchange(arguments)  # noqa: A001 - amqp's own name for it
-        result = super().exchange_declare(  # type: ignore[misc]
+        result = super().exchange_declare(
             exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
         )
         if not passive:
@@ -169,7 +172,7 @@ class ChannelMixin:
 
     def exchange_delete(self, exchange: str, *args: Any, **kwargs: Any) -> Any:
         """Delete an exchange, and the way that delayed messages take to it."""
-        result = super().exchange_delete(exchange, *args, **kwargs)  # type: ignore[misc]
+        result = super().exchange_delete(exchange, *args, **kwargs)
         self._declarer.deleted_exchange(exchange)
         return result
 
@@ -177,7 +180,7 @@ class ChannelMixin:
         self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Bind an exchange to another, for delayed messages too."""
-        result = super().exchange_bind(destination, source, routing_key, *args, **kwargs)  # type: ignore[misc]
+        result = super().exchange_bind(destination, source, routing_key, *args, **kwargs)
         self._declarer.bound(source, destination, routing_key, to_queue=False)
         return result
 
@@ -185,7 +188,7 @@ class ChannelMixin:
         self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Unbind an exchange from another, for delayed messages too."""
-        result = super().exchange_unbind(destination, source, routing_key, *args, **kwargs)  # type: ignore[misc]
+        result = super().exchange_unbind(destination, source, routing_key, *args, **kwargs)
         self._declarer.unbound(source, destination, routing_key, to_queue=False)
         return result
 
@@ -200,7 +203,7 @@ class ChannelMixin:
         **kwargs: Any,
     ) -> Any:
         """Declare a queue, and remember one that can be addressed by its name."""
-        result = super().queue_declare(  # type: ignore[misc]
+        result = super().queue_declare(
             queue, passive, durable, exclusive, auto_delete, *args, **kwargs
         )
         self._last_queue = result.queue if result is not None else queue
@@ -210,7 +213,7 @@ class ChannelMixin:
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Delete a queue; its bindings go with it."""
-        result = super().queue_delete(queue, *args, **kwargs)  # type: ignore[misc]
+        result = super().queue_delete(queue, *args, **kwargs)
         self._declarer.deleted_queue(queue)
         return result
 
@@ -218,7 +221,7 @@ class ChannelMixin:
         self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Bind a queue, for delayed messages too."""
-        result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+        result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
         # To AMQP, an empty name is the queue that this channel declared last.
         self._declarer.bound(exchange, queue or self._last_queue, routing_key, to_queue=True)
         return result
@@ -227,32 +230,32 @@ class ChannelMixin:
         self, queue: str, exchange: str, routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Unbind a queue, for delayed messages too."""
-        result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)  # type: ignore[misc]
+        result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)
         self._declarer.unbound(exchange, queue or self._last_queue, routing_key, to_queue=True)
         return result
 
     def basic_consume(self, *args: Any, **kwargs: Any) -> Any:
         """Consume: from here on, what this connection bound takes delayed messages too."""
         self._declarer.activate_or_warn()
-        return super().basic_consume(*args, **kwargs)  # type: ignore[misc]
+        return super().basic_consume(*args, **kwargs)
 
     def basic_get(self, *args: Any, **kwargs: Any) -> Any:
         """Get a message: from here on as with :meth:`basic_consume`."""
         self._declarer.activate_or_warn()
-        return super().basic_get(*args, **kwargs)  # type: ignore[misc]
+        return super().basic_get(*args, **kwargs)
 
     _last_queue = ""
 
     @property
     def _declarer(self) -> Declarer:
-        connection = self.connection  # type: ignore[attr-defined]
+        connection = self.connection
         if connection is None:
             raise RecoverableConnectionError("the channel is closed")
         declarer: Declarer = connection.binary_delay
         return declarer
 
 
-class TransportMixin:
+class TransportMixin(_Above):
     """A transport whose channels delay; to be mixed in before Kombu's ``pyamqp`` transport.
 
     Its ``Connection`` must make channels with a :class:`ChannelMixin`.
@@ -267,19 +270,19 @@ class TransportMixin:
     def __init__(self, client: Any, **kwargs: Any) -> None:
         stand_aside()
         settle(client, type(self), self.alias)
-        super().__init__(client, **kwargs)  # type: ignore[call-arg]
+        super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """Write the connection's parameters as a URL, without the password unless asked."""
-        return display(self.client, include_password=include_password, mask=mask)  # type: ignore[attr-defined]
+        return display(self.client, include_password=include_password, mask=mask)
 
     def establish_connection(self) -> Any:
         """Connect.
 
         :raises SettingsError: for settings that cannot be, before anything is sent.
         """
-        settings = Settings.from_transport_options(self.client.transport_options)  # type: ignore[attr-defined]
-        connection = super().establish_connection()  # type: ignore[misc]
+        settings = Settings.from_transport_options(self.client.transport_options)
+        connection = super().establish_connection()
         connection.binary_delay = Declarer(connection, settings)
         return connection
 

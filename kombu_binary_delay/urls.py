@@ -37,10 +37,10 @@ def settle(client: Any, transport: type, alias: str) -> None:
     if "://" in (client.hostname or ""):
         read = {name: value for name, value in parse_url(client.hostname).items() if value}
         scheme = read.pop("transport")
-        # What Kombu does with the URL of a transport that does not read it by itself.
-        client._initial_params.update(read, hostname=read.get("hostname"))  # noqa: SLF001
-        given = {**client._initial_params, "transport": client.transport_cls}  # noqa: SLF001
-        client._init_params(**given)  # noqa: SLF001
+        # Private, yet what Kombu does with the URL of a transport that leaves it to Kombu.
+        client._initial_params.update(read, hostname=read.get("hostname"))  # noqa: SLF001 - see above
+        given = {**client._initial_params, "transport": client.transport_cls}  # noqa: SLF001 - see above
+        client._init_params(**given)  # noqa: SLF001 - see above
     if not client.ssl and scheme.lower() in ("amqps", f"{alias}s"):
         client.ssl = True
     if client.cycle is not None and not isinstance(client.cycle, _Urls):

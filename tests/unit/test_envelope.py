@@ -5,11 +5,11 @@ from copy import deepcopy
 import pytest
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.address import Destination, parse_address
+from kombu_binary_delay.address import Destination, format_address, parse_address
 from kombu_binary_delay.envelope import HEADER, carried, unwrap, wrap
 
 TOPOLOGY = Topology()
-DIGITS = TOPOLOGY.ladder.digits(1000)
+DIGITS = (1, 0, 0, 0)
 QUEUE = Destination("", "q")
 OURS = TOPOLOGY.level_name(3) + ".1"
 
@@ -17,7 +17,7 @@ OURS = TOPOLOGY.level_name(3) + ".1"
 def packed(headers, destination=QUEUE, **properties):
     given = {**properties, "application_headers": headers}
     before = deepcopy(given)
-    result = wrap(given, destination, 5, lambda each: TOPOLOGY.address(DIGITS, each), TOPOLOGY.owns)
+    result = wrap(given, destination, 5, lambda each: format_address(DIGITS, each), TOPOLOGY.owns)
     assert given == before, "the caller's own properties must stay as they are"
     return result
 

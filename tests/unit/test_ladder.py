@@ -22,9 +22,9 @@ def test_the_default_ladder_is_binary_and_reaches_eight_and_a_half_years():
         (Ladder(2000, (4, 4, 4, 4)), 255_000, (2, 0, 0, 0)),
         # A mixed radix counts like minutes and hours.
         (Ladder(1000, (24, 60, 60)), 3_661_000, (1, 1, 1)),
-        (Ladder.binary(3, 125), 1, (0, 0, 1)),
-        (Ladder.binary(3, 125), 0, (0, 0, 0)),
-        (Ladder.binary(3, 125), 125.001, (0, 1, 0)),
+        (Ladder.binary(3, 125), 1, (1,)),
+        (Ladder.binary(3, 125), 0, ()),
+        (Ladder.binary(3, 125), 125.001, (1, 0)),
         (Ladder.binary(3, 125), 875, (1, 1, 1)),
     ],
 )
@@ -49,8 +49,9 @@ def test_a_delay_outside_the_ladder_is_refused_by_name(delay):
         (1.5, (2,), "tick"),
         (MAX_TTL + 1, (2,), "x-message-ttl"),
         (MAX_TTL // 2, (4,), "x-message-ttl"),
-        (1, (2,) * 75, "fewer levels"),
+        (1, (2,) * 40, "routing key.*fewer levels"),
         (1, (2,) * 10_000, "fewer levels"),
+        (1, (11,) * 27, "fewer levels"),
     ],
 )
 def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
@@ -64,7 +65,7 @@ def test_a_binary_ladder_needs_a_whole_number_of_levels(levels):
         Ladder.binary(levels)
 
 
-@pytest.mark.parametrize("digits", [(1, 0), (1, 0, 2), (0, 0, -1), ()])
+@pytest.mark.parametrize("digits", [(1, 0, 0, 0), (1, 0, 2), (-1,)])
 def test_digits_of_another_ladder_are_refused(digits):
     with pytest.raises(LadderError):
         Ladder.binary(3).delay(digits)

@@ -3,7 +3,7 @@
 import pytest
 
 from kombu_binary_delay import AddressError, Ladder, Topology
-from kombu_binary_delay.address import Destination
+from kombu_binary_delay.address import Destination, format_address
 from kombu_binary_delay.ladder import MAX_KEY, MAX_TTL
 from kombu_binary_delay.topology import Binding, Part
 from kombu_binary_delay.walk import matches_topic, walk
@@ -29,7 +29,7 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-    assert [binding.key for binding in level.bindings] == ["1.#", "2.#", "3.#", "0.#"]
+    assert [binding.key for binding in level.bindings] == ["*.1.#", "*.2.#", "*.3.#", "*.0.#"]
 
 
 def test_classic_levels_have_names_of_their_own_and_no_arguments_of_quorum_queues():
@@ -59,15 +59,15 @@ def test_every_exchange_parks_what_finds_no_way():
 
 def test_ten_seconds_wait_eight_and_then_two():
     digits = SECONDS.ladder.digits(10_000)
-    address = SECONDS.address(digits, Destination("", "destination"))
+    address = format_address(digits, Destination("", "destination"))
 
     path = walk(
         SECONDS.whole + SECONDS.to_queue("destination"),
-        SECONDS.level_name(SECONDS.height(digits)),
+        SECONDS.entry(digits),
         address,
     )
 
-    assert address == "1.0.1.0.@.destination"
+    assert address == "0.1.0.1.@..destination"
     assert [wait.ttl for wait in path.waits] == [8000, 2000]
     assert path.arrived == {"destination"}
 
@@ -80,21 +80,23 @@ def test_ten_seconds_wait_eight_and_then_two():
 def test_a_message_enters_at_its_first_digit_that_is_not_zero(delay, level):
     ladder = Ladder.binary(28, 1000)
 
-    assert Topology(ladder).height(ladder.digits(delay * 1000)) == level
+    topology = Topology(ladder)
+
+    assert topology.entry(ladder.digits(delay * 1000)) == topology.level_name(level)
 
 
 def test_a_destination_that_is_an_address_already_starts_from_its_own():
     topology = Topology()
     wanted = Destination("orders", "eu.new")
-    address = topology.address(topology.ladder.digits(1), wanted)
+    address = format_address((1, 0, 1), wanted)
 
     assert topology.unwrap(Destination(topology.level_name(3), address)) == wanted
     assert topology.unwrap(Destination(topology.delivery, address)) == wanted
 
 
-@pytest.mark.parametrize("exchange", ["", "orders", "kbd.v2-other"])
+@pytest.mark.parametrize("exchange", ["", "orders", "kbd.v2.delivery", "kbd.v1"])
 def test_a_users_key_that_imitates_an_address_stays_what_it_is(exchange):
-    forged = Destination(exchange, "1.0.@orders.eu.new")
+    forged = Destination(exchange, "0.1.@.orders.eu.new")
 
     assert Topology().unwrap(forged) == forged
 
@@ -112,16 +114,24 @@ def test_an_unreadable_key_on_a_level_is_left_to_the_parking_queue():
 def test_a_message_for_a_destination_that_is_gone_is_parked():
     topology = Topology()
     digits = topology.ladder.digits(1000)
-    gone = topology.address(digits, Destination("", "gone"))
+    gone = format_address(digits, Destination("", "gone"))
 
-    path = walk(topology.whole, topology.level_name(topology.height(digits)), gone)
+    path = walk(topology.whole, topology.entry(digits), gone)
 
     assert path.arrived == {topology.parking}
 
 
 def test_a_topic_pattern_too_long_to_stand_behind_the_digits_is_refused():
-    with pytest.raises(AddressError, match="takes more than the 191 bytes"):
-        Topology().mirror("x", "topic", "q", "k" * 192, to_queue=True)
+    with pytest.raises(AddressError, match="1 bytes too long"):
+        Topology().mirror("x", "topic", "q", "k" * 250, to_queue=True)
+
+
+def test_no_binding_key_has_more_than_the_two_hashes_that_rabbitmq_takes():
+    topology = Topology()
+
+    for key in ("#", "#.a", "a.#.b", "#.a.#", "#.a.#.b", "#.#", "#a.#b"):
+        for binding in topology.mirror("x", "topic", "q", key, to_queue=True):
+            assert binding.key.split(".").count("#") <= 2
 
 
 def test_all_names_and_keys_fit_into_a_short_string():
@@ -130,9 +140,10 @@ def test_all_names_and_keys_fit_into_a_short_string():
     part = topology.whole + topology.outlet(long) + topology.to_queue(long)
     part += Part(
         bindings=tuple(
-            topology.mirror(long, kind, long, "k" * 150, to_queue=to_queue)
+            binding
             for kind in ("direct", "topic", "fanout")
             for to_queue in (True, False)
+            for binding in topology.mirror(long, kind, long, "#.k.#" + "k" * 150, to_queue=to_queue)
         )
     )
 
@@ -173,8 +184,8 @@ def test_the_walk_matches_topics_as_rabbitmq_does(pattern, key, matches):
 
 def test_the_walk_refuses_a_message_in_two_level_queues_at_once():
     doubled = SECONDS.whole + Part(
-        bindings=(Binding(SECONDS.level_name(3), SECONDS.level_name(2) + ".1", "1.#"),)
+        bindings=(Binding(SECONDS.level_name(3), SECONDS.level_name(2) + ".1", "*.*.*.1.#"),)
     )
 
     with pytest.raises(ValueError, match="more than one queue at once"):
-        walk(doubled, SECONDS.level_name(3), "1.0.0.0.@.q")
+        walk(doubled, SECONDS.level_name(3), "0.0.0.1.@..q")
