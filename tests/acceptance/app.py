@@ -1,0 +1,208 @@
+"""The app under test: as anybody's, but that its tasks keep a journal.
+
+Both sides make it from one `Deployment`: the test, which publishes, and the worker (see
+worker_app.py), which reads it from its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from kombu_binary_delay import register
+from tests.acceptance.journal import RAN, RECEIVED, Entry, Journal, wait_until
+
+OURS = "kombu_binary_delay:Transport"
+VARIABLE = "ACCEPTANCE_DEPLOYMENT"
+
+_media = Exchange("media", "topic")
+
+#: What users set, apart from the transport.
+SHAPES: dict[str, dict[str, Any]] = {
+    "stock": {},
+    "abroad": {"timezone": "Asia/Kathmandu"},
+    "beat": {
+        "beat_schedule": {
+            "every second": {
+                "task": "note",
+                "schedule": 1.0,
+                "args": ["from beat"],
+                "options": {"countdown": 0.5},
+            }
+        }
+    },
+    "broadcast": {
+        "task_queues": [Queue("celery"), Broadcast("everyone")],
+        "task_routes": {"note_everywhere": {"queue": "everyone", "exchange": "everyone"}},
+    },
+    # A task is acknowledged when it is done: what a killed worker held is given to another.
+    "careful": {"task_acks_late": True, "task_reject_on_worker_lost": True},
+    "exchanges": {
+        "task_queues": [
+            Queue("celery"),
+            Queue("images", _media, "image.*"),
+            Queue("pngs", _media, "#.png"),
+            Queue("png", _media, "png"),
+            Queue("left", Exchange("left", "direct"), "same"),
+            Queue("right", Exchange("right", "direct"), "same"),
+        ]
+    },
+    "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
+    "quorum on a direct exchange": {
+        "task_default_queue_type": "quorum",
+        "broker_transport_options": {"confirm_publish": True},
+    },
+    "quorum on a topic exchange": {
+        "task_default_queue_type": "quorum",
+        "task_default_exchange_type": "topic",
+        "broker_transport_options": {"confirm_publish": True},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One installation of the app."""
+
+    url: str
+    journal: str
+    results: str
+    shape: str = "stock"
+    transport: str | None = OURS
+
+    def environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Deployment:
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+
+class StumbleError(Exception):
+    """What a task that does better the next time raises."""
+
+
+def make_app(deployment: Deployment) -> Celery:
+    app = Celery("acceptance", set_as_current=False)
+    if deployment.url.startswith("binary-delay"):
+        register()
+    app.conf.broker_url = deployment.url
+    app.conf.result_backend = f"file://{deployment.results}"
+    app.conf.result_chord_retry_interval = 0.5
+    app.conf.broker_connection_retry_on_startup = True
+    app.conf.update(SHAPES[deployment.shape])
+    if deployment.transport:
+        app.conf.broker_transport = deployment.transport  # the one line
+    journal = Journal(Path(deployment.journal))
+    _add_tasks(app, journal)
+    _add_tasks_that_retry(app, journal)
+    return app
+
+
+def keep_journal_of_receipts(deployment: Deployment) -> None:
+    journal = Journal(Path(deployment.journal))
+
+    def received(request: Any, **_: object) -> None:
+        message = request.message
+        journal.write(
+            _entry(
+                RECEIVED,
+                request.name,
+                request.request_dict,
+                message.headers,
+                message.properties.get("expiration"),
+            )
+        )
+
+    signals.task_received.connect(received, weak=False)
+
+
+def _add_tasks(app: Celery, journal: Journal) -> None:
+    def write(task: Any) -> None:
+        journal.write(_entry(RAN, task.name, vars(task.request)))
+
+    @app.task(name="note", shared=False, bind=True)
+    def note(self: Any, *args: object) -> object:
+        write(self)
+        return args[-1] if args else None
+
+    @app.task(name="note_everywhere", shared=False, bind=True)
+    def note_everywhere(self: Any) -> None:
+        write(self)
+
+    @app.task(name="add_up", shared=False, bind=True)
+    def add_up(self: Any, numbers: list[int]) -> int:
+        write(self)
+        return sum(numbers)
+
+    # Acknowledged late, so that with a prefetch of one the worker holds nothing else meanwhile.
+    @app.task(name="hold", shared=False, bind=True, acks_late=True)
+    def hold(self: Any, signal: str) -> None:
+        write(self)
+        wait_until(Path(signal).exists, f"the file {signal}")
+
+    @app.task(name="delegate", shared=False, bind=True)
+    def delegate(self: Any, countdown: float) -> str:
+        write(self)
+        return str(note.apply_async(("delegated",), countdown=countdown).id)
+
+
+def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
+    def write(task: Any) -> None:
+        journal.write(_entry(RAN, task.name, vars(task.request)))
+
+    @app.task(name="retry", shared=False, bind=True, max_retries=None)
+    def retry(self: Any, times: int, countdown: float) -> int:
+        write(self)
+        if self.request.retries < times:
+            raise self.retry(countdown=countdown)
+        return int(self.request.retries)
+
+    @app.task(
+        name="stumble",
+        shared=False,
+        bind=True,
+        autoretry_for=(StumbleError,),
+        retry_kwargs={"countdown": 0.5, "max_retries": 3},
+    )
+    def stumble(self: Any, times: int) -> int:
+        write(self)
+        if self.request.retries < times:
+            raise StumbleError
+        return int(self.request.retries)
+
+
+def _entry(
+    event: str,
+    task: str,
+    request: Mapping[str, Any],
+    headers: Mapping[str, Any] | None = None,
+    expiration: str | None = None,
+) -> Entry:
+    info = request["delivery_info"]
+    headers = headers or {}
+    return Entry(
+        event=event,
+        task=task,
+        id=request["id"],
+        at=time.time(),
+        worker=request["hostname"],
+        args=list(request.get("args") or ()),
+        eta=request.get("eta"),
+        retries=request.get("retries") or 0,
+        exchange=info["exchange"],
+        routing_key=info["routing_key"],
+        priority=info.get("priority"),
+        header_names=sorted(headers),
+        header_bytes=len(json.dumps(dict(headers), default=str)),
+        expiration=expiration,
+    )

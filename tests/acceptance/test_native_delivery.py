@@ -1,0 +1,132 @@
+"""Celery's own native delayed delivery stands aside for our transport, and for no other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from tests.acceptance.journal import LATE, wait_until
+from tests.acceptance.stage import Stage
+
+DIRECT = "quorum on a direct exchange"
+TOPIC = "quorum on a topic exchange"
+NATIVE = "celery_delayed_"
+BARE = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+@pytest.mark.parametrize("options", [(), BARE], ids=["stock", "bare"])
+@pytest.mark.parametrize("shape", [DIRECT, TOPIC])
+def test_with_quorum_queues_our_ladder_delays_and_the_native_one_is_never_made(
+    new_stage, caplog: pytest.LogCaptureFixture, shape: str, options: tuple[str, ...]
+):
+    # given
+    stage: Stage = new_stage(shape)
+    worker = stage.worker("--pool=threads", *options)
+    # when
+    with caplog.at_level(logging.INFO):
+        tasks = [stage.send_note(countdown=0.5 + n / 4) for n in range(3)]
+        tasks.append(stage.send("retry", 1, 0.5).id)
+    # then
+    stage.journal.wait_for(*tasks)
+    stage.journal.wait_for(tasks[-1], times=2)
+    stage.journal.assert_on_time(tasks)
+    expected = "" if shape == DIRECT else "celery"
+    assert {run.exchange for run in stage.journal.ran()} == {expected}
+    assert {run.routing_key for run in stage.journal.ran()} == {"celery"}
+    # and
+    assert not [name for name in stage.exchanges() | stage.queues() if name.startswith(NATIVE)]
+    assert "delayed delivery" not in worker.log()
+    assert not caplog.records
+
+
+def test_with_quorum_queues_the_prefetch_window_is_not_filled(new_stage):
+    # given
+    stage: Stage = new_stage(TOPIC)
+    worker = stage.worker("--pool=threads")
+    for _ in range(6):
+        stage.send_note(countdown=3600)
+    # when
+    immediate = stage.send_note()
+    # then
+    stage.journal.wait_for(immediate)
+    inspect = stage.app.control.inspect([worker.name], timeout=LATE)
+    assert inspect.scheduled() == {worker.name: []}
+
+
+@pytest.mark.parametrize("shape", ["stock", DIRECT])
+def test_workers_still_find_each_other_and_obey_remote_control(new_stage, shape: str):
+    # given
+    stage: Stage = new_stage(shape)
+    first = stage.worker("--loglevel=DEBUG", "--pool=threads")
+    # when
+    second = stage.worker("--loglevel=DEBUG", "--pool=threads")
+    # then
+    assert "mingle: sync with 1 nodes" in second.log()
+    wait_until(lambda: f"{second.name} joined the party" in first.log(), "gossip")
+    # and
+    both = [first.name, second.name]
+    pongs = stage.app.control.ping(destination=both, timeout=LATE)
+    assert {name: "pong" for pong in pongs for name in pong} == dict.fromkeys(both, "pong")
+    assert stage.app.control.add_consumer("bar", destination=[first.name], reply=True)
+    task = stage.send_note(countdown=0.5, queue="bar")
+    (run,) = stage.journal.wait_for(task)
+    assert run.worker == first.name
+
+
+def test_a_delayed_task_sends_its_events_when_it_runs(new_stage):
+    # given
+    stage: Stage = new_stage()
+    stage.worker("--pool=threads", "--task-events")
+    events: list[dict[str, Any]] = []
+    succeeded = threading.Event()
+
+    def note(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["type"] == "task-succeeded":
+            succeeded.set()
+
+    # when
+    task = stage.send_note(countdown=1.5)
+    with stage.app.connection_for_read() as connection:
+        receiver = stage.app.events.Receiver(connection, handlers={"*": note})
+        for _ in receiver.itercapture(timeout=LATE):
+            if succeeded.is_set():
+                break
+    # then
+    mine = [event["type"] for event in events if event.get("uuid") == task]
+    assert mine == ["task-received", "task-started", "task-succeeded"]
+
+
+def test_an_app_without_our_transport_in_the_same_process_is_left_alone(new_stage):
+    # given
+    ours: Stage = new_stage(TOPIC)
+    ours.worker("--pool=threads")
+    ours.journal.wait_for(ours.send_note(countdown=0.5))
+    stock: Stage = new_stage(TOPIC, transport=None)
+    stock.worker("--pool=threads")
+    # when
+    task, later = stock.send_note(countdown=2), stock.send_note(countdown=3600)
+    # then
+    assert "celery_delayed_27" in stock.exchanges()
+    native = [f"celery_delayed_{n}" for n in range(28)]
+    wait_until(lambda: sum(stock.vhost.waiting(*native).values()) >= 1, "a native delay")
+    stock.journal.wait_for(task)
+    assert not stock.journal.received(later)
+    assert not any(name.startswith("kbd.") for name in stock.exchanges() | stock.queues())
+
+
+def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
+    new_stage, caplog: pytest.LogCaptureFixture
+):
+    # given
+    ours: Stage = new_stage(DIRECT)
+    ours.send_note(countdown=3600)
+    stock: Stage = new_stage(DIRECT, transport=None)
+    assert not caplog.records
+    # when
+    stock.send_note(countdown=3600)
+    # then
+    assert "Direct exchanges are not supported with native delayed delivery" in caplog.text

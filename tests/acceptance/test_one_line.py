@@ -1,0 +1,99 @@
+"""A stock Celery app changes one line, and its worker is never again full of tasks not yet due."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.acceptance.app import OURS
+from tests.acceptance.journal import LATE, wait_until
+from tests.acceptance.stage import LEVELS, Stage
+
+HOUR = 3600
+#: Celery's default: a worker with one process takes four messages that it has not acknowledged.
+PREFETCH_MULTIPLIER = 4
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_stage, pool: str):
+    # given
+    stage: Stage = new_stage()
+    worker = stage.worker(f"--pool={pool}")
+    assert stage.app.conf.worker_prefetch_multiplier == PREFETCH_MULTIPLIER
+    for _ in range(PREFETCH_MULTIPLIER + 2):
+        stage.send_note(countdown=HOUR)
+    start = time.time()
+    # when
+    immediate = [stage.send_note() for _ in range(3)]
+    # then
+    runs = stage.journal.wait_for(*immediate)
+    assert all(run.at < start + LATE for run in runs)
+    assert len(stage.journal.received()) == len(immediate)
+    # and
+    wait_until(lambda: stage.waiting() == PREFETCH_MULTIPLIER + 2, "six on the ladder")
+    inspect = stage.app.control.inspect([worker.name], timeout=LATE)
+    assert inspect.scheduled() == {worker.name: []}
+    assert inspect.reserved() == {worker.name: []}
+
+
+def test_what_waits_is_not_seen_by_a_worker_that_starts_or_stops_meanwhile(new_stage):
+    # given
+    stage: Stage = new_stage()
+    task = stage.send_note(countdown=HOUR)
+    # when
+    stage.worker("--pool=solo").stop()
+    # then
+    assert not stage.journal.received(task)
+    assert stage.waiting() == 1
+
+
+def test_a_publisher_that_starts_before_any_worker_still_delivers(new_stage):
+    # given
+    stage: Stage = new_stage()
+    task = stage.send_note(countdown=0.5)
+    wait_until(lambda: stage.vhost.waiting("celery").get("celery"), "the task in its queue")
+    # when
+    stage.worker("--pool=solo")
+    # then
+    stage.journal.wait_for(task)
+    assert stage.parked() == 0
+
+
+def test_no_level_is_made_before_the_first_task_that_waits(new_stage):
+    # given
+    stage: Stage = new_stage()
+    stage.worker("--pool=solo")
+    # when
+    stage.journal.wait_for(stage.send_note())
+    # then
+    assert not stage.queues().intersection(LEVELS)
+
+
+NOBODY = "guest:guest@127.0.0.1:1//"
+
+
+@pytest.mark.parametrize(
+    ("transport", "url"),
+    [
+        (None, "binary-delay://{broker}"),
+        (OURS, f"amqp://{NOBODY};amqp://{{broker}}"),
+        (None, f"binary-delay://{NOBODY};binary-delay://{{broker}}"),
+    ],
+    ids=["by URL", "by transport, second URL", "by URL, second URL"],
+)
+def test_the_one_line_may_be_the_url_and_holds_for_every_url_of_a_failover(
+    new_stage, transport: str | None, url: str
+):
+    # given
+    stage: Stage = new_stage(transport=transport, url=url)
+    worker = stage.worker("--pool=solo")
+    # when
+    later, task = stage.send_note(countdown=HOUR), stage.send("retry", 1, 0.5, countdown=0.5).id
+    # then
+    stage.journal.wait_for(task, times=2)
+    stage.journal.assert_on_time([task])
+    assert not stage.journal.received(later)
+    assert stage.waiting() == 1
+    # Its log tells of the broker that was not there.
+    worker.kill()

@@ -1,0 +1,29 @@
+"""A task may retry as often as it likes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.stage import Stage
+
+RETRIES = 50
+
+
+@pytest.mark.slow
+def test_fifty_retries_stay_on_their_queue_and_nothing_grows(new_stage):
+    # given
+    stage: Stage = new_stage()
+    stage.worker("--queues=celery,foo")
+    # when
+    task = stage.send("retry", RETRIES, 0.125, queue="foo").id
+    # then
+    runs = stage.journal.wait_for(task, times=RETRIES + 1, timeout=60)
+    assert [run.retries for run in runs] == list(range(RETRIES + 1))
+    assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
+    stage.journal.assert_on_time([task])
+    # and
+    first, *others = stage.journal.received(task)
+    assert {(each.exchange, each.routing_key) for each in others} == {("", "foo")}
+    assert {tuple(each.header_names) for each in others} == {tuple(first.header_names)}
+    # The number of retries has two digits in the end, and an eta may lack its microseconds.
+    assert max(each.header_bytes for each in others) <= others[0].header_bytes + 10

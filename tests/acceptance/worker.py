@@ -1,0 +1,75 @@
+"""A real `celery worker`, and a real `celery beat`, on a deployment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lab.worker
+from tests.acceptance.journal import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from lab.keeper import Keeper
+    from tests.acceptance.app import Deployment
+
+ROOT = Path(__file__).parents[2]
+APP = "tests.acceptance.worker_app"
+
+
+class Worker(lab.worker.Worker):
+    """`celery worker`; unless told otherwise with the prefork pool and one process in it."""
+
+    def __init__(self, keeper: Keeper, deployment: Deployment, *options: str) -> None:
+        self.alive = True
+        self._asked = False
+        super().__init__(
+            keeper, APP, _environment(deployment), "--concurrency=1", *options, timeout=60
+        )
+
+    def kill(self) -> None:
+        if self.alive:
+            self.alive = False
+            super().kill()
+
+    def begin_to_stop(self) -> None:
+        """Ask it to stop, and do not wait."""
+        if self.alive and not self._asked:
+            self._asked = True
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Stop it as an administrator would: it finishes the tasks it is at."""
+        self.begin_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        self.kill()
+
+    def complaints(self) -> list[str]:
+        """Find what no log of a worker that is well holds."""
+        signs = ("Traceback", ": ERROR/", ": CRITICAL/")
+        return [line for line in self.log().splitlines() if any(sign in line for sign in signs)]
+
+
+class Beat:
+    """`celery beat`."""
+
+    def __init__(self, keeper: Keeper, deployment: Deployment) -> None:
+        self._keeper = keeper
+        log = keeper.folder / f"beat-{uuid.uuid4().hex}.log"
+        argv = [sys.executable, "-m", "celery", "-A", APP, "beat", "--loglevel=INFO", "--pidfile="]
+        schedule = f"--schedule={log.with_suffix('.schedule')}"
+        environment = {**os.environ, **_environment(deployment)}
+        self._process = keeper.spawn([*argv, schedule], environment, log)
+        wait_until(lambda: "beat: Starting..." in log.read_text(), "the start of beat")
+
+    def stop(self) -> None:
+        self._keeper.stop(self._process)
+
+
+def _environment(deployment: Deployment) -> dict[str, str]:
+    return {**deployment.environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
