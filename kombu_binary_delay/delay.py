@@ -4,11 +4,15 @@
 * ``eta``: an ISO 8601 time, in a message of Celery's task protocol 2 (one with a ``task`` header);
   that is where ``countdown``, ``eta``, retries, beat and canvas all end up.
 
+A message of Celery's task protocol 1 has its ``eta`` in the body, where :func:`headers_of_body`
+finds it for those who ask for that.
+
 An exchange of the plugin's type asks for no delay, but says that its messages may.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -50,6 +54,17 @@ def due_time(headers: Mapping[str, Any], now: int) -> int | None:
     return max(times, default=None)
 
 
+def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
+    """Read out of a JSON body of task protocol 1 what protocol 2 has in headers: task and eta."""
+    if properties.get("content_type") != "application/json":
+        return {}
+    try:
+        task = json.loads(body)
+    except ValueError:
+        return {}
+    return {name: task[name] for name in (TASK, ETA) if name in task} if _is_task(task) else {}
+
+
 def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """Tell the type and arguments of the plain exchange that a plugin's exchange becomes.
 
@@ -63,6 +78,10 @@ def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, 
             f"type that it routes like, such as 'direct' or 'topic', got {routes_like!r}"
         )
     return routes_like, rest
+
+
+def _is_task(body: object) -> bool:
+    return isinstance(body, dict) and {"id", TASK, "args", "kwargs"} <= body.keys()
 
 
 def _microseconds(value: object) -> int:

@@ -46,7 +46,7 @@ def wrap(
     :param owns: tells whether a queue's name is a ladder's.
     :returns: the properties and the routing key to publish with.
     """
-    headers = dict(properties[_HEADERS])
+    headers = dict(properties.get(_HEADERS) or {})
     packed: dict[str, Any] = {"due": due}
     key = address(destination)
     if has_digest(key):

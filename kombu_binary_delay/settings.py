@@ -29,6 +29,8 @@ class Settings:
         (RabbitMQ 3.10 and later) and classic, with a warning, elsewhere.
     :param declare: ``"lazy"`` declares what is needed when it is first needed; ``"never"``
         declares nothing, for brokers whose administrator has made the topology.
+    :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
+        for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for a value that cannot be.
@@ -38,6 +40,7 @@ class Settings:
     levels: int = 31
     queue_type: str | None = None
     declare: str = "lazy"
+    protocol_1: bool = False
     namespace: str = "kbd"
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class Settings:
             raise SettingsError(f"{KEY}: {exc}") from exc
         self._choice("queue_type", (*QUEUE_TYPES, None))
         self._choice("declare", DECLARE)
+        if not isinstance(self.protocol_1, bool):
+            raise SettingsError(f"{KEY}: protocol_1 must be True or False, got {self.protocol_1!r}")
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
             raise SettingsError(
                 f"{KEY}: namespace must be 1 to 32 letters, digits, '-' or '_', "

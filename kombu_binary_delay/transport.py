@@ -43,7 +43,7 @@ from kombu.transport import pyamqp
 from .address import Destination, format_address, parse_address
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
-from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, plain_exchange
+from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError
 from .settings import Settings
@@ -71,6 +71,8 @@ class ChannelMixin(_Above):
         headers = msg.properties.get(_HEADERS)
         if headers and (headers.get(ETA) is not None or X_DELAY in headers):
             msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
+        elif self._reads_bodies and (asked := headers_of_body(msg.properties, msg.body)):
+            msg, exchange, routing_key = self._delay(msg, asked, exchange, routing_key)
         return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -88,10 +90,11 @@ class ChannelMixin(_Above):
             return super().basic_publish_confirm(*args, **kwargs)
 
     def _delay(
-        self, msg: Any, headers: dict[str, Any], exchange: str, routing_key: str
+        self, msg: Any, asked: dict[str, Any], exchange: str, routing_key: str
     ) -> tuple[Any, str, str]:
         now = time.time_ns() // 1000
-        due = due_time(headers, now)
+        due = due_time(asked, now)
+        headers = msg.properties.get(_HEADERS) or {}
         if due is None or due <= now:
             if X_DELAY in headers:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
@@ -245,6 +248,7 @@ class ChannelMixin(_Above):
         return super().basic_get(*args, **kwargs)
 
     _last_queue = ""
+    _reads_bodies = False
 
     @property
     def _declarer(self) -> Declarer:
@@ -284,6 +288,10 @@ class TransportMixin(_Above):
         settings = Settings.from_transport_options(self.client.transport_options)
         connection = super().establish_connection()
         connection.binary_delay = Declarer(connection, settings)
+        if settings.protocol_1:
+            # Of this connection alone.
+            reading = {"_reads_bodies": True}
+            connection.Channel = type("Protocol1Channel", (connection.Channel,), reading)
         return connection
 
 

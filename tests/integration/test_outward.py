@@ -2,6 +2,7 @@
 
 import logging
 import time
+from datetime import datetime, timedelta, timezone
 from unittest.mock import patch
 
 import pytest
@@ -319,3 +320,20 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
 
     assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
     assert [arrival.body for arrival in arrivals if arrival.at < due[arrival.body]] == []
+
+
+def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, collect):
+    queue = Queue("q")
+    eta = datetime.now(timezone.utc) + timedelta(seconds=1)
+    task = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": eta.isoformat()}
+    started = time.time()
+    for protocol_1 in (True, False):
+        with connect(binary_delay={"protocol_1": protocol_1}).Producer() as producer:
+            producer.publish(task, routing_key="q", declare=[queue], headers={"at": protocol_1})
+
+    undelayed, delayed = collect(connect(), [queue], 2)
+
+    assert undelayed.headers == {"at": False}
+    assert delayed.headers == {"at": True}
+    assert delayed.at - started >= 1
+    assert delayed.body == undelayed.body == task
