@@ -7,7 +7,8 @@ its own, so that a refusal never closes the user's channel. It must not import t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -18,6 +19,7 @@ from amqp.exceptions import (
     ChannelError,
     NotFound,
     PreconditionFailed,
+    RecoverableConnectionError,
     ResourceLocked,
 )
 from kombu.log import get_logger
@@ -69,7 +71,9 @@ class Declarer:
         self._types: dict[str, str] = dict(BUILT_IN)
         self._bound: dict[_Bound, None] = {}
         self._queues: dict[str, None] = {}
-        self._active = False
+        self._talking = False
+        self._talks = 0
+        self._held: deque[Callable[[], object]] = deque()
         self.forget()
 
     def forget(self) -> None:
@@ -83,17 +87,38 @@ class Declarer:
         """Whether the broker's words are about something that this declarer declares."""
         return self.topology.prefix in reply_text or self.topology.delivery in reply_text
 
+    def holds(self, channel_id: int, dispatch: Callable[[], object]) -> bool:
+        """Take what came in for another channel in the middle of a declaration, for later.
+
+        Else a delivery would run the user's callback in between, and what that publishes could
+        take, or wait for, the very answer that the declaration waits for.
+        """
+        # Channel 0 is the connection itself.
+        if not self._talking or channel_id in (0, getattr(self._channel, "channel_id", None)):
+            return False
+        self._held.append(dispatch)
+        return True
+
     # -- for a delayed publish -----------------------------------------------------------------
 
-    def prepare(self, height: int, exchange: str, keys: list[str]) -> None:
+    def prepare(self, height: int, exchange: str, keys: list[str]) -> bool:
         """Let all stand that a message needs on its way to a destination.
 
         :param height: the highest level that it waits on.
         :param keys: its routing keys, queues' names where the exchange is the default one.
-        :raises TopologyError: where the broker refuses.
+        :returns: whether anything had to be declared, which takes time.
+        :raises TopologyError: where the broker refuses, or the exchange is of a type that no
+            delayed message can reach.
         """
+        if self._types.get(exchange, "topic") not in (*IMITABLE, "headers"):
+            raise TopologyError(
+                f"the exchange {exchange!r} is of the type {self._types[exchange]!r}, which reads "
+                f"routing keys in its own way, while a delayed message arrives with another; delay "
+                f"to a direct, topic, fanout or headers exchange, and bind that one to it"
+            )
         if not self._declares:
-            return
+            return False
+        talks = self._talks
         if not self._active:
             self.activate()
         if height > self._height:
@@ -102,8 +127,9 @@ class Declarer:
             for queue in keys:
                 if ("", queue) not in self._made:
                     self._lead_to(queue)
-        elif self._types.get(exchange, "topic") not in IMITABLE:
+        elif self._types.get(exchange) == "headers":
             self._stand_behind(exchange)
+        return self._talks > talks
 
     def is_topic(self, exchange: str) -> bool:
         """Whether wildcards may match the keys of this exchange; to be safe, if not known."""
@@ -131,6 +157,8 @@ class Declarer:
         try:
             self.activate()
         except TopologyError as exc:
+            # Once is enough: what is consumed next would only be refused the same again.
+            self._active = True
             logger.warning("delayed messages may not reach the queues bound here: %s", exc)
 
     def declared_exchange(self, exchange: str, exchange_type: str) -> None:
@@ -142,6 +170,7 @@ class Declarer:
         """Take note of a queue that lives on, and so can be addressed by its name."""
         if not self._foreign(queue):
             self._queues[queue] = None
+            self._made.discard(("", queue))
             if self._active:
                 self._quietly(self._lead_to, queue)
 
@@ -150,6 +179,8 @@ class Declarer:
         if not self._foreign(exchange) and not self._foreign(destination):
             bound = _Bound(exchange, destination, key, to_queue)
             self._bound[bound] = None
+            # Whoever binds again may know that what we made has gone meanwhile.
+            self._made -= {bound, exchange, destination}
             if self._active:
                 self._quietly(self._mirror, bound)
 
@@ -196,6 +227,7 @@ class Declarer:
             try:
                 _bind(channel, levels[height].bindings)
             except NotFound:
+                self._base = False
                 self._lay_base()
                 for level in levels[: height + 1]:
                     _declare(channel, level)
@@ -216,7 +248,7 @@ class Declarer:
         self._lay_base()
         with self._explained(f"the way to the queue {queue!r}") as channel:
             try:
-                _bind(channel, self.topology.to_queue(queue).bindings)
+                self._bind_again(channel, self.topology.to_queue(queue).bindings, self._lay_base)
             except NotFound:
                 self._queues.pop(queue, None)
                 logger.warning(
@@ -237,10 +269,9 @@ class Declarer:
         if bound in self._made:
             return
         exchange_type = self._type_of(bound.exchange)
-        self._stand_behind(bound.exchange)
         if not bound.to_queue:
             self._type_of(bound.destination)
-            self._stand_behind(bound.destination)
+        self._stand_around(bound)
         if exchange_type in IMITABLE:
             try:
                 mirrors = self._mirror_of(bound, exchange_type)
@@ -249,7 +280,7 @@ class Declarer:
                 return
             with self._explained(f"the binding of {bound.destination!r}") as channel:
                 try:
-                    _bind(channel, mirrors)
+                    self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
                 except NotFound:
                     # It went away since, and its bindings with it.
                     self._bound.pop(bound, None)
@@ -272,13 +303,32 @@ class Declarer:
             bound.exchange, exchange_type, bound.destination, bound.key, to_queue=bound.to_queue
         )
 
+    def _bind_again(
+        self, channel: Any, bindings: tuple[Binding, ...], declare: Callable[[], None]
+    ) -> None:
+        """Bind; where it is our side that has gone meanwhile, declare that and bind again."""
+        try:
+            _bind(channel, bindings)
+        except NotFound as exc:
+            if not self.is_ours(str(exc)):
+                raise
+            self.forget()
+            self._active = True
+            declare()
+            _bind(channel, bindings)
+
+    def _stand_around(self, bound: _Bound) -> None:
+        self._stand_behind(bound.exchange)
+        if not bound.to_queue:
+            self._stand_behind(bound.destination)
+
     def _stand_behind(self, exchange: str) -> None:
-        """Declare the shadow of an exchange, with an outlet where a shadow cannot imitate it."""
+        """Declare the shadow of an exchange, with an outlet where it routes by headers."""
         if exchange in self._made:
             return
         self._lay_base()
-        imitable = self._types.get(exchange, "topic") in IMITABLE
-        part = self.topology.shadow(exchange) if imitable else self.topology.outlet(exchange)
+        by_headers = self._types.get(exchange) == "headers"
+        part = self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
         with self._explained(f"the way to the exchange {exchange!r}") as channel:
             _declare(channel, part)
             _bind(channel, part.bindings)
@@ -317,7 +367,8 @@ class Declarer:
             not name
             or self.topology.owns(name)
             or name.endswith(".pidbox")
-            or name.startswith("celeryev")
+            or name == "celeryev"
+            or name.startswith("celeryev.")
         )
 
     def _forget_bound(self, gone: Any) -> None:
@@ -333,13 +384,29 @@ class Declarer:
             logger.warning("delayed messages may not arrive as others do: %s", exc)
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[Any]:
-        if self._channel is None or not self._channel.is_open:
-            # Not our own class of channel: what we declare is not to be mirrored.
-            self._channel = amqp.Channel(self._connection)
-            self._channel.open()
+    def _undisturbed(self) -> Iterator[Any]:
+        """Lend the channel of our own, while the others hold what comes in for them."""
+        outermost, self._talking = not self._talking, True
+        self._talks += 1
         try:
+            if self._connection.channels is None:
+                raise RecoverableConnectionError("the connection is closed")
+            if self._channel is None or not self._channel.is_open:
+                # Not our own class of channel: what we declare is not to be mirrored.
+                self._channel = amqp.Channel(self._connection)
+                self._channel.open()
             yield self._channel
+        finally:
+            if outermost:
+                self._talking = False
+                while self._held and not self._talking:
+                    self._held.popleft()()
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[Any]:
+        try:
+            with self._undisturbed() as channel:
+                yield channel
         except AccessRefused as exc:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
@@ -348,10 +415,10 @@ class Declarer:
                 f"declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
-            raise TopologyError(
-                f"{what} cannot be declared, since it stands with other arguments: "
-                f"{exc.reply_text}; delete what is there, or set another namespace"
-            ) from exc
+            remedy = ""
+            if "inequivalent arg" in str(exc.reply_text):
+                remedy = "; it stands with other arguments: delete it, or set another namespace"
+            raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
 

@@ -103,8 +103,9 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
     found = ((name, headers.get(name)) for name in ("CC", "BCC"))
-    # RabbitMQ itself refuses what is no list of strings.
-    return [(name, keys) for name, keys in found if _is_list_of_str(keys)]
+    # RabbitMQ itself refuses what is no list of strings; amqp writes a tuple as one.
+    listed = ((name, list(keys) if isinstance(keys, tuple) else keys) for name, keys in found)
+    return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]
 
 
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:

@@ -34,6 +34,7 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import amqp
@@ -68,6 +69,12 @@ class ChannelMixin(_Above):
     def _basic_publish(
         self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
+        """Publish a message, with a delay if its headers ask for one.
+
+        :raises DelayError: where they ask for a delay that cannot be read, or is out of range.
+        :raises AddressError: where the routing key is too long for a delayed message.
+        :raises TopologyError: where the broker refuses to declare what the delay needs.
+        """
         headers = msg.properties.get(_HEADERS)
         if headers and (headers.get(ETA) is not None or X_DELAY in headers):
             msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
@@ -80,12 +87,17 @@ class ChannelMixin(_Above):
     basic_publish = _basic_publish
 
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish and wait for the confirm; declare the ladder again if it has gone."""
+        """Publish as :meth:`basic_publish`, and wait for the confirm.
+
+        Where the ladder has gone, it is declared again. Its absence has closed the channel and
+        opened it anew, so that a channel with consumers has lost them: there, the error is raised.
+        """
+        consumers = bool(self.callbacks)
         try:
             return super().basic_publish_confirm(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
-            if not self._declarer.is_ours(str(exc)):
+            if consumers or not self._declarer.is_ours(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
 
@@ -103,18 +115,27 @@ class ChannelMixin(_Above):
         declarer = self._declarer
         topology = declarer.topology
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
-        digits = topology.ladder.digits((due - now) / 1000)
-        topic = declarer.is_topic(destination.exchange)
-        properties, key = wrap(
-            msg.properties,
-            destination,
-            -(-due // 1000),
-            lambda each: format_address(digits, each, topic=topic),
-            topology.owns,
-        )
         keys = [destination.routing_key, *further_keys(headers)]
-        declarer.prepare(len(digits) - 1, destination.exchange, keys)
-        return _copy(msg, properties), topology.entry(digits), key
+        topic = declarer.is_topic(destination.exchange)
+
+        def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
+            properties, key = wrap(
+                msg.properties,
+                destination,
+                -(-due // 1000),
+                lambda each: format_address(digits, each, topic=topic),
+                topology.owns,
+            )
+            return _copy(msg, properties), topology.entry(digits), key
+
+        digits = topology.ladder.digits((due - now) / 1000)
+        # What cannot be addressed is an error before anything is declared.
+        packed = pack(digits)
+        if declarer.prepare(len(digits) - 1, destination.exchange, keys):
+            # That took time, which is a part of the delay; what is left is one tick at least.
+            left = max(due - time.time_ns() // 1000, 1)
+            packed = pack(topology.ladder.digits(left / 1000))
+        return packed
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
@@ -162,8 +183,10 @@ class ChannelMixin(_Above):
 
         One of the delayed-message plugin's type becomes a plain exchange of the type that it was
         to route like: the delay is ours, the plugin is not needed.
+
+        :raises DelayError: where it does not say which type that is.
         """
-        if type == PLUGIN_TYPE:
+        if type == PLUGIN_TYPE and not passive:
             type, arguments = plain_exchange(arguments)  # noqa: A001 - amqp's own name for it
         result = super().exchange_declare(
             exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
@@ -202,15 +225,17 @@ class ChannelMixin(_Above):
         durable: bool = False,
         exclusive: bool = False,
         auto_delete: bool = True,
-        *args: Any,
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Declare a queue, and remember one that can be addressed by its name."""
         result = super().queue_declare(
-            queue, passive, durable, exclusive, auto_delete, *args, **kwargs
+            queue, passive, durable, exclusive, auto_delete, nowait, arguments, **kwargs
         )
         self._last_queue = result.queue if result is not None else queue
-        if queue and durable and not (exclusive or auto_delete):
+        # An exclusive queue, or one that expires, is somebody's mailbox for a while.
+        if queue and not (exclusive or "x-expires" in (arguments or {})):
             self._declarer.declared_queue(queue)
         return result
 
@@ -259,10 +284,24 @@ class ChannelMixin(_Above):
         return declarer
 
 
+class ConnectionMixin(_Above):
+    """A connection whose channels declare, now and then, in the middle of something else."""
+
+    binary_delay: Declarer | None = None
+
+    def on_inbound_method(self, channel_id: int, *args: Any) -> Any:
+        """Dispatch what came in, unless a declaration is to end first."""
+        dispatch = partial(super().on_inbound_method, channel_id, *args)
+        if self.binary_delay is not None and self.binary_delay.holds(channel_id, dispatch):
+            return None
+        return dispatch()
+
+
 class TransportMixin(_Above):
     """A transport whose channels delay; to be mixed in before Kombu's ``pyamqp`` transport.
 
-    Its ``Connection`` must make channels with a :class:`ChannelMixin`.
+    Its ``Connection`` must be one with a :class:`ConnectionMixin`, and its channels with a
+    :class:`ChannelMixin`.
     """
 
     driver_type = MarkedDriverType("amqp")
@@ -299,7 +338,7 @@ class Channel(ChannelMixin, pyamqp.Channel):
     """A channel of Kombu's ``pyamqp`` transport that delays."""
 
 
-class Connection(pyamqp.Connection):
+class Connection(ConnectionMixin, pyamqp.Connection):
     """A connection whose channels delay."""
 
     Channel = Channel
@@ -315,6 +354,7 @@ class SSLTransport(TransportMixin, pyamqp.SSLTransport):
     """The same over TLS."""
 
     Connection = Connection
+    alias = "binary-delay-tls"
 
 
 def register() -> None:

@@ -46,18 +46,22 @@ def settle(client: Any, transport: type, alias: str) -> None:
     if client.cycle is not None and not isinstance(client.cycle, _Urls):
         enlist(transport, alias)
         client.cycle = _Urls(client.cycle, alias)
+    if client.transport_cls in (alias, f"{alias}s"):
+        # A copy of the connection may go where nobody has enlisted the alias.
+        client.transport_cls = transport
 
 
 def display(client: Any, *, include_password: bool, mask: str) -> str:
     """Write a connection's parameters as a URL."""
     write: Any = as_url
+    password = client.password() if callable(client.password) else client.password
     return str(
         write(
             "amqps" if client.ssl else "amqp",
-            client.hostname,
+            client.hostname or "localhost",
             client.port,
             client.userid,
-            (client.password if include_password else mask) if client.password else None,
+            (password if include_password else mask) if password else None,
             quote(client.virtual_host or "/", safe=""),
             sanitize=not include_password,
             mask=mask,

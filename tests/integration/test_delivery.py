@@ -192,7 +192,9 @@ def test_what_is_unbound_takes_no_delayed_messages_any_more(connect, collect, vh
     queues[0](other.default_channel).unbind_from(exchange, "a")
     queues[1](other.default_channel).unbind_from(fanout, "1")
 
-    assert reached(collect(connection, queues, 2, more=0)) == {"q": ["b"], "f": ["f"]}
+    # A consumer that declares its queues would bind them again.
+    bare = [Queue("q", no_declare=True), Queue("f", no_declare=True)]
+    assert reached(collect(connection, bare, 2, more=0)) == {"q": ["b"], "f": ["f"]}
     assert vhost.waiting(topology.parking) == {topology.parking: 1}
 
 
@@ -272,7 +274,7 @@ def test_cc_and_bcc_are_delayed_copies_for_their_own_keys(connect, collect):
     assert reached(arrivals) == {"to": [1], "cc": [1], "bcc": [1]}
     assert all(arrival.headers == {"CC": ["cc"]} for arrival in arrivals)
 
-    publish(connection, 2, "", "to", headers={"CC": ["cc"]})
+    publish(connection, 2, "", "to", headers={"CC": ("cc",)})
     assert reached(collect(connection, queues, 2)) == {"to": [2], "cc": [2]}
 
 
@@ -288,6 +290,78 @@ def test_a_program_written_for_the_delayed_message_plugin_runs_unchanged(connect
     bodies = [arrival.body for arrival in collect(connection, [queue], 7)]
 
     assert bodies == ["warm-up", 300, 300, 600, 900, 1200, 1500]
+
+
+@pytest.mark.parametrize("backlog", [3, 40])
+def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(
+    connect, collect, confirm, backlog
+):
+    connection = connect(confirm_publish=confirm)
+    inbox, outbox = declare(connection, Queue("in"), Queue("out"))
+    for number in range(backlog):
+        Producer(connection.default_channel).publish(number, routing_key="in")
+
+    def send_on(body, message):
+        publish(connection, body, key="out", delay=500)
+        message.ack()
+
+    with connection.Consumer([inbox], callbacks=[send_on], accept=None):
+        assert sorted(drained(connection, backlog, outbox)) == list(range(backlog))
+
+
+def drained(connection, count, queue):
+    """Take ``count`` messages from a queue by basic.get, while others come in by basic.deliver."""
+    taken: list[object] = []
+    bound = queue(connection.default_channel)
+    end = time.monotonic() + 10
+    while len(taken) < count and time.monotonic() < end:
+        message = bound.get(no_ack=True, accept=["json", "text/plain"])
+        if message is None:
+            time.sleep(0.02)
+        else:
+            taken.append(message.payload)
+    return taken
+
+
+def test_a_queue_made_anew_while_the_publisher_lives_takes_delayed_messages_again(connect, collect):
+    publisher = connect()
+    passing = Queue("passing", auto_delete=True)
+    for number in (1, 2):
+        worker = connect()
+        (queue,) = declare(worker, passing)
+        publish(publisher, number, key="passing")
+        # The queue goes with its last consumer.
+        assert reached(collect(worker, [queue], 1)) == {"passing": [number]}
+
+
+@pytest.mark.parametrize("gone", ["queue", "exchange", "binding", "all"])
+def test_what_is_bound_again_takes_delayed_messages_again(connect, collect, gone):
+    connection, other = connect(), connect()
+    exchange = Exchange("x", "direct")
+    (queue,) = declare(connection, Queue("q", exchange, "k"))
+    publish(connection, 1, exchange, "k")
+    assert reached(collect(connection, [queue], 1)) == {"q": [1]}
+    if gone in ("queue", "all"):
+        other.default_channel.queue_delete("q")
+    if gone in ("exchange", "all"):
+        other.default_channel.exchange_delete("x")
+    if gone == "binding":
+        queue(other.default_channel).unbind_from(exchange, "k")
+
+    declare(connection, queue)
+    publish(connection, 2, exchange, "k")
+
+    assert reached(collect(connection, [queue], 1)) == {"q": [2]}
+
+
+def test_names_that_only_begin_like_celerys_own_are_users_names(connect, collect):
+    connection = connect()
+    exchange = Exchange("celeryevents-of-mine", "topic")
+    (queue,) = declare(connection, Queue("celeryevaluations", exchange, "#"))
+
+    publish(connection, 1, exchange, "k")
+
+    assert reached(collect(connection, [queue], 1)) == {"celeryevaluations": [1]}
 
 
 def test_messages_of_other_programs_in_the_same_queue_are_left_alone(connect, collect):

@@ -135,6 +135,27 @@ def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
     assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
 
 
+def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, topology):
+    connection = connect(confirm_publish=True)
+    channel = connection.default_channel
+    producer = Producer(channel)
+    with connection.Consumer([Queue("q")], channel=channel):
+        producer.publish("1", routing_key="q", headers={"x-delay": 1})
+        connect("amqp").default_channel.exchange_delete(topology.level_name(0))
+
+        with pytest.raises(connection.channel_errors, match="no exchange"):
+            producer.publish("2", routing_key="q", headers={"x-delay": 1})
+
+
+def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
+    connection = connect()
+    kind = "x-modulus-of-mine"
+    connection.connection.binary_delay.declared_exchange("x", kind)
+
+    with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
+        Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
+
+
 def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
     connect, collect, topology
 ):
