@@ -1,6 +1,7 @@
 # Purpose: the two commands, and three for those who work here. Each installs what it needs.
 
 .PHONY: help demo test lint docs clean
+.PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\): ## /make \1	/p' $(MAKEFILE_LIST)
@@ -12,6 +13,9 @@ demo: ## real tasks wait in a real broker; a worker is killed, the broker restar
 test: ## the whole test suite, against a private broker; ARGS="-k word" goes to pytest
 	@lab/install.sh test
 	@exec .venv/bin/python -m pytest $(ARGS)
+
+test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
+	@root=$$(lab/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test
 
 lint: ## style, types and the import contract
 	@lab/install.sh test
