@@ -62,9 +62,7 @@ class Demo:
         say = self.screen.say
         self.accounts.far = self._publish(FAR)
         topology = self._topology()
-        say(
-            f"{len(FAR)} tasks due in hours and days; the ladder is of {topology.queue_type} queues"
-        )
+        say(f"{len(FAR)} tasks due in hours and days; {topology.queue_type} queues are the ladder")
         worker = self._worker()
         memory = worker.memory()
         say(f"a worker runs, process {worker.pid}")
@@ -133,16 +131,22 @@ class Demo:
         tasks = [task["id"] for task in (*scheduled, *inspect.reserved()[worker.name])]
         return sum(self.accounts.due[task] > now for task in tasks)
 
+    def _overdue(self) -> int:
+        """Count the missing tasks that are in the broker, on the way between two queues perhaps."""
+        time.sleep(6)  # quorum queues tell what they hold every 5 s
+        kept: int = sum(row.get("messages", 0) for row in self.vhost.queues())
+        return min(self.accounts.missing, max(0, kept - len(self.accounts.far)))
+
     def _report(self, topology: Topology, groups: dict[str, set[str]], held: str) -> bool:
         accounts = self.look()
-        waiting = self._waiting(topology)
-        lost = len(accounts.due) - len(accounts.arrivals) - waiting
-        overdue = accounts.missing - lost
-        good = lost <= 0 and not accounts.early and not overdue
+        waiting = sum(self.vhost.waiting(*level_queues(topology)).values())
+        overdue = self._overdue() if accounts.missing else 0
+        lost = accounts.missing - overdue + max(0, len(accounts.far) - waiting)
         rows = [
             ("sent", f"{len(accounts.due)} ({len(FAR)} of them due in hours and days)"),
             ("arrived", len(accounts.arrivals)),
             ("lost", lost),
+            ("overdue, but in the broker", overdue),
             ("duplicated", accounts.duplicated),
             ("early", accounts.early),
             ("late, p50 / p99 / max", accounts.lateness()),
@@ -150,7 +154,8 @@ class Demo:
             ("held for delayed tasks by the worker", held),
             ("still waiting in the broker", waiting),
         ]
-        verdict = "Nothing lost, nothing early." if good else "FAILED: a task was lost or early."
+        good = not (lost or overdue or accounts.early)
+        verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
         self.screen.report(f"RabbitMQ {self.broker.version}", rows, verdict)
         return good
 
@@ -211,7 +216,7 @@ def main() -> int:
         keeper = stack.enter_context(Keeper("demo"))
         screen.say("a private RabbitMQ starts, on 127.0.0.1")
         broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON))
-        screen.say(f"RabbitMQ {broker.version} answers")
+        screen.say(f"RabbitMQ {broker.version} answers; its dead-letter confirm timeout is 5 s")
         good = Demo(keeper, broker, screen).run()
     return 0 if good else 1
 

@@ -105,8 +105,8 @@ def human(milliseconds: int) -> str:
 
 
 def _counts(picture: Picture) -> str:
-    late = f"late {picture.lateness} (p50 / p99 / max)" if picture.lateness.lateness else ""
-    return f"arrived {picture.arrived} of {picture.expected}, {late}"
+    arrived = f"arrived {picture.arrived} of {picture.expected}"
+    return f"{arrived}, late {picture.lateness} (p50 / p99 / max)" if picture.arrived else arrived
 
 
 def _line(picture: Picture) -> str:

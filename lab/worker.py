@@ -40,7 +40,9 @@ class Worker:
         self._keeper = keeper
         self._log = keeper.folder / f"{self.name}.log"
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-l", "INFO"]
-        self._process = keeper.spawn([*argv, *options], {**os.environ, **env}, self._log)
+        # A pool that is killed leaves its temporary files behind: to the keeper, then.
+        env = {**os.environ, "TMPDIR": str(keeper.folder), **env}
+        self._process = keeper.spawn([*argv, *options], env, self._log)
         self._wait_until_ready(timeout)
 
     @property

@@ -59,8 +59,13 @@ class Stage:
     def send_note(self, *args: object, **options: Any) -> str:
         return str(self.send("note", *args, **options).id)
 
-    def worker(self, *options: str, stock: bool = False) -> Worker:
-        """Start a worker, and wait until it is ready; a stock one lacks our transport."""
+    def worker(self, *options: str, stock: bool = False, mingle: bool = False) -> Worker:
+        """Start a worker, and wait until it is ready.
+
+        :param stock: without our transport.
+        :param mingle: look for other workers first, for a second, as is the default of Celery.
+        """
+        options = options if mingle else ("--without-mingle", *options)
         deployment = replace(self.deployment, transport=None) if stock else self.deployment
         self._workers.append(Worker(self._keeper, deployment, *options))
         return self._workers[-1]

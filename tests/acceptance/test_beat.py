@@ -1,4 +1,4 @@
-"""What beat sends with a countdown, or an app with a schedule, waits in the broker."""
+"""What beat sends with a countdown waits in the broker."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OLD_ENOUGH = 1.5
 #: A broker that comes back has its queues to recover, a worker waits longer each time it fails.
 AFTER_A_RESTART = 60.0
 #: A countdown that ends when the broker is most likely up again.
-LAST = 9.0
+LAST = 6.0
 
 
 def test_a_worker_killed_with_sigkill_loses_nothing(new_stage):

@@ -268,3 +268,17 @@ def test_in_an_app_of_another_timezone_all_times_are_kept(new_stage):
     assert all(start + 1 <= run.at < start + 1 + LATE for run in runs)
     stage.journal.assert_on_time(tasks)
     wait_until(lambda: stage.waiting() == 0, "an empty ladder")
+
+
+def test_in_an_app_of_task_protocol_1_tasks_wait_in_the_broker_too(new_stage):
+    # given
+    stage: Stage = new_stage("protocol 1")
+    stage.worker("--pool=threads")
+    # when
+    later = stage.send_note(countdown=3600)
+    task = stage.send("retry", 2, 0.5, countdown=0.5).id
+    # then
+    stage.journal.wait_for(task, times=3)
+    stage.journal.assert_on_time([task])
+    assert not stage.journal.received(later)
+    assert stage.waiting() == 1

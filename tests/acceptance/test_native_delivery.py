@@ -14,7 +14,7 @@ from tests.acceptance.stage import Stage
 DIRECT = "quorum on a direct exchange"
 TOPIC = "quorum on a topic exchange"
 NATIVE = "celery_delayed_"
-BARE = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+BARE = ("--without-gossip", "--without-heartbeat")
 
 
 @pytest.mark.parametrize("options", [(), BARE], ids=["stock", "bare"])
@@ -24,7 +24,7 @@ def test_with_quorum_queues_our_ladder_delays_and_the_native_one_is_never_made(
 ):
     # given
     stage: Stage = new_stage(shape)
-    worker = stage.worker("--pool=threads", *options)
+    worker = stage.worker("--pool=threads", *options, mingle=not options)
     # when
     with caplog.at_level(logging.INFO):
         tasks = [stage.send_note(countdown=0.5 + n / 4) for n in range(3)]
@@ -42,27 +42,32 @@ def test_with_quorum_queues_our_ladder_delays_and_the_native_one_is_never_made(
     assert not caplog.records
 
 
-def test_with_quorum_queues_the_prefetch_window_is_not_filled(new_stage):
+@pytest.fixture(scope="module")
+def topic_stage(new_stage):
+    stage = new_stage(TOPIC)
+    stage.worker("--pool=threads", "--task-events")
+    return stage
+
+
+def test_with_quorum_queues_the_prefetch_window_is_not_filled(topic_stage: Stage):
     # given
-    stage: Stage = new_stage(TOPIC)
-    worker = stage.worker("--pool=threads")
     for _ in range(6):
-        stage.send_note(countdown=3600)
+        topic_stage.send_note(countdown=3600)
     # when
-    immediate = stage.send_note()
+    immediate = topic_stage.send_note()
     # then
-    stage.journal.wait_for(immediate)
-    inspect = stage.app.control.inspect([worker.name], timeout=LATE)
-    assert inspect.scheduled() == {worker.name: []}
+    topic_stage.journal.wait_for(immediate)
+    (scheduled,) = topic_stage.app.control.inspect(timeout=2).scheduled().values()
+    assert scheduled == []
 
 
-@pytest.mark.parametrize("shape", ["stock", DIRECT])
-def test_workers_still_find_each_other_and_obey_remote_control(new_stage, shape: str):
+def test_workers_still_find_each_other_and_obey_remote_control(new_stage):
     # given
-    stage: Stage = new_stage(shape)
-    first = stage.worker("--loglevel=DEBUG", "--pool=threads")
+    stage: Stage = new_stage(DIRECT)
+    options = ("--loglevel=DEBUG", "--pool=threads")
+    first = stage.worker(*options, mingle=True)
     # when
-    second = stage.worker("--loglevel=DEBUG", "--pool=threads")
+    second = stage.worker(*options, mingle=True)
     # then
     assert "mingle: sync with 1 nodes" in second.log()
     wait_until(lambda: f"{second.name} joined the party" in first.log(), "gossip")
@@ -76,10 +81,8 @@ def test_workers_still_find_each_other_and_obey_remote_control(new_stage, shape:
     assert run.worker == first.name
 
 
-def test_a_delayed_task_sends_its_events_when_it_runs(new_stage):
+def test_a_delayed_task_sends_its_events_when_it_runs(topic_stage: Stage):
     # given
-    stage: Stage = new_stage()
-    stage.worker("--pool=threads", "--task-events")
     events: list[dict[str, Any]] = []
     succeeded = threading.Event()
 
@@ -89,9 +92,9 @@ def test_a_delayed_task_sends_its_events_when_it_runs(new_stage):
             succeeded.set()
 
     # when
-    task = stage.send_note(countdown=1.5)
-    with stage.app.connection_for_read() as connection:
-        receiver = stage.app.events.Receiver(connection, handlers={"*": note})
+    task = topic_stage.send_note(countdown=1.5)
+    with topic_stage.app.connection_for_read() as connection:
+        receiver = topic_stage.app.events.Receiver(connection, handlers={"*": note})
         for _ in receiver.itercapture(timeout=LATE):
             if succeeded.is_set():
                 break
@@ -100,11 +103,11 @@ def test_a_delayed_task_sends_its_events_when_it_runs(new_stage):
     assert mine == ["task-received", "task-started", "task-succeeded"]
 
 
-def test_an_app_without_our_transport_in_the_same_process_is_left_alone(new_stage):
+def test_an_app_without_our_transport_in_the_same_process_is_left_alone(
+    topic_stage: Stage, new_stage
+):
     # given
-    ours: Stage = new_stage(TOPIC)
-    ours.worker("--pool=threads")
-    ours.journal.wait_for(ours.send_note(countdown=0.5))
+    topic_stage.journal.wait_for(topic_stage.send_note(countdown=0.5))
     stock: Stage = new_stage(TOPIC, transport=None)
     stock.worker("--pool=threads")
     # when

@@ -15,11 +15,11 @@ HOUR = 3600
 PREFETCH_MULTIPLIER = 4
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_stage, pool: str):
     # given
     stage: Stage = new_stage()
-    worker = stage.worker(f"--pool={pool}")
+    worker = stage.worker(f"--pool={pool}", mingle=True)
     assert stage.app.conf.worker_prefetch_multiplier == PREFETCH_MULTIPLIER
     for _ in range(PREFETCH_MULTIPLIER + 2):
         stage.send_note(countdown=HOUR)
