@@ -57,7 +57,7 @@ def main(rounds: int = 3) -> None:
             for tick in list(LADDERS) if number % 2 == 0 else list(LADDERS)[::-1]:
                 runs[tick].append(measure(broker, tick))
                 print(number, tick, _row(tick, runs), file=sys.stderr, flush=True)
-    print("| tick | levels | waits per message | late, p50 | late, p99 | broker CPU |")
+    print("| Tick, ms | Levels | Waits per message | Late, p50, ms | Late, p99, ms | Broker CPU |")
     print("|--:|--:|--:|--:|--:|--:|")
     for tick in LADDERS:
         print(_row(tick, runs))
@@ -140,9 +140,7 @@ def _row(tick: int, runs: dict[int, list[Run]]) -> str:
     # Each round against its own 125 ms: what slowed one down slowed both.
     pairs = list(zip(runs[tick], runs[CHOSEN], strict=False))
     ratio = statistics.median(run.cpu / chosen.cpu for run, chosen in pairs) if pairs else 0
-    return (
-        f"| {tick} ms | {ladder.levels} | {waits:.1f} | {p50:.0f} ms | {p99:.0f} ms | {ratio:.2f} |"
-    )
+    return f"| {tick} | {ladder.levels} | {waits:.1f} | {p50:.0f} | {p99:.0f} | {ratio:.2f} |"
 
 
 if __name__ == "__main__":

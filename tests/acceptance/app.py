@@ -45,7 +45,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "task_routes": {"note_everywhere": {"queue": "everyone", "exchange": "everyone"}},
     },
     # A task is acknowledged when it is done: what a killed worker held is given to another.
-    "careful": {"task_acks_late": True, "task_reject_on_worker_lost": True},
+    # And a publish returns when the broker has confirmed it.
+    "careful": {
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "broker_transport_options": {"confirm_publish": True},
+    },
     "exchanges": {
         "task_queues": [
             Queue("celery"),
@@ -68,6 +73,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "quorum on a topic exchange": {
         "task_default_queue_type": "quorum",
         "task_default_exchange_type": "topic",
+        # RabbitMQ before 3.10 refuses the levels of Celery's own ladder otherwise.
+        "broker_native_delayed_delivery_queue_type": "classic",
         "broker_transport_options": {"confirm_publish": True},
     },
 }

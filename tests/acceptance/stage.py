@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
     from celery.result import AsyncResult
 
-    from lab.broker import VHost
+    from lab.broker import Broker, VHost
     from lab.keeper import Keeper
 
-LEVELS = tuple(queue.name for level in Topology().levels for queue in level.queues)
-PARKING = Topology().parking
+#: The first RabbitMQ whose quorum queues have a message TTL.
+QUORUM_SINCE = (3, 10)
+
+
+def topology_on(broker: Broker) -> Topology:
+    version = tuple(int(number) for number in broker.version.split(".")[:2])
+    return Topology(queue_type="quorum" if version >= QUORUM_SINCE else "classic")
 
 
 class Stage:
@@ -36,6 +41,8 @@ class Stage:
         :param url: the app's broker, with ``{broker}`` for what follows the scheme.
         """
         self.vhost = vhost
+        self.topology = topology_on(vhost.broker)
+        self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
         self._keeper = keeper
         self._workers: list[Worker] = []
         results = keeper.folder / f"results-{uuid.uuid4().hex}"
@@ -76,11 +83,11 @@ class Stage:
 
     def waiting(self) -> int:
         """Count the messages that wait on the ladder, now."""
-        return sum(self.vhost.waiting(*LEVELS).values())
+        return sum(self.vhost.waiting(*self.levels).values())
 
     def parked(self) -> int:
         """Count the messages that found no destination."""
-        return self.vhost.waiting(PARKING).get(PARKING, 0)
+        return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
 
     def exchanges(self) -> set[str]:
         return {row["name"] for row in self.vhost.exchanges()}

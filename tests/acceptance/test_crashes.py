@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -59,7 +60,7 @@ def test_a_worker_killed_before_anything_is_due_delays_nothing(new_stage):
 @pytest.fixture(scope="module")
 def mortal(keeper: Keeper) -> Iterator[Broker]:
     """Give a broker of our own to stop and to kill."""
-    with Broker(advanced=ADVANCED) as broker:
+    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=ADVANCED) as broker:
         yield broker
 
 
@@ -67,6 +68,8 @@ def mortal(keeper: Keeper) -> Iterator[Broker]:
 def test_a_broker_that_restarts_loses_nothing(mortal: Broker, keeper: Keeper, end):
     # given
     stage = Stage(mortal.vhost(), keeper, "careful")
+    if end is Broker.kill and stage.topology.queue_type == "classic":
+        pytest.skip("RabbitMQ before 3.10 may lose what moves between levels when it is killed")
     worker = stage.worker("--pool=threads")
     stage.send_note(countdown=LAST)  # makes the levels
     time.sleep(OLD_ENOUGH)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.acceptance.app import OURS
 from tests.acceptance.journal import LATE, wait_until
-from tests.acceptance.stage import LEVELS, Stage
+from tests.acceptance.stage import Stage
 
 HOUR = 3600
 #: Celery's default: a worker with one process takes four messages that it has not acknowledged.
@@ -67,7 +67,7 @@ def test_no_level_is_made_before_the_first_task_that_waits(new_stage):
     # when
     stage.journal.wait_for(stage.send_note())
     # then
-    assert not stage.queues().intersection(LEVELS)
+    assert not stage.queues().intersection(stage.levels)
 
 
 NOBODY = "guest:guest@127.0.0.1:1//"
