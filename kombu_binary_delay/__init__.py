@@ -11,11 +11,19 @@ from .errors import (
 from .ladder import Ladder
 from .settings import Settings
 from .topology import Topology
-from .transport import ChannelMixin, SSLTransport, Transport, TransportMixin, register
+from .transport import (
+    ChannelMixin,
+    ConnectionMixin,
+    SSLTransport,
+    Transport,
+    TransportMixin,
+    register,
+)
 
 __all__ = [
     # a transport and its parts
     "ChannelMixin",
+    "ConnectionMixin",
     "SSLTransport",
     "Transport",
     "TransportMixin",

@@ -114,7 +114,7 @@ class Declarer:
             raise TopologyError(
                 f"the exchange {exchange!r} is of the type {self._types[exchange]!r}, which reads "
                 f"routing keys in its own way, while a delayed message arrives with another; delay "
-                f"to a direct, topic, fanout or headers exchange, and bind that one to it"
+                f"to a direct, topic, fanout or headers exchange instead"
             )
         if not self._declares:
             return False
@@ -411,8 +411,8 @@ class Declarer:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"{self.topology.namespace + '.'!r}, or make the topology beforehand and set "
-                f"declare to 'never'"
+                f"'{self.topology.namespace}.', and write on the queues that it delays to; or make "
+                f"the topology beforehand and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""

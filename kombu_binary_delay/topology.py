@@ -6,10 +6,10 @@ The ladder side is one topic exchange per level, and per digit above 0 one queue
 expire after the digit's weight into the exchange of the level below. The delivery side, which all
 ladders of a namespace share, is the delivery exchange and what stands behind it: for a destination
 on the default exchange the queue itself; for any other exchange its *shadow*, a topic exchange
-with the same bindings behind the digits. A headers exchange, or one of a type that a topic exchange
-cannot imitate, has an *outlet* behind its shadow: a queue that expires at once into the real
-exchange. Every exchange here has the parking queue as its alternate: what finds no way waits there,
-and never blocks the level that it came from.
+with the same bindings behind the digits. A headers exchange, which a topic exchange cannot imitate,
+has an *outlet* behind its shadow: a queue that expires at once into the real exchange. Every
+exchange here has the parking queue as its alternate: what finds no way waits there, and never
+blocks the level that it came from.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Part:
 class Topology:
     """A ladder as it stands on a broker: same value, same names, on every machine.
 
+    :param ladder: the numeral system; by default :meth:`Ladder.binary`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
     :param queue_type: ``"quorum"`` or ``"classic"``.
     """

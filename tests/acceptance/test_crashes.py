@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.broker import Broker
+from lab.broker import SETTLES_SOON, Broker
 from lab.keeper import Keeper
 from tests.acceptance.journal import wait_until
 from tests.acceptance.stage import Stage
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 #: After a crash, a message in the hands of a level's dead-letter worker waits for a lost confirm:
 #: three minutes by default, too long for a test.
-ADVANCED = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 1.5
 #: A broker that comes back has its queues to recover, a worker waits longer each time it fails.
@@ -60,7 +59,7 @@ def test_a_worker_killed_before_anything_is_due_delays_nothing(new_stage):
 @pytest.fixture(scope="module")
 def mortal(keeper: Keeper) -> Iterator[Broker]:
     """Give a broker of our own to stop and to kill."""
-    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=ADVANCED) as broker:
+    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON) as broker:
         yield broker
 
 

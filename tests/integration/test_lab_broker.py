@@ -64,6 +64,8 @@ def test_a_durable_message_and_the_ports_outlive(own: Broker, again: str) -> Non
     if again == "restart":
         own.restart()
     else:
+        # A SIGKILL may undo what was declared within the last second: RabbitMQ's doing, not ours.
+        time.sleep(1.5)
         own.stop() if again == "stop and start" else own.kill()
         with pytest.raises(ConnectionRefusedError):
             vhost.connect()
