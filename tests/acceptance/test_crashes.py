@@ -15,8 +15,6 @@ from tests.acceptance.stage import Stage
 
 pytestmark = pytest.mark.slow
 
-#: After a crash, a message in the hands of a level's dead-letter worker waits for a lost confirm:
-#: three minutes by default, too long for a test.
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 1.5
 #: A broker that comes back has its queues to recover, a worker waits longer each time it fails.
