@@ -7,23 +7,19 @@ its own, so that a refusal never closes the user's channel. It must not import t
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import amqp
 from amqp.exceptions import (
-    AccessRefused,
-    ChannelError,
     NotFound,
     PreconditionFailed,
-    RecoverableConnectionError,
     ResourceLocked,
 )
 from kombu.log import get_logger
 
+from .channel import OwnChannel
 from .errors import AddressError, TopologyError
 from .settings import Settings
 from .topology import IMITABLE, Binding, Part
@@ -64,16 +60,12 @@ class Declarer:
     """
 
     def __init__(self, connection: Any, settings: Settings) -> None:
-        self._connection = connection
-        self._channel: Any = None
+        self.own = OwnChannel(connection, settings.namespace)
         self._declares = settings.declare != "never"
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
         self._types: dict[str, str] = dict(BUILT_IN)
         self._bound: dict[_Bound, None] = {}
         self._queues: dict[str, None] = {}
-        self._talking = False
-        self._talks = 0
-        self._held: deque[Callable[[], object]] = deque()
         self.forget()
 
     def forget(self) -> None:
@@ -86,18 +78,6 @@ class Declarer:
     def is_ours(self, reply_text: str) -> bool:
         """Whether the broker's words are about something that this declarer declares."""
         return self.topology.prefix in reply_text or self.topology.delivery in reply_text
-
-    def holds(self, channel_id: int, dispatch: Callable[[], object]) -> bool:
-        """Take what came in for another channel in the middle of a declaration, for later.
-
-        Else a delivery would run the user's callback in between, and what that publishes could
-        take, or wait for, the very answer that the declaration waits for.
-        """
-        # Channel 0 is the connection itself.
-        if not self._talking or channel_id in (0, getattr(self._channel, "channel_id", None)):
-            return False
-        self._held.append(dispatch)
-        return True
 
     # -- for a delayed publish -----------------------------------------------------------------
 
@@ -118,7 +98,7 @@ class Declarer:
             )
         if not self._declares:
             return False
-        talks = self._talks
+        talks = self.own.talks
         if not self._active:
             self.activate()
         if height > self._height:
@@ -129,7 +109,7 @@ class Declarer:
                     self._lead_to(queue)
         elif self._types.get(exchange) == "headers":
             self._stand_behind(exchange)
-        return self._talks > talks
+        return self.own.talks > talks
 
     def is_topic(self, exchange: str) -> bool:
         """Whether wildcards may match the keys of this exchange; to be safe, if not known."""
@@ -223,7 +203,7 @@ class Declarer:
         its own bindings again, all of the rest stands: one round trip for a new connection.
         """
         levels = self.topology.levels
-        with self._explained(f"the levels up to {height}") as channel:
+        with self.own.lend(f"the levels up to {height}") as channel:
             try:
                 _bind(channel, levels[height].bindings)
             except NotFound:
@@ -237,7 +217,7 @@ class Declarer:
     def _lay_base(self) -> None:
         if self._base:
             return
-        with self._explained("the delivery exchange and the parking queue") as channel:
+        with self.own.lend("the delivery exchange and the parking queue") as channel:
             _declare(channel, self.topology.base)
             # One answer for all that was sent without waiting.
             _bind(channel, self.topology.base.bindings)
@@ -246,7 +226,7 @@ class Declarer:
     def _lead_to(self, queue: str) -> None:
         """Bind a queue that is addressed through the default exchange."""
         self._lay_base()
-        with self._explained(f"the way to the queue {queue!r}") as channel:
+        with self.own.lend(f"the way to the queue {queue!r}") as channel:
             try:
                 self._bind_again(channel, self.topology.to_queue(queue).bindings, self._lay_base)
             except NotFound:
@@ -278,7 +258,7 @@ class Declarer:
             except AddressError as exc:
                 logger.warning("%s", exc)
                 return
-            with self._explained(f"the binding of {bound.destination!r}") as channel:
+            with self.own.lend(f"the binding of {bound.destination!r}") as channel:
                 try:
                     self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
                 except NotFound:
@@ -291,7 +271,7 @@ class Declarer:
         exchange_type = self._type_of(bound.exchange)
         if exchange_type not in IMITABLE:
             return
-        with self._explained(f"the removal of a binding of {bound.destination!r}") as channel:
+        with self.own.lend(f"the removal of a binding of {bound.destination!r}") as channel:
             remove = channel.queue_unbind if bound.to_queue else channel.exchange_unbind
             # What is not there is unbound.
             with suppress(NotFound):
@@ -329,13 +309,13 @@ class Declarer:
         self._lay_base()
         by_headers = self._types.get(exchange) == "headers"
         part = self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
-        with self._explained(f"the way to the exchange {exchange!r}") as channel:
+        with self.own.lend(f"the way to the exchange {exchange!r}") as channel:
             _declare(channel, part)
             _bind(channel, part.bindings)
         self._made.add(exchange)
 
     def _remove_shadow(self, exchange: str) -> None:
-        with self._explained(f"the removal of the way to {exchange!r}") as channel:
+        with self.own.lend(f"the removal of the way to {exchange!r}") as channel:
             channel.exchange_delete(self.topology.shadow_name(exchange))
             # What an outlet held would expire into nothing, now that its exchange is gone.
             channel.queue_delete(self.topology.outlet_name(exchange))
@@ -347,7 +327,7 @@ class Declarer:
         and RabbitMQ names the type it found first of all.
         """
         if exchange not in self._types:
-            with self._explained(f"the type of the exchange {exchange!r}") as channel:
+            with self.own.lend(f"the type of the exchange {exchange!r}") as channel:
                 try:
                     channel.exchange_declare(
                         exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
@@ -382,45 +362,6 @@ class Declarer:
             call(argument)
         except (TopologyError, AddressError) as exc:
             logger.warning("delayed messages may not arrive as others do: %s", exc)
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[Any]:
-        """Lend the channel of our own, while the others hold what comes in for them."""
-        outermost, self._talking = not self._talking, True
-        self._talks += 1
-        try:
-            if self._connection.channels is None:
-                raise RecoverableConnectionError("the connection is closed")
-            if self._channel is None or not self._channel.is_open:
-                # Not our own class of channel: what we declare is not to be mirrored.
-                self._channel = amqp.Channel(self._connection)
-                self._channel.open()
-            yield self._channel
-        finally:
-            if outermost:
-                self._talking = False
-                while self._held and not self._talking:
-                    self._held.popleft()()
-
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[Any]:
-        try:
-            with self._undisturbed() as channel:
-                yield channel
-        except AccessRefused as exc:
-            raise TopologyError(
-                f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
-                f"permissions configure, write and read on names that begin with "
-                f"'{self.topology.namespace}.', and write on the queues that it delays to; or make "
-                f"the topology beforehand and set declare to 'never'"
-            ) from exc
-        except PreconditionFailed as exc:
-            remedy = ""
-            if "inequivalent arg" in str(exc.reply_text):
-                remedy = "; it stands with other arguments: delete it, or set another namespace"
-            raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
-        except ChannelError as exc:
-            raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
 
 
 def _declare(channel: Any, part: Part) -> None:

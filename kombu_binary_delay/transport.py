@@ -292,7 +292,7 @@ class ConnectionMixin(_Above):
     def on_inbound_method(self, channel_id: int, *args: Any) -> Any:
         """Dispatch what came in, unless a declaration is to end first."""
         dispatch = partial(super().on_inbound_method, channel_id, *args)
-        if self.binary_delay is not None and self.binary_delay.holds(channel_id, dispatch):
+        if self.binary_delay is not None and self.binary_delay.own.holds(channel_id, dispatch):
             return None
         return dispatch()
 

@@ -1,0 +1,94 @@
+"""The channel that declarations are made on: ours alone, on the user's connection.
+
+A refusal closes it, and never the user's own; and while it waits for an answer, nothing else is
+done on the connection. It must not import what declares.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import amqp
+from amqp.exceptions import (
+    AccessRefused,
+    ChannelError,
+    PreconditionFailed,
+    RecoverableConnectionError,
+)
+
+from .errors import TopologyError
+
+
+class OwnChannel:
+    """One connection's channel for declarations, opened when it is first lent."""
+
+    def __init__(self, connection: Any, namespace: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._channel: Any = None
+        self._talking = False
+        self._held: deque[Callable[[], object]] = deque()
+        #: How often it was lent.
+        self.talks = 0
+
+    def holds(self, channel_id: int, dispatch: Callable[[], object]) -> bool:
+        """Take what came in for another channel in the middle of a declaration, for later.
+
+        Else a delivery would run the user's callback in between, and what that publishes could
+        take, or wait for, the very answer that the declaration waits for.
+        """
+        # Channel 0 is the connection itself.
+        if not self._talking or channel_id in (0, getattr(self._channel, "channel_id", None)):
+            return False
+        self._held.append(dispatch)
+        return True
+
+    @contextmanager
+    def lend(self, what: str) -> Iterator[Any]:
+        """Lend the channel for some declaration, while the others hold what comes in for them.
+
+        :param what: what is declared, for the words of an error.
+        :raises TopologyError: where the broker refuses.
+        """
+        outermost, self._talking = not self._talking, True
+        self.talks += 1
+        try:
+            with self._explained(what):
+                yield self._open()
+        finally:
+            if outermost:
+                self._talking = False
+                # What is raised here is the user's own, and is not explained as ours.
+                while self._held and not self._talking:
+                    self._held.popleft()()
+
+    def _open(self) -> Any:
+        if self._connection.channels is None:
+            raise RecoverableConnectionError("the connection is closed")
+        if self._channel is None or not self._channel.is_open:
+            # Not our own class of channel: what we declare is not to be mirrored.
+            self._channel = amqp.Channel(self._connection)
+            self._channel.open()
+        return self._channel
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except AccessRefused as exc:
+            raise TopologyError(
+                f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
+                f"permissions configure, write and read on names that begin with "
+                f"'{self._namespace}.', and write on the queues that it delays to; or make "
+                f"the topology beforehand and set declare to 'never'"
+            ) from exc
+        except PreconditionFailed as exc:
+            remedy = ""
+            if "inequivalent arg" in str(exc.reply_text):
+                remedy = "; it stands with other arguments: delete it, or set another namespace"
+            raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
+        except ChannelError as exc:
+            raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
