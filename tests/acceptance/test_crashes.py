@@ -61,8 +61,12 @@ def mortal(keeper: Keeper) -> Iterator[Broker]:
         yield broker
 
 
-@pytest.mark.parametrize("end", [Broker.stop, Broker.kill])
-def test_a_broker_that_restarts_loses_nothing(mortal: Broker, keeper: Keeper, end):
+@pytest.mark.parametrize(
+    ("end", "same_worker"),
+    [(Broker.stop, False), (Broker.kill, True)],
+    ids=["stopped, new worker", "killed, worker reconnects"],
+)
+def test_a_broker_that_restarts_loses_nothing(mortal: Broker, keeper: Keeper, end, same_worker):
     # given
     stage = Stage(mortal.vhost(), keeper, "careful")
     if end is Broker.kill and stage.topology.queue_type == "classic":
@@ -76,6 +80,9 @@ def test_a_broker_that_restarts_loses_nothing(mortal: Broker, keeper: Keeper, en
     # when
     end(mortal)
     mortal.start()
+    if not same_worker:
+        worker.kill()
+        worker = stage.worker("--pool=threads")
     # then
     tasks = before + after
     stage.journal.wait_for(*tasks, timeout=AFTER_A_RESTART)

@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import Any
 
+import celery
 import pytest
 
 from tests.acceptance.journal import LATE, wait_until
@@ -14,6 +15,9 @@ from tests.acceptance.stage import Stage
 DIRECT = "quorum on a direct exchange"
 TOPIC = "quorum on a topic exchange"
 NATIVE = "celery_delayed_"
+HAS_NATIVE = pytest.mark.skipif(
+    celery.VERSION < (5, 5), reason="Celery has native delayed delivery since 5.5"
+)
 BARE = ("--without-gossip", "--without-heartbeat")
 
 
@@ -103,6 +107,7 @@ def test_a_delayed_task_sends_its_events_when_it_runs(topic_stage: Stage):
     assert mine == ["task-received", "task-started", "task-succeeded"]
 
 
+@HAS_NATIVE
 def test_an_app_without_our_transport_in_the_same_process_is_left_alone(
     topic_stage: Stage, new_stage
 ):
@@ -121,6 +126,7 @@ def test_an_app_without_our_transport_in_the_same_process_is_left_alone(
     assert not any(name.startswith("kbd.") for name in stock.exchanges() | stock.queues())
 
 
+@HAS_NATIVE
 def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
     new_stage, caplog: pytest.LogCaptureFixture
 ):

@@ -13,7 +13,7 @@ RETRIES = 50
 def test_fifty_retries_stay_on_their_queue_and_nothing_grows(new_stage):
     # given
     stage: Stage = new_stage()
-    stage.worker("--queues=celery,foo")
+    stage.worker("--pool=threads", "--queues=celery,foo")
     # when
     task = stage.send("retry", RETRIES, 0.125, queue="foo").id
     # then

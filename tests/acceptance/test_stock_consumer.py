@@ -13,7 +13,7 @@ from tests.acceptance.stage import Stage
 @pytest.fixture(scope="module")
 def stage(new_stage):
     stage = new_stage()
-    stage.worker("--queues=celery,foo", stock=True)
+    stage.worker("--pool=threads", "--queues=celery,foo", stock=True)
     return stage
 
 
