@@ -72,7 +72,7 @@ class Ladder:
         """Give every level the same radix; by default 2, which in ticks of 125 ms has 31 levels.
 
         :param radix: a level has one queue for each digit above 0: ``radix - 1`` of them.
-        :param levels: the number of levels, N; None for as many as reach :data:`REACH` ticks, or
+        :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or
             as RabbitMQ can have where that is fewer.
         :param tick: the smallest delay in milliseconds.
         """

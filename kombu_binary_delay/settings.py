@@ -39,7 +39,7 @@ class Settings:
     :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
         for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
     :param ancestor: the name of another system's ladder in the same virtual host to delay on, in
-        place of ours: one of :data:`~kombu_binary_delay.ancestors.ANCESTORS`. It leads to queues
+        place of ours: one of ``"nservicebus"``, ``"nservicebus-v1"`` and ``"celery"``. It leads to queues
         by their names only, and leaves no choice but those of ``declare`` and ``protocol_1``.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.

@@ -206,13 +206,16 @@ class Topology:
     def address(
         self, digits: tuple[int, ...], destination: Destination, *, topic: bool = False
     ) -> str:
-        """Write the routing key with which a message enters: :func:`format_address`."""
+        """Write the routing key with which a message enters."""
         return format_address(digits, destination, topic=topic)
 
     def parse(
         self, key: str, carried: Destination | None = None
     ) -> tuple[tuple[int, ...], Destination]:
-        """Read a routing key of this ladder: :func:`parse_address`."""
+        """Read a routing key of this ladder: the inverse of :meth:`address`.
+
+        :raises AddressError: where ``key`` is none.
+        """
         return parse_address(key, carried)
 
     # -- a queue of its own for a delay --------------------------------------------------------
