@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
-from kombu_binary_delay.address import MARK, Destination, format_address
+from kombu_binary_delay.address import Destination
 from kombu_binary_delay.topology import Binding, Topology
 from kombu_binary_delay.walk import matches_topic, walk
 
@@ -61,13 +61,14 @@ class _Figure:
         }
         levels = range(topology.ladder.levels - 1, -2, -1)
         self.level = {topology.level_name(level): level for level in levels}
+        self.near: dict[str, set[str]] = {}
         self.y, self.queue_y = self._places()
         self.hot: list[str] = []
         self.cool: list[str] = []
 
         digits = topology.ladder.digits(delay)
         self.delay = topology.ladder.delay(digits)
-        self.key = format_address(digits, Destination("", queue))
+        self.key = topology.address(digits, Destination("", queue))
         self.entry = topology.entry(digits)
         self.taken, self.times = self._follow()
 
@@ -76,33 +77,47 @@ class _Figure:
         exchanges: dict[str, int] = {}
         queues: dict[str, int] = {}
         y = TOP
-        waiting = {
-            exchange: [
-                b.destination for b in self.part.bindings if b.to_queue and b.source == exchange
-            ]
-            for exchange in self.level
-        }
         for exchange in self.level:
+            # With skip bindings, a queue is reached from every level above it as well.
+            waiting = [
+                each.destination
+                for each in self.part.bindings
+                if each.to_queue
+                and each.source == exchange
+                and (
+                    each.destination not in self.below
+                    or self.below[each.destination][1] == self._under(exchange)
+                )
+            ]
             exchanges[exchange] = y
-            queues |= {name: y + NEXT * place for place, name in enumerate(waiting[exchange])}
-            y += ROW + NEXT * max(len(waiting[exchange]) - 1, 0)
+            queues |= {name: y + NEXT * place for place, name in enumerate(waiting)}
+            self.near[exchange] = {*waiting, self._under(exchange)}
+            y += ROW + NEXT * max(len(waiting) - 1, 0)
         return exchanges, queues
 
-    def _follow(self) -> tuple[set[Binding], dict[str, tuple[int, int]]]:
-        """Tell the bindings that the message takes, and from when to when it is in a queue."""
-        taken, times, now, exchange = set(), {}, 0, self.entry
+    def _under(self, exchange: str) -> str:
+        level = self.level[exchange]
+        return self.topology.level_name(level - 1) if level >= 0 else ""
+
+    def _follow(self) -> tuple[dict[str, Binding], dict[str, tuple[int, int]]]:
+        """Tell the binding taken at each exchange, and from when to when a queue is waited in."""
+        taken: dict[str, Binding] = {}
+        times: dict[str, tuple[int, int]] = {}
+        now, exchange = 0, self.entry
         while exchange in self.y:
             (binding,) = (
                 each
                 for each in self.part.bindings
                 if each.source == exchange and matches_topic(each.key, self.key)
             )
-            taken.add(binding)
+            taken[exchange] = binding
             exchange = binding.destination
-            if exchange in self.below:
+            if binding.to_queue and exchange in self.below:
                 ttl, below = self.below[exchange]
                 times[exchange] = (now, now + ttl)
                 now, exchange = now + ttl, below
+            elif binding.to_queue:
+                break
         way = walk(self.part, self.entry, self.key)
         if not now == way.total == self.delay or way.arrived != {self.queue}:
             raise ValueError(f"{self.key} waits {way.total} ms, arrives in {sorted(way.arrived)}")
@@ -111,6 +126,9 @@ class _Figure:
     def svg(self) -> str:
         for exchange, y in self.y.items():
             self._draw_exchange(exchange, y)
+        for queue in self.queue_y:
+            if queue in self.below:
+                self._draw_waiting(queue)
         for binding in self.part.bindings:
             if binding.source in self.y:
                 self._draw_binding(binding)
@@ -134,25 +152,36 @@ class _Figure:
         self._arrow(f"M{x} {y - 34} V{y - 3}", hot=True)
 
     def _draw_exchange(self, exchange: str, y: int) -> None:
-        hot = any(binding.source == exchange for binding in self.taken)
+        hot = exchange in self.taken
         self._box(EXCHANGE_X, y, self._short(exchange), "exchange", hot=hot, round_=BOX_HEIGHT // 2)
         if hot:
-            self._draw_address(self.level[exchange], y)
+            self._draw_address(exchange, y)
 
-    def _draw_address(self, level: int, y: int) -> None:
+    def _draw_address(self, exchange: str, y: int) -> None:
         words = self.key.split(".")
-        mark = words.index(MARK)
+        done = {at for each in self.taken if self.y[each] < y for at in self._read(each)}
         spans = []
         for position, word in enumerate(words):
-            is_read = position == level if level >= 0 else position >= mark
-            kind = "read" if is_read else "done" if level < position < mark else ""
+            is_read = position in self._read(exchange)
+            kind = "read" if is_read else "done" if position in done else ""
             spans.append(f'<tspan class="{kind}">{escape(word)}</tspan>')
         text = f'<text class="address" x="{ADDRESS_X}" y="{y + BOX_HEIGHT / 2 + 4}">'
         self.cool.append(f"{text}{'.'.join(spans)}</text>")
 
+    def _read(self, exchange: str) -> set[int]:
+        """Tell the words of the key that the message's binding at an exchange looks at."""
+        words, pattern = self.key.split("."), self.taken[exchange].key.split(".")
+        if pattern[0] == "#":
+            return set(range(len(words) - len(pattern) + 1, len(words)))
+        return {at for at, word in enumerate(pattern) if word not in ("*", "#")}
+
     def _draw_binding(self, binding: Binding) -> None:
-        hot = binding in self.taken
+        hot = self.taken.get(binding.source) == binding
         y = self.y[binding.source]
+        near = self.near[binding.source]
+        if not hot and binding.destination not in near:
+            # On a ladder with skip bindings, they would hide each other.
+            return
         if not binding.to_queue:
             x, low = EXCHANGE_X + 42, y + BOX_HEIGHT
             self._arrow(f"M{x} {low} V{self.y[binding.destination] - 3}", hot=hot)
@@ -166,10 +195,9 @@ class _Figure:
         to_middle = to_y + BOX_HEIGHT / 2
         bend = "" if to_y == y else f"H{x + 22} V{to_middle} "
         self._arrow(f"M{x} {middle} {bend}H{QUEUE_X - 3}", hot=hot)
-        self._text((x + QUEUE_X) / 2, to_middle - 7, binding.key, "key", "middle", hot=hot)
-        if binding.destination in self.below:
-            self._draw_waiting(binding.destination)
-        else:
+        label_y = to_middle + (-7 if binding.destination in near else 16)
+        self._text((x + QUEUE_X) / 2, label_y, binding.key, "key", "middle", hot=hot)
+        if binding.destination not in self.below:
             self._box(QUEUE_X, to_y, binding.destination, "the destination", hot=hot)
             self._text(TIME_X, to_middle + 4, f"at {human(self.delay)}", "title")
 
@@ -194,6 +222,8 @@ class _Figure:
 
     def _draw_parking(self) -> int:
         last = self.y[self.topology.delivery]
+        if not self.topology.parking:
+            return last + ROW
         x, y = EXCHANGE_X + BOX_WIDTH / 2, last + ROW - 22
         middle = y + BOX_HEIGHT / 2
         self._arrow(f"M{x} {last + BOX_HEIGHT} V{middle} H{QUEUE_X - 3}", kind="dashed")
@@ -202,8 +232,8 @@ class _Figure:
         return y + BOX_HEIGHT + 10
 
     def _short(self, name: str) -> str:
-        for prefix in (self.topology.prefix, self.topology.delivery_prefix):
-            name = name.removeprefix(f"{prefix}.")
+        for prefix in (f"{self.topology.prefix}.", f"{self.topology.delivery_prefix}."):
+            name = name.removeprefix(prefix)
         return name
 
     # -- shapes ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.export import definitions, graphviz, kubernetes, mermaid, svg, terraform
 from kombu_binary_delay.topology import Binding, Exchange, Part, Queue
 
@@ -22,12 +23,16 @@ TOPOLOGIES = [
     Topology(Ladder.binary(5, 1000)),
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
     Topology(),
+    Topology(Ladder.binary(4, 1000), layout="skip"),
+    *ANCESTORS.values(),
 ]
 
 
 def part_of(topology: Topology) -> Part:
     """The ladder with ways to a plain queue, to a strange one, and to exchanges."""
     part = topology.whole + topology.to_queue("mail") + topology.to_queue(STRANGE)
+    if not topology.mirrors:
+        return part
     part += topology.outlet("my.headers") + topology.shadow(STRANGE)
     bindings = topology.mirror(STRANGE, "topic", "mail", "#.a.*", to_queue=True)
     bindings += topology.mirror(STRANGE, "fanout", "mail", "ignored", to_queue=True)
@@ -192,8 +197,8 @@ def test_graphviz_draws_every_way(part):
 
     assert drawn(part) == {
         (
-            names[edge.get_source()],
-            names[edge.get_destination()],
+            names[str(edge.get_source())],
+            names[str(edge.get_destination())],
             labels[edge.get("style")] or unquote(edge.get("label") or '""'),
         )
         for edge in graph.get_edges()
