@@ -116,14 +116,13 @@ class ChannelMixin(_Above):
         topology = declarer.topology
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
-        topic = declarer.is_topic(destination.exchange)
 
         def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
             properties, key = wrap(
                 msg.properties,
                 destination,
                 -(-due // 1000),
-                lambda each: topology.address(digits, each, topic=topic),
+                lambda each: declarer.address(digits, each),
                 topology.owns,
             )
             if topology.delay_header:
@@ -241,8 +240,11 @@ class ChannelMixin(_Above):
         )
         self._last_queue = result.queue if result is not None else queue
         # An exclusive queue, or one that expires, is somebody's mailbox for a while.
-        if queue and not (exclusive or "x-expires" in (arguments or {})):
-            self._declarer.declared_queue(queue)
+        given = arguments or {}
+        if queue and not (exclusive or "x-expires" in given):
+            refuses = str(given.get("x-overflow")).startswith("reject-publish")
+            # A passive declaration proves that the queue stands, and nothing of its arguments.
+            self._declarer.declared_queue(queue, refuses=None if passive else refuses)
         return result
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
