@@ -10,13 +10,15 @@ project = "kombu-binary-delay"
 author = "The kombu_binary_delay authors"
 project_copyright = author  # LICENSE names the year
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "ladder_figure", "settings_table"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "cli_help", "ladder_figure", "settings_table"]
 exclude_patterns = ["_build", "examples"]
 nitpicky = True
 nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
     ("py:.*", r"(kombu|amqp|collections|typing|decimal|datetime)\..*"),
     ("py:class", r"Arguments"),
+    # Documented as they are imported: from the package, not from the file of their verb.
+    ("py:class", r"kombu_binary_delay\.ops\.\w+\.\w+"),
 ]
 
 myst_enable_extensions = ["colon_fence"]

@@ -35,7 +35,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Standing:
-    """One ladder on the broker: its queues by their waits, and its messages a second."""
+    """One ladder: its queues by their waits, and its messages a second in the last minute."""
 
     name: str
     current: bool
@@ -82,7 +82,7 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
         rest, such as rates, is the management API's, and up to ten seconds old.
     :raises UnreachableError: where the API does not answer.
     """
-    live = Live.read(management)
+    live = Live.read(management, rates=True)
     overview = management.get("overview")
     mine = [name for name in live.queues if topology.owns(name)]
     counted = ready(connection, mine)
@@ -166,7 +166,8 @@ def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
 
 
 def _rate(row: Row, name: str) -> float:
-    return float((row.get(name) or {}).get("rate") or 0.0)
+    details = row.get(name) or {}
+    return float(details.get("avg_rate", details.get("rate")) or 0.0)
 
 
 def _trouble(row: Row, held: int) -> str | None:
