@@ -226,7 +226,9 @@ class Declarer:
     def _lead_to(self, queue: str) -> None:
         """Bind a queue that is addressed through the default exchange."""
         self._lay_base()
-        with self.own.lend(f"the way to the queue {queue!r}") as channel:
+        with self.own.lend(
+            f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+        ) as channel:
             try:
                 self._bind_again(channel, self.topology.to_queue(queue).bindings, self._lay_base)
             except NotFound:
@@ -258,7 +260,10 @@ class Declarer:
             except AddressError as exc:
                 logger.warning("%s", exc)
                 return
-            with self.own.lend(f"the binding of {bound.destination!r}") as channel:
+            with self.own.lend(
+                f"the binding of {bound.destination!r}",
+                f"write on {bound.destination!r}" if bound.to_queue else "",
+            ) as channel:
                 try:
                     self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
                 except NotFound:
@@ -309,7 +314,8 @@ class Declarer:
         self._lay_base()
         by_headers = self._types.get(exchange) == "headers"
         part = self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
-        with self.own.lend(f"the way to the exchange {exchange!r}") as channel:
+        also = f"write on the exchange {exchange!r}" if by_headers else ""
+        with self.own.lend(f"the way to the exchange {exchange!r}", also) as channel:
             _declare(channel, part)
             _bind(channel, part.bindings)
         self._made.add(exchange)
@@ -327,7 +333,9 @@ class Declarer:
         and RabbitMQ names the type it found first of all.
         """
         if exchange not in self._types:
-            with self.own.lend(f"the type of the exchange {exchange!r}") as channel:
+            with self.own.lend(
+                f"the type of the exchange {exchange!r}", f"configure on the exchange {exchange!r}"
+            ) as channel:
                 try:
                     channel.exchange_declare(
                         exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
