@@ -12,6 +12,7 @@ import contextlib
 import json
 import random
 import shlex
+import shutil
 import socket
 import time
 import urllib.error
@@ -50,6 +51,7 @@ class Broker:
               chroot, which needs root); None is the one installed on this machine.
     config:   more lines for rabbitmq.conf.
     advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Broker:
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
         advanced: str = "[].",
+        tls: Path | None = None,
     ) -> None:
         self._root = Path(root) if root else None
         if not Path(root or "/", SERVER.lstrip("/")).exists():
@@ -64,10 +67,13 @@ class Broker:
         self._keeper = Keeper("broker")
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._dist_port, self._epmd_port = _free_ports(4)
+        self._amqp_port, self._http_port, self._dist_port, self._epmd_port, *tls_ports = (
+            _free_ports(5 if tls else 4)
+        )
+        self._tls_ports = tls_ports
         self.url = f"amqp://guest:guest@{HOST}:{self._amqp_port}//"
         self.management_url = f"http://{HOST}:{self._http_port}"
-        self._write_files(config or {}, advanced)
+        self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
 
     # --- life -----------------------------------------------------------------------
 
@@ -133,8 +139,16 @@ class Broker:
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, distribution, epmd."""
-        return [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
+        """AMQP, management, distribution, epmd, and AMQP over TLS where it is asked for."""
+        ports = [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
+        return ports + self._tls_ports
+
+    @property
+    def tls_url(self) -> str:
+        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        if not self._tls_ports:
+            raise BrokerError("this broker was not given a certificate")
+        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
 
     @property
     def version(self) -> str:
@@ -187,6 +201,21 @@ class Broker:
     def _inside(self) -> Path:
         """The folder, as the node sees it."""
         return Path("/mnt") if self._root else self.folder
+
+    def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
+        if folder is None:
+            return {}
+        # Where the node, which may live in a root of its own, can read them.
+        shutil.copytree(folder, self.folder / "tls")
+        inside = self._inside / "tls"
+        return {
+            "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_options.cacertfile": f"{inside}/ca.pem",
+            "ssl_options.certfile": f"{inside}/cert.pem",
+            "ssl_options.keyfile": f"{inside}/key.pem",
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "false",
+        }
 
     def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
         settings: dict[str, str | int] = {
@@ -260,6 +289,11 @@ class VHost:
     def url(self) -> str:
         """What an application is given."""
         return f"{self.broker.url.removesuffix('/')}{self.name}"
+
+    @property
+    def tls_url(self) -> str:
+        """What an application is given to speak over TLS."""
+        return f"{self.broker.tls_url.removesuffix('/')}{self.name}"
 
     def queues(self) -> Rows:
         """List them as the management API does. Its message counts lag: see `waiting`."""
