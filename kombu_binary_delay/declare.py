@@ -118,7 +118,8 @@ class Declarer:
             self._serve(digits)
         if not exchange:
             for queue in keys:
-                if ("", queue) not in self._made:
+                # No queue has an empty name; to bind, that is the last one that a channel declared.
+                if queue and ("", queue) not in self._made:
                     self._lead_to(queue)
         elif self._types.get(exchange) == "headers":
             self._stand_behind(exchange)
