@@ -485,6 +485,14 @@ class Declarer:
             logger.warning("delayed messages may not arrive as others do: %s", exc)
 
 
+def declare_part(channel: Any, part: Part) -> None:
+    """Declare a part on a channel, and wait until the broker has."""
+    _declare(channel, part)
+    if part.bindings:
+        # One answer for all that was sent without waiting.
+        _bind(channel, part.bindings[-1:])
+
+
 def _declare(channel: Any, part: Part) -> None:
     """Send the declarations of a part, without waiting: the next answer tells of all of them."""
     for queue in part.queues:

@@ -64,9 +64,13 @@ class Broker:
         self._keeper = Keeper("broker")
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._dist_port, self._epmd_port = _free_ports(4)
+        ports = _free_ports(5)
+        self._amqp_port, self._http_port, self._metrics_port, self._dist_port, self._epmd_port = (
+            ports
+        )
         self.url = f"amqp://guest:guest@{HOST}:{self._amqp_port}//"
         self.management_url = f"http://{HOST}:{self._http_port}"
+        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
         self._write_files(config or {}, advanced)
 
     # --- life -----------------------------------------------------------------------
@@ -133,8 +137,9 @@ class Broker:
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, distribution, epmd."""
-        return [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
+        """AMQP, management, metrics, distribution, epmd."""
+        mine = [self._amqp_port, self._http_port, self._metrics_port]
+        return [*mine, self._dist_port, self._epmd_port]
 
     @property
     def version(self) -> str:
@@ -193,13 +198,15 @@ class Broker:
             "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
             "management.tcp.ip": HOST,
             "management.tcp.port": self._http_port,
+            "prometheus.tcp.ip": HOST,
+            "prometheus.tcp.port": self._metrics_port,
             "collect_statistics_interval": 1000,
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
         (self.folder / "rabbitmq.conf").write_text(lines)
         (self.folder / "advanced.config").write_text(advanced)
-        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
         (self.folder / "conf.d").mkdir()
 
     def _spawn(self, argv: list[str]) -> Process:
