@@ -1,0 +1,5 @@
+"""Stories of faults; each module has its `CASES`."""
+
+from lab.faults.scenarios import bad_destination, broker_killed
+
+CASES = tuple(case for module in (broker_killed, bad_destination) for case in module.CASES)
