@@ -142,17 +142,19 @@ class Lab:
 
     # -- the stage -----------------------------------------------------------------------------
 
-    def queue(self, name: str, **arguments: object) -> str:
-        """Declare a durable queue as an administrator would: a quorum queue unless told."""
-        arguments = {"x-queue-type": "quorum", **arguments}
-        with self.vhost.connect() as connection:
+    def queue(self, name: str, node: Broker | None = None, **arguments: object) -> None:
+        """Declare a durable queue as an administrator would: a quorum queue unless told.
+
+        :param arguments: with `_` for each `-`.
+        """
+        arguments = {"x_queue_type": "quorum", **arguments}
+        with (node or self.broker).connect(self.vhost.name) as connection:
             connection.channel().queue_declare(
                 name,
                 durable=True,
                 auto_delete=False,
                 arguments={key.replace("_", "-"): value for key, value in arguments.items()},
             )
-        return name
 
     def stand(self, *queues: str, longest: float = 60.0) -> None:
         """Let the ladder stand ahead, and be old enough to survive a SIGKILL.

@@ -43,7 +43,7 @@ def unbound(lab: Lab) -> Destination:
         queue = Queue("once", Exchange("bad", "direct"), "key")(connection.default_channel)
         queue.declare()
         queue.get()
-        queue.unbind_from("bad", "key")
+        queue.unbind_from(Exchange("bad", "direct"), "key")
     return "bad", "key", []
 
 
@@ -60,13 +60,25 @@ def unheard(lab: Lab, kind: str) -> Destination:
 
 def full(lab: Lab, kind: str) -> Destination:
     """Name a queue that holds one message, may hold no more, and rejects."""
-    arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
-    lab.queue("bad", **arguments)
+    lab.queue("bad", x_queue_type=kind, x_max_length=1, x_overflow="reject-publish")
     lab.stand("bad")
     with lab.vhost.connect() as connection:
         channel = connection.channel()
         for _ in range(3):
             channel.basic_publish(amqp.Message("fills it"), routing_key="bad")
+    return "", "bad", ["bad"]
+
+
+def down(lab: Lab, bound: bool, **arguments: object) -> Destination:
+    """Name a queue on a node that goes down, with all that the queue has, and stays down.
+
+    :param bound: whether it was bound behind the ladder before; else the publisher is to do it.
+    """
+    last = lab.nodes[-1]
+    lab.queue("bad", node=last, **arguments)
+    lab.stand(*(["bad"] if bound else []))
+    last.kill()
+    time.sleep(5)
     return "", "bad", ["bad"]
 
 
@@ -105,6 +117,9 @@ def compare(lab: Lab, bad: Destination) -> None:
     lab.check("seconds that the bad destination cost the good one", max(among) - alone, 1.0)
     if bad[2]:
         # The bad destination takes its messages again: none of them is lost.
+        for node in lab.nodes:
+            node.start()
+        lab.notes["parked"] = lab.parked()
         lab.consumer(*bad[2])
         lab.settle(patience=60)
     elif lab.notes.get("kind") != "headers":
@@ -131,7 +146,13 @@ KINDS: dict[str, Callable[[Lab], Destination]] = {
     "quorum queue full, rejects": partial(full, kind="quorum"),
     "classic queue full, rejects": partial(full, kind="classic"),
 }
-CASES = tuple(
-    Case("bad destination", name, told(make), short="rejects" in name or name == "queue deleted")
-    for name, make in KINDS.items()
+ON_A_NODE: dict[str, Callable[[Lab], Destination]] = {
+    "classic queue, node down": partial(down, bound=True, x_queue_type="classic"),
+    "classic queue, node down, not yet bound": partial(down, bound=False, x_queue_type="classic"),
+    "quorum queue of one, node down": partial(down, bound=True, x_quorum_initial_group_size=1),
+}
+SHORT = ("queue deleted", "quorum queue full, rejects")
+CASES = (
+    *(Case("bad destination", name, told(make), short=name in SHORT) for name, make in KINDS.items()),
+    *(Case("bad destination", name, told(make), nodes=3) for name, make in ON_A_NODE.items()),
 )
