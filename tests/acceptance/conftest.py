@@ -10,7 +10,7 @@ from tests.acceptance.stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lab.broker import Broker
+    from lab.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def keeper() -> Iterator[Keeper]:
 
 
 @pytest.fixture(scope="module")
-def new_stage(broker: Broker, keeper: Keeper) -> Iterator[Callable[..., Stage]]:
+def new_stage(broker: Server, keeper: Keeper) -> Iterator[Callable[..., Stage]]:
     """Make stages, each in a fresh virtual host; end all of them with the module."""
     stages: list[Stage] = []
 

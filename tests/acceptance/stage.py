@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
     from celery.result import AsyncResult
 
-    from lab.broker import Broker, VHost
     from lab.keeper import Keeper
+    from lab.server import Server, VHost
 
 #: The first RabbitMQ whose quorum queues have a message TTL.
 QUORUM_SINCE = (3, 10)
 
 
-def topology_on(broker: Broker) -> Topology:
+def topology_on(broker: Server) -> Topology:
     version = tuple(int(number) for number in broker.version.split(".")[:2])
     return Topology(queue_type="quorum" if version >= QUORUM_SINCE else "classic")
 

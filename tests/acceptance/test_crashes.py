@@ -61,6 +61,7 @@ def mortal(keeper: Keeper) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.own_broker
 @pytest.mark.parametrize(
     ("end", "same_worker"),
     [(Broker.stop, False), (Broker.kill, True)],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = os.environ.get("RABBITMQ_ROOT")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 
 @pytest.fixture(scope="module")
