@@ -37,6 +37,10 @@ BUILT_IN = {
 #: Quorum queues have a message TTL, and dead-letter at least once, since RabbitMQ 3.10.
 QUORUM_SINCE = (3, 10)
 
+#: The most queues for one delay each that a connection makes, and the delays that it counts.
+MAX_OWN_QUEUES = 64
+MAX_DELAYS = 1024
+
 _warned: set[str] = set()
 
 
@@ -62,6 +66,7 @@ class Declarer:
     def __init__(self, connection: Any, settings: Settings) -> None:
         self.own = OwnChannel(connection, settings.namespace)
         self._declares = settings.declare != "never"
+        self._queue_per_delay = settings.queue_per_delay
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
         self._types: dict[str, str] = dict(BUILT_IN)
         self._bound: dict[_Bound, None] = {}
@@ -72,6 +77,7 @@ class Declarer:
         """Forget what stands on the broker: it has told us that something is gone."""
         self._height = -1
         self._base = False
+        self._delays: dict[tuple[int, ...], bool] = {}
         self._made: set[object] = set()
         self._active = False
 
@@ -81,10 +87,14 @@ class Declarer:
 
     # -- for a delayed publish -----------------------------------------------------------------
 
-    def prepare(self, height: int, exchange: str, keys: list[str]) -> bool:
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange to publish a message to."""
+        return self.topology.own if self._queue_per_delay else self.topology.entry(digits)
+
+    def prepare(self, digits: tuple[int, ...], exchange: str, keys: list[str]) -> bool:
         """Let all stand that a message needs on its way to a destination.
 
-        :param height: the highest level that it waits on.
+        :param digits: its delay.
         :param keys: its routing keys, queues' names where the exchange is the default one.
         :returns: whether anything had to be declared, which takes time.
         :raises TopologyError: where the broker refuses, or the exchange is of a type that no
@@ -101,8 +111,11 @@ class Declarer:
         talks = self.own.talks
         if not self._active:
             self.activate()
+        height = self.topology.needs(digits)
         if height > self._height:
             self._raise_to(height)
+        if self._queue_per_delay and not self._delays.get(digits):
+            self._serve(digits)
         if not exchange:
             for queue in keys:
                 if ("", queue) not in self._made:
@@ -148,7 +161,7 @@ class Declarer:
 
     def declared_queue(self, queue: str) -> None:
         """Take note of a queue that lives on, and so can be addressed by its name."""
-        if not self._foreign(queue):
+        if not self._is_private(queue):
             self._queues[queue] = None
             self._made.discard(("", queue))
             if self._active:
@@ -156,7 +169,7 @@ class Declarer:
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
-        if not self._foreign(exchange) and not self._foreign(destination):
+        if self._mirrors(exchange, destination):
             bound = _Bound(exchange, destination, key, to_queue)
             self._bound[bound] = None
             # Whoever binds again may know that what we made has gone meanwhile.
@@ -166,7 +179,7 @@ class Declarer:
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Undo what :meth:`bound` did, here or in another process."""
-        if self._foreign(exchange) or self._foreign(destination):
+        if not self._mirrors(exchange, destination):
             return
         bound = _Bound(exchange, destination, key, to_queue)
         self._bound.pop(bound, None)
@@ -183,7 +196,7 @@ class Declarer:
     def deleted_exchange(self, exchange: str) -> None:
         """Remove the shadow of an exchange that is gone."""
         self._types.pop(exchange, None)
-        if self._foreign(exchange):
+        if not self._mirrors(exchange):
             return
         self._made.discard(exchange)
         self._forget_bound(
@@ -212,7 +225,31 @@ class Declarer:
                 for level in levels[: height + 1]:
                     _declare(channel, level)
                 _bind(channel, levels[height].bindings)
+            if self._queue_per_delay:
+                _declare(channel, self.topology.own_base)
+                new = range(self._height + 1, height + 1)
+                _bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
         self._height = height
+
+    def _serve(self, digits: tuple[int, ...]) -> None:
+        """Give a delay a queue of its own, from its second use on, and to the first few only.
+
+        An application whose delays hardly ever repeat would litter the broker with queues.
+        """
+        if digits not in self._delays:
+            if len(self._delays) == MAX_DELAYS:
+                self._delays = {each: True for each, served in self._delays.items() if served}
+            self._delays[digits] = False
+        elif sum(self._delays.values()) < MAX_OWN_QUEUES:
+            # Held by whoever makes such a queue or prunes one: so none is pruned while it is made.
+            lock = f"{self.topology.own}.lock"
+            with self.own.lend("a queue for one delay") as channel, suppress(ResourceLocked):
+                channel.queue_declare(lock, exclusive=True, auto_delete=True)
+                part = self.topology.own_queue(digits)
+                _declare(channel, part)
+                _bind(channel, part.bindings)
+                channel.queue_delete(lock)
+                self._delays[digits] = True
 
     def _lay_base(self) -> None:
         if self._base:
@@ -220,7 +257,7 @@ class Declarer:
         with self.own.lend("the delivery exchange and the parking queue") as channel:
             _declare(channel, self.topology.base)
             # One answer for all that was sent without waiting.
-            _bind(channel, self.topology.base.bindings)
+            channel.exchange_declare(self.topology.delivery, "topic", passive=True)
         self._base = True
 
     def _lead_to(self, queue: str) -> None:
@@ -231,6 +268,11 @@ class Declarer:
                 self._bind_again(channel, self.topology.to_queue(queue).bindings, self._lay_base)
             except NotFound:
                 self._queues.pop(queue, None)
+                if not self.topology.parking:
+                    raise TopologyError(
+                        f"the queue {queue!r} does not exist, and this ladder has no place where a "
+                        f"message without a destination could wait; declare the queue first"
+                    ) from None
                 logger.warning(
                     "the queue %r does not exist: delayed messages for it are parked in %r unless "
                     "it is declared and bound before they are due",
@@ -341,7 +383,11 @@ class Declarer:
                     return "topic"
         return self._types[exchange]
 
-    def _foreign(self, name: str) -> bool:
+    def _mirrors(self, *names: str) -> bool:
+        """Whether what is between these exchanges and queues is repeated on the delivery side."""
+        return self.topology.mirrors and not any(self._is_private(name) for name in names)
+
+    def _is_private(self, name: str) -> bool:
         """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
         return (
             not name

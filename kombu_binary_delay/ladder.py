@@ -7,6 +7,7 @@ does I/O, reads a clock, or knows Kombu beyond the root of our errors.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -20,6 +21,9 @@ MAX_KEY = 255
 #: The most of it that digits may take, dots included: 39 levels of radix 2. No ladder needs more,
 #: for MAX_TTL ends each sooner, and what is left to the destination is the same on all of them.
 MAX_DIGITS = 78
+
+#: The ticks that a ladder reaches unless told otherwise: 8.5 years in steps of an eighth second.
+REACH = 2**31
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 
@@ -64,15 +68,29 @@ class Ladder:
             )
 
     @classmethod
-    def binary(cls, levels: int = 31, tick: int = 125) -> Ladder:
-        """Every radix 2; by default 31 levels of 125 ms: 8.5 years in steps of an eighth second.
+    def uniform(cls, radix: int = 2, levels: int | None = None, tick: int = 125) -> Ladder:
+        """Give every level the same radix; by default 2, which in ticks of 125 ms has 31 levels.
 
-        :param levels: the number of levels, N.
+        :param radix: a level has one queue for each digit above 0: ``radix - 1`` of them.
+        :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or
+            as RabbitMQ can have where that is fewer.
         :param tick: the smallest delay in milliseconds.
         """
-        if not _whole(levels):
-            raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
-        return cls(tick, (2,) * levels)
+        if levels is not None:
+            if not _whole(levels) or levels < 1:
+                raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
+            return cls(tick, (radix,) * levels)
+        # The lowest level has every check that does not depend on their number.
+        ladder = cls(tick, (radix,))
+        with suppress(LadderError):
+            while ladder.maximum < (REACH - 1) * tick:
+                ladder = cls(tick, (radix,) * (ladder.levels + 1))
+        return ladder
+
+    @classmethod
+    def binary(cls, levels: int | None = None, tick: int = 125) -> Ladder:
+        """Give every level radix 2: :meth:`uniform` of 2."""
+        return cls.uniform(2, levels, tick)
 
     @classmethod
     def from_name(cls, name: str) -> Ladder:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
+from .ancestors import ANCESTORS
 from .errors import LadderError, SettingsError
 from .ladder import Ladder
-from .topology import QUEUE_TYPES, Topology
+from .topology import LAYOUTS, QUEUE_TYPES, Topology
 
 DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.
@@ -24,34 +25,66 @@ class Settings:
     """What a user may set; the defaults are meant to be right for nearly everyone.
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
-    :param levels: the number of binary levels; the longest delay is ``(2**levels - 1) * tick``.
+    :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None
+        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer.
+    :param radix: the radix of every level, or a list of one for each level, highest first. A radix
+        of 4 has half as many levels as one of 2, with three queues each.
+    :param layout: ``"chain"`` or ``"skip"``: see :class:`~kombu_binary_delay.Topology`.
+    :param queue_per_delay: whether a delay that this connection asks for again gets a queue of its
+        own, so that it waits in one place; for applications with few distinct delays.
     :param queue_type: ``"quorum"`` or ``"classic"``; None takes quorum where the broker can
         (RabbitMQ 3.10 and later) and classic, with a warning, elsewhere.
     :param declare: ``"lazy"`` declares what is needed when it is first needed; ``"never"``
         declares nothing, for brokers whose administrator has made the topology.
     :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
         for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
+    :param ancestor: the name of another system's ladder in the same virtual host to delay on, in
+        place of ours: one of ``"nservicebus"``, ``"nservicebus-v1"`` and ``"celery"``. It leads to queues
+        by their names only, and leaves no choice but those of ``declare`` and ``protocol_1``.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for a value that cannot be.
     """
 
     tick: int = 125
-    levels: int = 31
+    levels: int | None = None
+    radix: int | tuple[int, ...] = 2
+    layout: str = "chain"
+    queue_per_delay: bool = False
     queue_type: str | None = None
     declare: str = "lazy"
     protocol_1: bool = False
+    ancestor: str | None = None
     namespace: str = "kbd"
 
     def __post_init__(self) -> None:
+        if isinstance(self.radix, list):
+            object.__setattr__(self, "radix", tuple(self.radix))
+        if isinstance(self.radix, tuple) and self.levels is not None:
+            raise SettingsError(
+                f"{KEY}: a list of radices says how many levels there are, so levels must be left "
+                f"out beside it, got {self.levels!r}"
+            )
         try:
-            Ladder.binary(self.levels, self.tick)
+            self.ladder  # noqa: B018 - for its checks
         except LadderError as exc:
             raise SettingsError(f"{KEY}: {exc}") from exc
+        self._choice("ancestor", (*ANCESTORS, None))
+        if self.ancestor is not None:
+            own = {each.name: each.default for each in fields(self)}
+            for name in ("declare", "protocol_1", "ancestor"):
+                del own[name]
+            for name, default in own.items():
+                if getattr(self, name) != default:
+                    raise SettingsError(
+                        f"{KEY}: the ladder of {self.ancestor!r} is as it is, so {name} must be "
+                        f"left out beside it, got {getattr(self, name)!r}"
+                    )
+        self._choice("layout", LAYOUTS)
         self._choice("queue_type", (*QUEUE_TYPES, None))
         self._choice("declare", DECLARE)
-        if not isinstance(self.protocol_1, bool):
-            raise SettingsError(f"{KEY}: protocol_1 must be True or False, got {self.protocol_1!r}")
+        self._switch("queue_per_delay")
+        self._switch("protocol_1")
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
             raise SettingsError(
                 f"{KEY}: namespace must be 1 to 32 letters, digits, '-' or '_', "
@@ -75,14 +108,28 @@ class Settings:
                 raise SettingsError(f"{KEY}: unknown setting {key!r}{_instead(key, known)}")
         return cls(**given)
 
+    @property
+    def ladder(self) -> Ladder:
+        """The ladder that these settings describe."""
+        if isinstance(self.radix, tuple):
+            return Ladder(self.tick, self.radix)
+        return Ladder.uniform(self.radix, self.levels, self.tick)
+
     def topology(self, *, can_quorum: bool = True) -> Topology:
         """Compute the topology that these settings describe.
 
         :param can_quorum: whether the broker has quorum queues with message TTL; decides the
             queue type only where the user has not.
         """
+        if self.ancestor is not None:
+            return ANCESTORS[self.ancestor]
         queue_type = self.queue_type or ("quorum" if can_quorum else "classic")
-        return Topology(Ladder.binary(self.levels, self.tick), self.namespace, queue_type)
+        return Topology(self.ladder, self.namespace, queue_type, self.layout)
+
+    def _switch(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, bool):
+            raise SettingsError(f"{KEY}: {name} must be True or False, got {value!r}")
 
     def _choice(self, name: str, choices: tuple[str | None, ...]) -> None:
         value = getattr(self, name)

@@ -14,6 +14,7 @@ blocks the level that it came from.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,20 +23,29 @@ from .address import (
     Destination,
     digest,
     exchange_word,
+    format_address,
     parse_address,
     pattern_words,
     route,
 )
-from .errors import AddressError
+from .errors import AddressError, LadderError
 from .ladder import MAX_DIGITS, MAX_KEY, Ladder
 
 #: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
 VERSION = "v1"
 QUEUE_TYPES = ("quorum", "classic")
+#: How a message gets from one level to the next: past every level between, or straight.
+LAYOUTS = ("chain", "skip")
 #: The exchange types whose bindings a topic exchange can imitate.
 IMITABLE = ("direct", "topic", "fanout")
 
 Arguments = tuple[tuple[str, str | int], ...]
+
+_NAME = re.compile(
+    rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
+    r"(?:-(?P<skip>skip))?(?:-(?P<classic>classic))?\.",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -89,18 +99,44 @@ class Topology:
     :param ladder: the numeral system; by default :meth:`Ladder.binary`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
     :param queue_type: ``"quorum"`` or ``"classic"``.
+    :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
+        where each level is bound straight to the queues of every level below: fewer exchanges to
+        pass, more bindings.
     """
 
     ladder: Ladder = field(default_factory=Ladder.binary)
     namespace: str = "kbd"
     queue_type: str = "quorum"
+    layout: str = "chain"
+
+    #: Whether bindings made by users are repeated on the delivery side.
+    mirrors = True
+
+    @property
+    def delay_header(self) -> str | None:
+        """A header that says the delay in whole seconds, where somebody else's tools read it."""
+        return None
+
+    @classmethod
+    def of(cls, name: str) -> Topology | None:
+        """Tell the topology of whose ladder side an exchange or queue is a part, by its name."""
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        try:
+            ladder = Ladder.from_name(match["ladder"])
+        except LadderError:
+            return None
+        queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
+        return cls(ladder, match["namespace"], queue_type, layout)
 
     # -- names ---------------------------------------------------------------------------------
 
     @cached_property
     def prefix(self) -> str:
         """What the names of the levels begin with; the ladder can be read back from it."""
-        return f"{self.namespace}.{VERSION}-{self.ladder.name}{self._kind}"
+        layout = "" if self.layout == "chain" else f"-{self.layout}"
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{self._kind}"
 
     @cached_property
     def delivery_prefix(self) -> str:
@@ -156,8 +192,65 @@ class Topology:
         return sum(self.levels, self.base)
 
     def entry(self, digits: tuple[int, ...]) -> str:
-        """Name the exchange where a message enters: the level of its first digit."""
-        return self.level_name(len(digits) - 1)
+        """Name the exchange where a message enters."""
+        return self.level_name(self.height(digits))
+
+    def height(self, digits: tuple[int, ...]) -> int:
+        """Tell the level where a message enters: that of its first digit; -1 where it has none."""
+        return len(digits) - 1
+
+    def needs(self, digits: tuple[int, ...]) -> int:
+        """Tell the highest level that has to stand for a message."""
+        return self.height(digits)
+
+    def address(
+        self, digits: tuple[int, ...], destination: Destination, *, topic: bool = False
+    ) -> str:
+        """Write the routing key with which a message enters."""
+        return format_address(digits, destination, topic=topic)
+
+    def parse(
+        self, key: str, carried: Destination | None = None
+    ) -> tuple[tuple[int, ...], Destination]:
+        """Read a routing key of this ladder: the inverse of :meth:`address`.
+
+        :raises AddressError: where ``key`` is none.
+        """
+        return parse_address(key, carried)
+
+    # -- a queue of its own for a delay --------------------------------------------------------
+
+    @cached_property
+    def own(self) -> str:
+        """The name of the exchange before the queues that each serve one whole delay."""
+        return f"{self.prefix}.own"
+
+    @cached_property
+    def own_base(self) -> Part:
+        """The exchange before those queues, and the way on for a delay that has none.
+
+        Its alternate exchange is one from which every address enters the ladder at its level, so
+        a delay without a queue, or whose queue has been pruned, walks as any other does.
+        """
+        enter = f"{self.prefix}.enter"
+        alternate = (("alternate-exchange", enter),)
+        return Part((self._exchange(enter), Exchange(self.own, "topic", alternate)))
+
+    def own_enter(self, level: int) -> tuple[Binding, ...]:
+        """Let addresses whose highest digit is at ``level`` enter the ladder there."""
+        enter, lower = f"{self.prefix}.enter", "*." * level
+        radix = self.ladder.radices[-1 - level]
+        return tuple(
+            Binding(enter, self.level_name(level), f"{lower}{digit}.{MARK}.#", to_queue=False)
+            for digit in range(1, radix)
+        )
+
+    def own_queue(self, digits: tuple[int, ...]) -> Part:
+        """Lead one delay through one queue, straight to delivery."""
+        delay = self.ladder.delay(digits)
+        queue = Queue(f"{self.own}.{delay}ms", self._waiting(delay, self.delivery))
+        lowest_first = "".join(f"{digit}." for digit in reversed(digits))
+        return Part((), (queue,), (Binding(self.own, queue.name, f"{lowest_first}{MARK}.#"),))
 
     # -- the delivery side ---------------------------------------------------------------------
 
@@ -170,7 +263,7 @@ class Topology:
         if not self.owns(destination.exchange):
             return destination
         try:
-            return parse_address(destination.routing_key, carried)[1]
+            return self.parse(destination.routing_key, carried)[1]
         except AddressError:
             return destination
 
@@ -259,17 +352,25 @@ class Topology:
     def _level(self, level: int) -> Part:
         name, below = self.level_name(level), self.level_name(level - 1)
         radix, weight = self.ladder.radices[-1 - level], self.ladder.weights[-1 - level]
-        lower = "*." * level
         queues = tuple(
             Queue(f"{name}.{digit}", self._waiting(digit * weight, below))
             for digit in range(1, radix)
         )
-        down = Binding(name, below, f"{lower}0.#", to_queue=False)
-        waits = tuple(
-            Binding(name, queue.name, f"{lower}{digit}.#")
-            for digit, queue in enumerate(queues, start=1)
-        )
+        if self.layout == "skip":
+            waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
+            down = Binding(name, self.delivery, "0." * (level + 1) + "#", to_queue=False)
+        else:
+            waits = self._waits(level, level)
+            down = Binding(name, below, "*." * level + "0.#", to_queue=False)
         return Part((self._exchange(name),), queues, (*waits, down))
+
+    def _waits(self, level: int, lower: int) -> list[Binding]:
+        """Bind a level to the queues of a lower one, or its own, past the zeros in between."""
+        name, zeros = self.level_name(level), "0." * (level - lower)
+        return [
+            Binding(name, f"{self.level_name(lower)}.{digit}", f"{'*.' * lower}{digit}.{zeros}#")
+            for digit in range(1, self.ladder.radices[-1 - lower])
+        ]
 
     def _waiting(self, ttl: int, below: str) -> Arguments:
         arguments: Arguments = (

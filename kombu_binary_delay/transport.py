@@ -41,7 +41,7 @@ import amqp
 from amqp.exceptions import NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from .address import Destination, format_address, parse_address
+from .address import Destination
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
@@ -123,15 +123,18 @@ class ChannelMixin(_Above):
                 msg.properties,
                 destination,
                 -(-due // 1000),
-                lambda each: format_address(digits, each, topic=topic),
+                lambda each: topology.address(digits, each, topic=topic),
                 topology.owns,
             )
-            return _copy(msg, properties), topology.entry(digits), key
+            if topology.delay_header:
+                seconds = topology.ladder.delay(digits) // 1000
+                properties[_HEADERS][topology.delay_header] = seconds
+            return _copy(msg, properties), declarer.entry(digits), key
 
         digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
         packed = pack(digits)
-        if declarer.prepare(len(digits) - 1, destination.exchange, keys):
+        if declarer.prepare(digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
             left = max(due - time.time_ns() // 1000, 1)
             packed = pack(topology.ladder.digits(left / 1000))
@@ -149,12 +152,13 @@ class ChannelMixin(_Above):
     def message_to_python(self, raw_message: Any) -> Any:
         """Make a Kombu message that looks as if just published to its destination."""
         headers = raw_message.properties.get(_HEADERS)
-        owns = self._declarer.topology.owns
+        topology = self._declarer.topology
+        owns = topology.owns
         info = raw_message.delivery_info
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
             try:
-                _, destination = parse_address(info.get("routing_key", ""), carried(headers or {}))
+                _, destination = topology.parse(info.get("routing_key", ""), carried(headers or {}))
             except AddressError:
                 pass
             else:
@@ -164,6 +168,8 @@ class ChannelMixin(_Above):
                     info["exchange"] = destination.exchange
             if headers:
                 unwrap(raw_message.properties, owns)
+                if on_ladder and topology.delay_header:
+                    headers.pop(topology.delay_header, None)
         return super().message_to_python(raw_message)
 
     # -- the delivery side follows what the user binds -----------------------------------------

@@ -13,7 +13,7 @@ from kombu_binary_delay.address import (
     pattern_words,
 )
 from kombu_binary_delay.ladder import MAX_KEY
-from kombu_binary_delay.topology import Binding, Exchange, Part
+from kombu_binary_delay.topology import LAYOUTS, QUEUE_TYPES, Binding, Exchange, Part
 from kombu_binary_delay.walk import matches_topic, route_message, walk
 
 
@@ -87,11 +87,11 @@ def test_escaping_changes_nothing_in_what_a_topic_pattern_matches(pattern, key):
     assert escaped == matches_topic(pattern, key)
 
 
-@given(st.data(), ladders, st.sampled_from(["quorum", "classic"]))
+@given(st.data(), ladders, st.sampled_from(QUEUE_TYPES), st.sampled_from(LAYOUTS))
 def test_a_message_waits_its_delay_in_one_queue_at_a_time_and_reaches_its_queue_alone(
-    data, ladder, queue_type
+    data, ladder, queue_type, layout
 ):
-    topology = Topology(ladder, queue_type=queue_type)
+    topology = Topology(ladder, queue_type=queue_type, layout=layout)
     wanted, other = data.draw(st.lists(names, min_size=2, max_size=2, unique=True))
     digits = ladder.digits(data.draw(delays(ladder)))
     part = topology.whole + topology.to_queue(wanted) + topology.to_queue(other)

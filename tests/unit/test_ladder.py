@@ -59,7 +59,21 @@ def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
         Ladder(tick, radices)
 
 
-@pytest.mark.parametrize("levels", [0, -1, 2.5, None])
+@pytest.mark.parametrize(
+    ("radix", "tick", "levels"),
+    [(2, 125, 31), (2, 1000, 29), (4, 125, 15), (10, 125, 9), (2, 1, 31), (3, 2000, 17)],
+)
+def test_a_ladder_has_as_many_levels_as_reach_the_default_range_or_rabbitmq_can_have(
+    radix, tick, levels
+):
+    ladder = Ladder.uniform(radix, tick=tick)
+
+    assert ladder.levels == levels
+    more = (radix - 1) * tick * radix**levels
+    assert ladder.maximum >= (2**31 - 1) * tick or more > MAX_TTL
+
+
+@pytest.mark.parametrize("levels", [0, -1, 2.5, "4"])
 def test_a_binary_ladder_needs_a_whole_number_of_levels(levels):
     with pytest.raises(LadderError):
         Ladder.binary(levels)

@@ -3,6 +3,7 @@
 import pytest
 
 from kombu_binary_delay import Settings, SettingsError
+from kombu_binary_delay.ancestors import ANCESTORS
 
 
 def test_no_settings_are_the_defaults():
@@ -20,7 +21,16 @@ def test_no_settings_are_the_defaults():
         ({7: 5}, "unknown setting 7"),
         ({"tick": 0}, "tick must be a whole number of milliseconds >= 1, got 0"),
         ({"tick": "125"}, "got '125'"),
-        ({"levels": 0}, "at least one level"),
+        ({"levels": 0}, "levels must be a whole number >= 1, got 0"),
+        ({"radix": 1}, "radix must be a whole number >= 2, got 1"),
+        ({"radix": []}, "at least one level"),
+        ({"radix": [2, "4"]}, "radix must be a whole number >= 2, got '4'"),
+        ({"radix": [2, 4], "levels": 2}, "levels must be left out beside it, got 2"),
+        ({"layout": "skp"}, r"did you mean 'skip'\?"),
+        ({"queue_per_delay": "yes"}, "True or False, got 'yes'"),
+        ({"ancestor": "nservicebuss"}, r"did you mean 'nservicebus'\?"),
+        ({"ancestor": "celery", "tick": 5}, "tick must be left out beside it, got 5"),
+        ({"ancestor": "celery", "queue_per_delay": True}, "queue_per_delay must be left out"),
         ({"levels": 33}, "x-message-ttl"),
         ({"queue_type": "quorom"}, r"must be one of .* did you mean 'quorum'\?"),
         ({"queue_type": ["quorum"]}, "queue_type"),
@@ -43,3 +53,25 @@ def test_the_queue_type_is_the_users_or_else_the_best_that_the_broker_has():
     assert Settings().topology(can_quorum=True).queue_type == "quorum"
     assert Settings().topology(can_quorum=False).queue_type == "classic"
     assert Settings(queue_type="classic").topology(can_quorum=True).queue_type == "classic"
+
+
+@pytest.mark.parametrize(
+    ("given", "ladder"),
+    [
+        ({}, "125ms-2x31"),
+        ({"tick": 1000}, "1000ms-2x29"),
+        ({"radix": 4}, "125ms-4x15"),
+        ({"radix": 4, "levels": 14, "tick": 1000}, "1000ms-4x14"),
+        ({"radix": [24, 60, 60], "tick": 1000}, "1000ms-24x1-60x2"),
+    ],
+)
+def test_tick_radix_and_levels_describe_the_ladder(given, ladder):
+    settings = Settings.from_transport_options({"binary_delay": given})
+
+    assert settings.ladder.name == ladder
+    assert settings.topology().ladder == settings.ladder
+
+
+@pytest.mark.parametrize("name", ANCESTORS)
+def test_an_ancestors_ladder_stands_in_for_ours(name):
+    assert Settings(ancestor=name).topology(can_quorum=False) is ANCESTORS[name]

@@ -32,6 +32,74 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
     assert [binding.key for binding in level.bindings] == ["*.1.#", "*.2.#", "*.3.#", "*.0.#"]
 
 
+def test_skip_bindings_are_the_gists_with_the_lowest_digit_first():
+    """Ingest ``1.*.*.*``, ``0.1.*.*``, ``0.0.1.*``, ``0.0.0.1``; done ``0.0.0.0``; and so on."""
+    skip = Topology(Ladder.binary(4, 1000), layout="skip")
+    wanted = [
+        ["*.*.*.1.#", "*.*.1.0.#", "*.1.0.0.#", "1.0.0.0.#", "0.0.0.0.#"],
+        ["*.*.1.#", "*.1.0.#", "1.0.0.#", "0.0.0.#"],
+        ["*.1.#", "1.0.#", "0.0.#"],
+        ["1.#", "0.#"],
+    ]
+
+    assert [[each.key for each in level.bindings] for level in reversed(skip.levels)] == wanted
+    assert [each.destination for each in skip.levels[3].bindings] == [
+        *(f"{skip.level_name(level)}.1" for level in (3, 2, 1, 0)),
+        skip.delivery,
+    ]
+
+
+def test_factor_n_waits_once_in_place_value():
+    factor = Topology(Ladder(2000, (4, 4, 4, 4)))
+    digits = factor.ladder.digits(255_000)
+
+    path = walk(
+        factor.whole + factor.to_queue("q"),
+        factor.entry(digits),
+        factor.address(digits, Destination("", "q")),
+    )
+
+    assert factor.ladder.weights == (128_000, 32_000, 8_000, 2_000)
+    assert [wait.ttl for wait in path.waits] == [2 * 128_000]
+
+
+def test_a_delay_with_a_queue_of_its_own_waits_in_one_place_and_one_without_on_the_levels():
+    digits = SECONDS.ladder.digits(11_000)
+    part = SECONDS.whole + SECONDS.own_base + SECONDS.to_queue("q") + SECONDS.own_queue((1, 0, 1))
+    part += Part(bindings=sum((SECONDS.own_enter(level) for level in range(4)), ()))
+    address = SECONDS.address(digits, Destination("", "q"))
+
+    without = walk(part, SECONDS.own, address)
+    served = walk(part + SECONDS.own_queue(digits), SECONDS.own, address)
+
+    assert [wait.ttl for wait in without.waits] == [8000, 2000, 1000]
+    assert [wait.ttl for wait in served.waits] == [11_000]
+    assert without.arrived == served.arrived == {"q"}
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology(),
+        Topology(Ladder(2000, (4, 4, 10)), "my-own_1", "classic"),
+        Topology(Ladder.uniform(4), layout="skip"),
+        Topology(Ladder.binary(), "a", "classic", "skip"),
+    ],
+)
+def test_a_topology_is_read_back_from_the_name_of_any_part_of_its_ladder(topology):
+    part = topology.whole + topology.own_base + topology.own_queue((1, 0))
+    for each in (*part.exchanges, *part.queues):
+        if each.name not in (topology.delivery, topology.parking):
+            assert Topology.of(each.name) == topology
+
+
+@pytest.mark.parametrize(
+    "name", ["", "orders", "kbd.v1.delivery", "kbd.v1-125ms.x", "kbd.v1-0ms-2x1.level-00", "v1-1ms"]
+)
+def test_a_strangers_name_has_no_topology(name):
+    assert Topology.of(name) is None
+
+
 def test_classic_levels_have_names_of_their_own_and_no_arguments_of_quorum_queues():
     quorum, classic = Topology(), Topology(queue_type="classic")
 

@@ -1,0 +1,143 @@
+"""Other systems' ladders on a real broker, beside the programs whose ladders they are."""
+
+import time
+
+import pytest
+from kombu import Exchange, Producer, Queue
+from kombu.transport import native_delayed_delivery as native
+
+from kombu_binary_delay import AddressError, TopologyError
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.ancestors import ANCESTORS, CELERY, NSERVICEBUS, NSERVICEBUS_V1
+
+
+@pytest.fixture(autouse=True)
+def _wanted(broker, request):
+    """What a broker refuses, an ancestor cannot have on it either."""
+    version = tuple(map(int, broker.version.split(".")[:2]))
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    if version < (3, 10) and name != "nservicebus-v1":
+        pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
+    if version >= (4, 3) and name == "nservicebus-v1":
+        pytest.skip("RabbitMQ 4.3 refuses the x-queue-mode of NServiceBus before 8")
+
+
+def publish(connection, body, key, delay, exchange=""):
+    Producer(connection.default_channel).publish(
+        body, exchange=exchange, routing_key=key, headers={"x-delay": delay}
+    )
+
+
+def test_celerys_ladder_is_what_the_installed_kombu_declares(broker, connect, vhost):
+    connection = connect("amqp")
+    native.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+    theirs = _standing(vhost)
+
+    other = broker.vhost()
+    try:
+        ours = connect(url=other.url, binary_delay={"ancestor": "celery"})
+        Queue("q")(ours.default_channel).declare()
+        publish(ours, 1, "q", 1000)
+        made = _standing(other)
+    finally:
+        other.delete()
+
+    assert made["bindings"] - theirs["bindings"] == {
+        ("celery_delayed_delivery", "q", "queue", "#.q")
+    }
+    assert made["queues"] == theirs["queues"]
+    assert made["exchanges"] == theirs["exchanges"]
+    assert made["bindings"] >= theirs["bindings"]
+
+
+@pytest.mark.parametrize("name", ANCESTORS)
+def test_a_delayed_message_goes_out_and_comes_in_by_an_ancestors_ladder(connect, collect, name):
+    ladder = ANCESTORS[name]
+    connection = connect(binary_delay={"ancestor": name})
+    queue = Queue("orders.new")(connection.default_channel)
+    queue.declare()
+    sent = time.time()
+
+    publish(connection, "ours", "orders.new", 1000)
+    # As its own programs send: by name, to the level that their arithmetic tells.
+    theirs = Producer(connect("amqp").default_channel)
+    theirs.publish(
+        "theirs",
+        exchange=ladder.entry((1, 0)),
+        routing_key=ladder.address((1, 0), Destination("", "orders.new")),
+        headers={ladder.delay_header: 2} if ladder.delay_header else {},
+    )
+
+    arrivals = collect(connection, [queue], 2)
+    assert [(arrival.body, arrival.exchange, arrival.key) for arrival in arrivals] == [
+        ("ours", "", "orders.new"),
+        ("theirs", "", "orders.new"),
+    ]
+    assert [arrival.headers for arrival in arrivals] == [{}, {}]
+    assert arrivals[0].at - sent >= 1
+    assert arrivals[1].at - sent >= 2
+
+
+@pytest.mark.parametrize("name", ["nservicebus", "nservicebus-v1"])
+def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connect, collect, name):
+    ladder = ANCESTORS[name]
+    endpoint = connect("amqp")
+    # As an endpoint of NServiceBus stands: a fanout exchange before its queue, bound to delivery.
+    connection = connect(binary_delay={"ancestor": name})
+    exchange = Exchange("endpoint", "fanout")
+    queue = Queue("endpoint", exchange)(endpoint.default_channel)
+    queue.declare()
+    publish(connection, 1, "endpoint", 1000)
+    endpoint.default_channel.exchange_bind("endpoint", ladder.delivery, "#.endpoint")
+
+    (arrival,) = collect(endpoint, [queue], 1)
+
+    assert arrival.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 1
+    assert arrival.exchange == ladder.delivery
+
+
+def test_a_stock_programs_delayed_message_is_unwrapped_for_a_worker_of_ours(connect, collect):
+    connection = connect(binary_delay={"ancestor": "celery"})
+    queue = Queue("q")(connection.default_channel)
+    queue.declare()
+    publish(connection, "warm-up", "q", 1000)
+
+    Producer(connect("amqp").default_channel).publish(
+        "stock", exchange="celery_delayed_27", routing_key=native.calculate_routing_key(1, "q")
+    )
+
+    arrivals = collect(connection, [queue], 2)
+    assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {("", "q")}
+
+
+@pytest.mark.parametrize("name", ["nservicebus", "celery"])
+def test_what_an_ancestor_cannot_lead_to_is_refused_and_nothing_is_published(connect, vhost, name):
+    connection = connect(binary_delay={"ancestor": name})
+
+    with pytest.raises(AddressError, match="publish to the default exchange"):
+        publish(connection, 1, "k", 1000, exchange="x")
+    assert not vhost.exchanges()
+    with pytest.raises(TopologyError, match=r"'nowhere' does not exist.*declare the queue first"):
+        publish(connection, 1, "nowhere", 1000)
+
+    ladder = {"nservicebus": NSERVICEBUS, "celery": CELERY}[name]
+    assert not any(vhost.waiting(*(queue.name for queue in ladder.whole.queues)).values())
+    assert NSERVICEBUS_V1.level_name(0) not in {row["name"] for row in vhost.exchanges()}
+
+
+def _standing(vhost):
+    return {
+        "exchanges": {
+            (row["name"], row["type"], row["durable"], str(row["arguments"]))
+            for row in vhost.exchanges()
+        },
+        "queues": {
+            (row["name"], row["durable"], str(sorted(row["arguments"].items())))
+            for row in vhost.queues()
+            if row["name"] != "q"
+        },
+        "bindings": {
+            (row["source"], row["destination"], row["destination_type"], row["routing_key"])
+            for row in vhost.bindings()
+        },
+    }
