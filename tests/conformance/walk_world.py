@@ -8,10 +8,11 @@ message walks when it is asked for, through what stands by then.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.address import Destination, format_address, parse_address
+from kombu_binary_delay.address import Destination
 from kombu_binary_delay.delay import X_DELAY, due_time
 from kombu_binary_delay.envelope import carried, further_keys, unwrap, wrap
 from kombu_binary_delay.topology import IMITABLE, Part
@@ -19,7 +20,7 @@ from kombu_binary_delay.walk import Walk, matches_topic, walk
 from tests.conformance.world import Arrival, World
 
 if TYPE_CHECKING:
-    from kombu_binary_delay import Topology
+    from kombu_binary_delay import Settings
 
 NOW = 1_700_000_000.0
 _HEADERS = "application_headers"
@@ -49,8 +50,10 @@ class WalkWorld(World):
 
     is_pure = True
 
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(topology)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.topology())
+        self._queue_per_delay = settings.queue_per_delay
+        self._asked: Counter[tuple[int, ...]] = Counter()
         self._kinds: dict[str, str] = {}
         self._queues: dict[str, None] = {}
         self._bindings: dict[_Binding, None] = {}
@@ -125,10 +128,11 @@ class WalkWorld(World):
             properties,
             destination,
             -(-due // 1000),
-            lambda each: format_address(digits, each, topic=topic),
+            lambda each: self.topology.address(digits, each, topic=topic),
             self.topology.owns,
         )
-        entry = self.topology.entry(digits)
+        self._asked[digits] += 1
+        entry = self.topology.own if self._queue_per_delay else self.topology.entry(digits)
         self._ahead.append(_Message(body, entry, destination, address, properties))
 
     # -- arrive --------------------------------------------------------------------------------
@@ -155,7 +159,7 @@ class WalkWorld(World):
             ]
             reached, waited = self._rest(walks, message), walks[0].total
             properties = self._delivered(message.properties, walks[0])
-            _, destination = parse_address(message.key, carried(headers))
+            _, destination = self.topology.parse(message.key, carried(headers))
         # RabbitMQ takes it off by itself.
         properties[_HEADERS].pop("BCC", None)
         return [
@@ -204,7 +208,7 @@ class WalkWorld(World):
 
     def _part(self) -> Part:
         """Build the topology with all that the transport puts behind the delivery exchange."""
-        part = self.topology.whole
+        part = self.topology.whole + self._queues_for_delays()
         for queue in self._queues:
             part += self.topology.to_queue(queue)
         for exchange, kind in self._kinds.items():
@@ -225,6 +229,18 @@ class WalkWorld(World):
                         to_queue=each.to_queue,
                     )
                 )
+        return part
+
+    def _queues_for_delays(self) -> Part:
+        """Give a queue of its own to each delay that was asked for again."""
+        if not self._queue_per_delay:
+            return Part()
+        levels = range(self.topology.ladder.levels)
+        enter = (binding for level in levels for binding in self.topology.own_enter(level))
+        part = self.topology.own_base + Part(bindings=tuple(enter))
+        for digits, times in self._asked.items():
+            if times > 1:
+                part += self.topology.own_queue(digits)
         return part
 
     def _route(self, exchange: str, keys: list[str], headers: dict[str, Any]) -> set[str]:
