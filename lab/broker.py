@@ -65,7 +65,7 @@ class Broker(Server):
 
     def start(self, timeout: float = 120) -> None:
         """Start the node, and wait until it answers."""
-        if self._node and self._node.poll() is None:
+        if self.is_running:
             return
         if not self._epmd or self._epmd.poll() is not None:
             self._epmd = self._spawn(["epmd"])
@@ -117,6 +117,11 @@ class Broker(Server):
     def folder(self) -> Path:
         """Where its data, configuration and logs are, until close()."""
         return self._keeper.folder
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the node lives."""
+        return self._node is not None and self._node.poll() is None
 
     @property
     def pids(self) -> list[int]:
