@@ -196,6 +196,8 @@ class WalkWorld(World):
         properties = copy.deepcopy(properties)
         headers = properties[_HEADERS]
         if path.waits:
+            # RabbitMQ takes it off with the first death, so that it acts once.
+            properties.pop("expiration", None)
             deaths = [{"queue": wait.queue, "reason": "expired"} for wait in reversed(path.waits)]
             headers["x-death"] = deaths
             for end, death in (("first", deaths[-1]), ("last", deaths[0])):
