@@ -253,11 +253,10 @@ def test_status_names_a_level_that_is_stuck(connect, plain, management, small):
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, and is never stuck")
     connection = connect(binary_delay={"tick": 1000, "levels": 4})
-    channel = connection.channel()
+    # By a program without the transport, so that nobody knows that it needs an outlet.
     Queue("full", queue_arguments={"x-max-length": 1, "x-overflow": "reject-publish"})(
-        channel
+        plain.channel()
     ).declare()
-    # Straight behind delivery, as no application of ours would bind it any more.
     create(plain, small, small.whole + small.to_queue("full"))
     publish(connection, "full", *[1000] * 40)
 

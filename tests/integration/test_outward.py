@@ -230,7 +230,7 @@ def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collec
     Producer(made.default_channel).publish("1", routing_key="q", headers={"x-delay": 1})
     before = ladder_names(vhost)
     connection = connect(binary_delay={"declare": "never"})
-    with patch("kombu_binary_delay.declare._declare") as declared:
+    with patch("kombu_binary_delay.channel.OwnChannel.lend") as declared:
         Producer(connection.default_channel).publish("2", routing_key="q", headers={"x-delay": 1})
 
     arrived = sorted(arrival.body for arrival in collect(connection, [queue], 2))
