@@ -1,4 +1,4 @@
-"""Purpose: a private, real RabbitMQ for the demo and the tests.
+"""Purpose: a private, real RabbitMQ for the demo and the tests: start, stop, kill, restart.
 
 A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
 127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
@@ -9,7 +9,6 @@ A virtual host is a world of its own: each test takes a fresh one.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shlex
@@ -18,17 +17,14 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 import uuid
-from base64 import b64encode
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import amqp
 
 from lab.keeper import Keeper, Process
+from lab.server import BrokerError, Server, VHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,18 +33,14 @@ SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` t
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 HOST = "127.0.0.1"
 
+__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "VHost"]
+
 # An `advanced` for brokers that are restarted or killed: a message which was between two queues
 # at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
 SETTLES_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 
-Rows = list[dict[str, Any]]
 
-
-class BrokerError(RuntimeError):
-    """The private RabbitMQ is missing, or does not do what it was told."""
-
-
-class Broker:
+class Broker(Server):
     """One RabbitMQ node of our own.
 
     root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
@@ -60,7 +52,7 @@ class Broker:
     data:     a folder with the data of a node that has stopped, to be copied and gone on with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each with a default
         self,
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
@@ -78,9 +70,14 @@ class Broker:
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._dist_port, self._epmd_port = _free_ports(4)
-        self.url = f"amqp://guest:guest@{HOST}:{self._amqp_port}//"
-        self.management_url = f"http://{HOST}:{self._http_port}"
+        ports = _free_ports(5)
+        self._amqp_port, self._http_port, self._metrics_port, self._dist_port, self._epmd_port = (
+            ports
+        )
+        super().__init__(
+            f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
+        )
+        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
         if beside:
             self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
         self._write_files(config or {}, advanced)
@@ -91,7 +88,7 @@ class Broker:
 
     def start(self, timeout: float = 120) -> None:
         """Start the node, and wait until it answers."""
-        if self._node and self._node.poll() is None:
+        if self.is_running:
             return
         self.begin_to_start()
         self.wait_until_up(timeout)
@@ -164,19 +161,20 @@ class Broker:
         return self._keeper.folder
 
     @property
+    def is_running(self) -> bool:
+        """Whether the node lives."""
+        return self._node is not None and self._node.poll() is None
+
+    @property
     def pids(self) -> list[int]:
         """The processes we started: the node, and its epmd."""
         return [process.pid for process in (self._node, self._epmd) if process]
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, distribution, epmd."""
-        return [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
-
-    @property
-    def version(self) -> str:
-        """As the broker says: "3.10.8"."""
-        return str(self.api("GET", "overview")["rabbitmq_version"])
+        """AMQP, management, metrics, distribution, epmd."""
+        mine = [self._amqp_port, self._http_port, self._metrics_port]
+        return [*mine, self._dist_port, self._epmd_port]
 
     def log(self, lines: int = 100) -> str:
         """Return the last lines that the node printed."""
@@ -207,41 +205,6 @@ class Broker:
             raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
         return done.stdout
 
-    # --- management -----------------------------------------------------------------
-
-    def vhost(self) -> VHost:
-        """Make a virtual host with a name nobody had before."""
-        name = f"lab-{uuid.uuid4().hex[:12]}"
-        self.api("PUT", f"vhosts/{name}", {})
-        return VHost(self, name)
-
-    def connect(self, vhost: str) -> amqp.Connection:
-        """Open a plain AMQP connection; it is the caller's to close."""
-        address = f"{HOST}:{self._amqp_port}"
-        connection = amqp.Connection(
-            address, virtual_host=vhost, connect_timeout=5, read_timeout=30
-        )
-        connection.connect()
-        return connection
-
-    def api(self, method: str, path: str, body: object = None) -> Any:
-        """Call the management HTTP API; `path` is what follows /api/."""
-        request = urllib.request.Request(  # noqa: S310, the URL is ours
-            f"{self.management_url}/api/{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": "Basic " + b64encode(b"guest:guest").decode(),
-                "Content-Type": "application/json",
-            },
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-                text = answer.read()
-        except urllib.error.HTTPError as refusal:
-            raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None
-        return json.loads(text) if text else None
-
     # --- how it is started ----------------------------------------------------------
 
     @property
@@ -254,13 +217,15 @@ class Broker:
             "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
             "management.tcp.ip": HOST,
             "management.tcp.port": self._http_port,
+            "prometheus.tcp.ip": HOST,
+            "prometheus.tcp.port": self._metrics_port,
             "collect_statistics_interval": 1000,
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
         (self.folder / "rabbitmq.conf").write_text(lines)
         (self.folder / "advanced.config").write_text(advanced)
-        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
         (self.folder / "conf.d").mkdir()
         cookie = self.folder / ".erlang.cookie"
         if self._beside:
@@ -322,59 +287,6 @@ class Broker:
         except (OSError, amqp.AMQPError, BrokerError):
             return False
         return True
-
-
-@dataclass(frozen=True)
-class VHost:
-    """One virtual host of a `Broker`, and what is in it."""
-
-    broker: Broker
-    name: str
-
-    @property
-    def url(self) -> str:
-        """What an application is given."""
-        return f"{self.broker.url.removesuffix('/')}{self.name}"
-
-    def queues(self) -> Rows:
-        """List them as the management API does. Its message counts lag: see `waiting`."""
-        return self._list("queues")
-
-    def exchanges(self) -> Rows:
-        """List those that somebody declared, without the broker's own."""
-        return [
-            row
-            for row in self._list("exchanges")
-            if row["name"] and not row["name"].startswith("amq.")
-        ]
-
-    def bindings(self) -> Rows:
-        """List them, without the one that each queue has on the default exchange."""
-        return [row for row in self._list("bindings") if row["source"]]
-
-    def waiting(self, *queues: str) -> dict[str, int]:
-        """Count the messages ready in these queues, now; what is not declared is left out."""
-        found = {}
-        with self.connect() as connection:
-            channel = connection.channel()
-            for queue in queues:
-                try:
-                    found[queue] = channel.queue_declare(queue, passive=True).message_count
-                except amqp.NotFound:  # noqa: PERF203, it costs the channel
-                    channel = connection.channel()
-        return found
-
-    def connect(self) -> amqp.Connection:
-        """Open a plain AMQP connection; it is the caller's to close."""
-        return self.broker.connect(self.name)
-
-    def delete(self) -> None:
-        """Delete it and all that is in it."""
-        self.broker.api("DELETE", f"vhosts/{self.name}")
-
-    def _list(self, kind: str) -> Rows:
-        rows: Rows = self.broker.api("GET", f"{kind}/{self.name}")
-        return rows
 
 
 def _free_ports(count: int) -> list[int]:
