@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import amqp
+from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
 from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
-from lab.faults.party import Consuming, Publishing, to_argv
+from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
+from lab.faults.proxy import Proxy
+from lab.faults.tasks import send
 from lab.keeper import Keeper, Process
+from lab.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,6 +204,25 @@ class Lab:
         )
         return self._start(told)
 
+    def worker(self, *options: str, urls: list[str] | None = None) -> Worker:
+        """Start a Celery worker of the application in tasks.py."""
+        env = {
+            "FAULTS_BROKER": ";".join(urls or self.urls),
+            "FAULTS_BOOK": self._book(),
+            "PYTHONPATH": str(HERE),
+        }
+        return Worker(self.keeper, "lab.faults.tasks", env, *options, timeout=60)
+
+    def send_tasks(
+        self, count: int, *, rate: float = 100.0, longest: float = 8.0, urls: list[str] | None = None
+    ) -> None:
+        """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker."""
+        send(urls or self.urls, Book(Path(self._book())), count, rate, longest)
+
+    def proxied(self, proxy: Proxy) -> list[str]:
+        """Write the URL of the broker behind a proxy."""
+        return [self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1] + self.vhost.name]
+
     # -- what is seen --------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
@@ -254,6 +277,27 @@ class Lab:
         """Count what found no destination."""
         return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
 
+    def redrive(self) -> int:
+        """Send on what is parked, as the operators' page tells; return how many."""
+        sent = 0
+        options = {"confirm_publish": True}
+        with Connection(
+            self.vhost.url, transport=TRANSPORT, transport_options=options
+        ) as connection:
+            channel = connection.channel()
+            parking = Queue(self.topology.parking, no_declare=True)(channel)
+            while (message := parking.get()) is not None:
+                to = message.delivery_info
+                channel.basic_publish(
+                    amqp.Message(message.body, **message.properties),
+                    exchange=to["exchange"],
+                    routing_key=to["routing_key"],
+                    mandatory=True,
+                )
+                message.ack()
+                sent += 1
+        return sent
+
     def lateness(self, queue: str) -> list[float]:
         """List how late the messages for a queue were, in seconds; `inf` for those not there."""
         entries = self.entries()
@@ -263,7 +307,7 @@ class Lab:
                 first[each["id"]] = min(first.get(each["id"], each["at"]), each["at"])
         confirmed = {each["id"] for each in entries if each["event"] == CONFIRMED}
         due = {
-            each["id"]: each["due"]
+            each["id"]: float(each["due"])
             for each in entries
             if each["event"] == SENT and queue in each["queues"] and each["id"] in confirmed
         }
