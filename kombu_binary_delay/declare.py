@@ -289,7 +289,9 @@ class Declarer:
         """Bind a queue that is addressed through the default exchange."""
         self._lay_base()
         self._ask_for_outlet(queue)
-        with self.own.lend(f"the way to the queue {queue!r}") as channel:
+        with self.own.lend(
+            f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+        ) as channel:
             try:
                 if self._has_outlet(queue):
                     self._let_into(channel, queue)
@@ -360,7 +362,10 @@ class Declarer:
             except AddressError as exc:
                 logger.warning("%s", exc)
                 return
-            with self.own.lend(f"the binding of {bound.destination!r}") as channel:
+            with self.own.lend(
+                f"the binding of {bound.destination!r}",
+                f"write on {bound.destination!r}" if bound.to_queue else "",
+            ) as channel:
                 try:
                     if outlet:
                         self._let_into(channel, bound.destination)
@@ -418,7 +423,8 @@ class Declarer:
         self._lay_base()
         by_headers = self._types.get(exchange) == "headers"
         part = self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
-        with self.own.lend(f"the way to the exchange {exchange!r}") as channel:
+        also = f"write on the exchange {exchange!r}" if by_headers else ""
+        with self.own.lend(f"the way to the exchange {exchange!r}", also) as channel:
             _declare(channel, part)
             _bind(channel, part.bindings)
         self._made.add(exchange)
@@ -436,7 +442,9 @@ class Declarer:
         and RabbitMQ names the type it found first of all.
         """
         if exchange not in self._types:
-            with self.own.lend(f"the type of the exchange {exchange!r}") as channel:
+            with self.own.lend(
+                f"the type of the exchange {exchange!r}", f"configure on the exchange {exchange!r}"
+            ) as channel:
                 try:
                     channel.exchange_declare(
                         exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
@@ -475,6 +483,14 @@ class Declarer:
             call(argument)
         except (TopologyError, AddressError) as exc:
             logger.warning("delayed messages may not arrive as others do: %s", exc)
+
+
+def declare_part(channel: Any, part: Part) -> None:
+    """Declare a part on a channel, and wait until the broker has."""
+    _declare(channel, part)
+    if part.bindings:
+        # One answer for all that was sent without waiting.
+        _bind(channel, part.bindings[-1:])
 
 
 def _declare(channel: Any, part: Part) -> None:

@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
@@ -47,11 +47,13 @@ from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
-from .errors import AddressError
+from .errors import AddressError, TopologyError
 from .settings import Settings
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
+#: Class and method of AMQP's basic.publish.
+_PUBLISH = (60, 40)
 
 
 #: What a mixin stands before; it has all that they call.
@@ -91,6 +93,8 @@ class ChannelMixin(_Above):
 
         Where the ladder has gone, it is declared again. Its absence has closed the channel and
         opened it anew, so that a channel with consumers has lost them: there, the error is raised.
+
+        :raises TopologyError: where this user may not publish to the ladder.
         """
         consumers = bool(self.callbacks)
         try:
@@ -100,6 +104,10 @@ class ChannelMixin(_Above):
             if consumers or not self._declarer.is_ours(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
+        except AccessRefused as exc:
+            if not self._declarer.is_ours(str(exc)):
+                raise
+            raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Read the headers by which a message asks for a delay, if it does."""
@@ -163,8 +171,14 @@ class ChannelMixin(_Above):
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.is_ours(reply_text):
-            declarer.forget()
+        if declarer and declarer.is_ours(reply_text):
+            if reply_code == NotFound.code:
+                declarer.forget()
+            if reply_code == AccessRefused.code and args == _PUBLISH:
+                reply_text += (
+                    "; grant this user the permission write on that exchange, and the topic "
+                    "permission write for that key where there are topic permissions"
+                )
         return super()._on_close(reply_code, reply_text, *args)
 
     # -- inward --------------------------------------------------------------------------------

@@ -9,10 +9,15 @@ A virtual host is a world of its own: each test takes a fresh one.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shlex
+import shutil
+import signal
 import socket
+import subprocess
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
+CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 HOST = "127.0.0.1"
 
 __all__ = ["SETTLES_SOON", "Broker", "BrokerError", "VHost"]
@@ -41,25 +47,42 @@ class Broker(Server):
               chroot, which needs root); None is the one installed on this machine.
     config:   more lines for rabbitmq.conf.
     advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    name:     what stands before the @ in the node's name.
+    beside:   a node to form a cluster with, whose epmd and cookie are then shared.
+    data:     a folder with the data of a node that has stopped, to be copied and gone on with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each with a default
         self,
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
         advanced: str = "[].",
+        *,
+        name: str = "lab",
+        beside: Broker | None = None,
+        data: Path | None = None,
     ) -> None:
         self._root = Path(root) if root else None
+        self.node = f"{name}@localhost"
         if not Path(root or "/", SERVER.lstrip("/")).exists():
             raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run lab/install.sh test")
         self._keeper = Keeper("broker")
+        self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._dist_port, self._epmd_port = _free_ports(4)
+        ports = _free_ports(5)
+        self._amqp_port, self._http_port, self._metrics_port, self._dist_port, self._epmd_port = (
+            ports
+        )
         super().__init__(
             f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
         )
+        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
+        if beside:
+            self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
         self._write_files(config or {}, advanced)
+        if data:
+            shutil.copytree(data, self.folder / "data")
 
     # --- life -----------------------------------------------------------------------
 
@@ -67,10 +90,21 @@ class Broker(Server):
         """Start the node, and wait until it answers."""
         if self.is_running:
             return
-        if not self._epmd or self._epmd.poll() is not None:
+        self.begin_to_start()
+        self.wait_until_up(timeout)
+
+    def begin_to_start(self) -> None:
+        """Start the node and do not wait: nodes of a cluster may wait for each other."""
+        if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
             _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
-        node = self._node = self._spawn([SERVER])
+        self._node = self._spawn([SERVER])
+
+    def wait_until_up(self, timeout: float = 120) -> None:
+        """Wait until the node answers."""
+        node = self._node
+        if node is None:
+            raise BrokerError("the node is not started")
         try:
             _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
         except TimeoutError as late:
@@ -89,6 +123,14 @@ class Broker(Server):
         if self._node:
             self._keeper.kill(self._node)
             self._node = None
+
+    def freeze(self) -> None:
+        """SIGSTOP to the node: it is there, and does nothing, until thaw()."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the node."""
+        self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """stop() and start()."""
@@ -130,13 +172,38 @@ class Broker(Server):
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, distribution, epmd."""
-        return [self._amqp_port, self._http_port, self._dist_port, self._epmd_port]
+        """AMQP, management, metrics, distribution, epmd."""
+        mine = [self._amqp_port, self._http_port, self._metrics_port]
+        return [*mine, self._dist_port, self._epmd_port]
 
     def log(self, lines: int = 100) -> str:
         """Return the last lines that the node printed."""
         text = (self.folder / "console.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    # --- administration -------------------------------------------------------------
+
+    def ctl(self, *arguments: str, timeout: float = 120) -> str:
+        """Run `rabbitmqctl`, and return what it printed.
+
+        :raises BrokerError: where it fails, with its words.
+        """
+        argv, env = self._command([CTL, "-n", self.node, *arguments])
+        try:
+            done = subprocess.run(
+                argv,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: no answer in {timeout:g} s") from late
+        if done.returncode:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
+        return done.stdout
 
     # --- how it is started ----------------------------------------------------------
 
@@ -150,16 +217,32 @@ class Broker(Server):
             "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
             "management.tcp.ip": HOST,
             "management.tcp.port": self._http_port,
+            "prometheus.tcp.ip": HOST,
+            "prometheus.tcp.port": self._metrics_port,
             "collect_statistics_interval": 1000,
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
         (self.folder / "rabbitmq.conf").write_text(lines)
         (self.folder / "advanced.config").write_text(advanced)
-        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].")
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
         (self.folder / "conf.d").mkdir()
+        cookie = self.folder / ".erlang.cookie"
+        if self._beside:
+            cookie.write_text((self._beside.folder / cookie.name).read_text())
+        else:
+            cookie.write_text(uuid.uuid4().hex)
+        cookie.chmod(0o400)
 
     def _spawn(self, argv: list[str]) -> Process:
+        return self._keeper.spawn(*self._command(argv), self.folder / "console.log")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._node:
+            os.killpg(self._node.pid, number)
+
+    def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Tell how a program of the broker's is run: its arguments and its environment."""
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -170,7 +253,7 @@ class Broker(Server):
             # For every Erlang of the node, the helper that looks for epmd included.
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
-            "RABBITMQ_NODENAME": "lab@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_MNESIA_BASE": f"{inside}/data",
             "RABBITMQ_LOG_BASE": f"{inside}/log",
@@ -185,7 +268,7 @@ class Broker(Server):
         }
         if self._root:
             argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
-        return self._keeper.spawn(argv, env, self.folder / "console.log")
+        return argv, env
 
     def _chroot_script(self, argv: list[str]) -> str:
         # The mounts live in a namespace of the process, and end with it.
