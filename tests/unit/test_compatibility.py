@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.cases import CASES
 from tests.conformance.record import FOLDER, expected
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,12 @@ def test_every_case_that_the_suite_runs_has_held_in_a_recorded_run_and_no_other_
 
     assert outcomes(runs, "held") == cases, "record a run, see CONTRIBUTING.md"
     assert outcomes(runs, "held", "failed", "does not apply") == cases
+
+
+def test_no_two_cases_have_one_name():
+    names = [case.name for case in CASES]
+
+    assert len(names) == len(set(names))
 
 
 def test_every_rabbitmq_and_every_celery_that_tox_crosses_is_recorded(runs):
