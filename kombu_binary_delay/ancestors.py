@@ -90,13 +90,18 @@ class Ancestor(Topology):
         return LEVELS - 1
 
     def address(
-        self, digits: tuple[int, ...], destination: Destination, *, topic: bool = False
+        self,
+        digits: tuple[int, ...],
+        destination: Destination,
+        *,
+        topic: bool = False,
+        outlet: bool = False,
     ) -> str:
         """Write a delay and a queue's name, or in Celery's case a routing key, as a routing key.
 
         :raises AddressError: for an exchange, which it cannot say, or an empty or too long name.
         """
-        del topic
+        del topic, outlet
         if destination.exchange:
             raise AddressError(
                 f"the ladder {self.namespace}* leads to queues by their names, and does not know "

@@ -47,16 +47,17 @@ class OwnChannel:
         return True
 
     @contextmanager
-    def lend(self, what: str) -> Iterator[Any]:
+    def lend(self, what: str, also: str = "") -> Iterator[Any]:
         """Lend the channel for some declaration, while the others hold what comes in for them.
 
         :param what: what is declared, for the words of an error.
+        :param also: the permission that this takes on something that is not the ladder's.
         :raises TopologyError: where the broker refuses.
         """
         outermost, self._talking = not self._talking, True
         self.talks += 1
         try:
-            with self._explained(what):
+            with self._explained(what, also):
                 yield self._open()
         finally:
             if outermost:
@@ -75,15 +76,15 @@ class OwnChannel:
         return self._channel
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, what: str, also: str) -> Iterator[None]:
         try:
             yield
         except AccessRefused as exc:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"'{self._namespace}.', and write on the queues that it delays to; or make "
-                f"the topology beforehand and set declare to 'never'"
+                f"'{self._namespace}.'{also and f', and {also}'}; or make the topology beforehand "
+                f"and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from amqp.exceptions import (
 )
 from kombu.log import get_logger
 
+from .address import Destination
 from .channel import OwnChannel
 from .errors import AddressError, TopologyError
 from .settings import Settings
@@ -67,10 +69,13 @@ class Declarer:
         self.own = OwnChannel(connection, settings.namespace)
         self._declares = settings.declare != "never"
         self._queue_per_delay = settings.queue_per_delay
+        self._patterns = settings.outlets
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
         self._types: dict[str, str] = dict(BUILT_IN)
         self._bound: dict[_Bound, None] = {}
         self._queues: dict[str, None] = {}
+        #: Whether a queue needs an outlet, where that is known.
+        self._refuses: dict[str, bool] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -124,9 +129,18 @@ class Declarer:
             self._stand_behind(exchange)
         return self.own.talks > talks
 
-    def is_topic(self, exchange: str) -> bool:
-        """Whether wildcards may match the keys of this exchange; to be safe, if not known."""
-        return bool(exchange) and self._types.get(exchange, "topic") == "topic"
+    def address(self, digits: tuple[int, ...], destination: Destination) -> str:
+        """Write the routing key with which a message enters the ladder.
+
+        :raises AddressError: where the destination cannot be written.
+        """
+        exchange = destination.exchange
+        if exchange:
+            # To be safe, one whose type is not known is taken for one that reads wildcards.
+            topic = self._types.get(exchange, "topic") == "topic"
+            return self.topology.address(digits, destination, topic=topic)
+        outlet = self._has_outlet(destination.routing_key)
+        return self.topology.address(digits, destination, outlet=outlet)
 
     # -- for a connection that binds, consumes or unbinds --------------------------------------
 
@@ -159,9 +173,19 @@ class Declarer:
         if exchange:
             self._types[exchange] = exchange_type
 
-    def declared_queue(self, queue: str) -> None:
-        """Take note of a queue that lives on, and so can be addressed by its name."""
+    def declared_queue(self, queue: str, *, refuses: bool | None) -> None:
+        """Take note of a queue that lives on, and so can be addressed by its name.
+
+        :param refuses: whether it refuses messages while it is full; None where that is not known.
+        """
         if not self._is_private(queue):
+            if refuses is not None:
+                self._refuses[queue] = refuses
+            if refuses and self.topology.queue_type == "classic":
+                _warn_once(
+                    f"the queue {queue!r} rejects messages while it is full: delayed ones that "
+                    f"come from classic queues are lost then; quorum queues keep them"
+                )
             self._queues[queue] = None
             self._made.discard(("", queue))
             if self._active:
@@ -190,6 +214,7 @@ class Declarer:
     def deleted_queue(self, queue: str) -> None:
         """Forget a queue; the broker has removed its bindings, ours among them."""
         self._queues.pop(queue, None)
+        self._refuses.pop(queue, None)
         self._made.discard(("", queue))
         self._forget_bound(lambda bound: bound.to_queue and bound.destination == queue)
 
@@ -263,9 +288,16 @@ class Declarer:
     def _lead_to(self, queue: str) -> None:
         """Bind a queue that is addressed through the default exchange."""
         self._lay_base()
-        with self.own.lend(f"the way to the queue {queue!r}") as channel:
+        self._ask_for_outlet(queue)
+        with self.own.lend(
+            f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+        ) as channel:
             try:
-                self._bind_again(channel, self.topology.to_queue(queue).bindings, self._lay_base)
+                if self._has_outlet(queue):
+                    self._let_into(channel, queue)
+                else:
+                    way = self.topology.to_queue(queue)
+                    self._bind_again(channel, way.bindings, self._lay_base)
             except NotFound:
                 self._queues.pop(queue, None)
                 if not self.topology.parking:
@@ -287,6 +319,33 @@ class Declarer:
                 ) from exc
         self._made.add(("", queue))
 
+    def _has_outlet(self, queue: str) -> bool:
+        # Only at least once does what a queue refuses come back, and hold up others.
+        at_least_once = self.topology.queue_type == "quorum" and self.topology.mirrors
+        return at_least_once and (
+            self._refuses.get(queue, False)
+            or any(fnmatchcase(queue, pattern) for pattern in self._patterns)
+        )
+
+    def _ask_for_outlet(self, queue: str) -> None:
+        """Find out whether others, who know the queue's arguments, have given it an outlet."""
+        if queue in self._refuses or self._has_outlet(queue):
+            return
+        if self.topology.queue_type != "quorum" or not self.topology.mirrors:
+            return
+        with self.own.lend(f"whether {queue!r} has an outlet") as channel:
+            try:
+                channel.queue_declare(self.topology.into_name(queue), passive=True)
+            except NotFound:
+                self._refuses[queue] = False
+            else:
+                self._refuses[queue] = True
+
+    def _let_into(self, channel: Any, queue: str) -> None:
+        part = self.topology.into(queue)
+        _declare(channel, part)
+        self._bind_again(channel, part.bindings, self._lay_base)
+
     def _mirror(self, bound: _Bound) -> None:
         if bound in self._made:
             return
@@ -295,14 +354,25 @@ class Declarer:
             self._type_of(bound.destination)
         self._stand_around(bound)
         if exchange_type in IMITABLE:
+            if bound.to_queue:
+                self._ask_for_outlet(bound.destination)
+            outlet = bound.to_queue and self._has_outlet(bound.destination)
             try:
-                mirrors = self._mirror_of(bound, exchange_type)
+                mirrors = self._mirror_of(bound, exchange_type, outlet=outlet)
             except AddressError as exc:
                 logger.warning("%s", exc)
                 return
-            with self.own.lend(f"the binding of {bound.destination!r}") as channel:
+            with self.own.lend(
+                f"the binding of {bound.destination!r}",
+                f"write on {bound.destination!r}" if bound.to_queue else "",
+            ) as channel:
                 try:
+                    if outlet:
+                        self._let_into(channel, bound.destination)
                     self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
+                    if outlet:
+                        # Someone who did not know may have led to the queue itself.
+                        _unbind(channel, self._mirror_of(bound, exchange_type))
                 except NotFound:
                     # It went away since, and its bindings with it.
                     self._bound.pop(bound, None)
@@ -313,16 +383,18 @@ class Declarer:
         exchange_type = self._type_of(bound.exchange)
         if exchange_type not in IMITABLE:
             return
-        with self.own.lend(f"the removal of a binding of {bound.destination!r}") as channel:
-            remove = channel.queue_unbind if bound.to_queue else channel.exchange_unbind
-            # What is not there is unbound.
-            with suppress(NotFound):
-                for each in self._mirror_of(bound, exchange_type):
-                    remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
+        outlet = bound.to_queue and self._has_outlet(bound.destination)
+        for way in {outlet, False}:
+            with self.own.lend(f"the removal of {bound}") as channel, suppress(NotFound):
+                # What is not there is unbound.
+                _unbind(channel, self._mirror_of(bound, exchange_type, outlet=way))
 
-    def _mirror_of(self, bound: _Bound, exchange_type: str) -> tuple[Binding, ...]:
+    def _mirror_of(
+        self, bound: _Bound, exchange_type: str, *, outlet: bool = False
+    ) -> tuple[Binding, ...]:
+        target = self.topology.into_name(bound.destination) if outlet else bound.destination
         return self.topology.mirror(
-            bound.exchange, exchange_type, bound.destination, bound.key, to_queue=bound.to_queue
+            bound.exchange, exchange_type, target, bound.key, to_queue=bound.to_queue
         )
 
     def _bind_again(
@@ -351,7 +423,8 @@ class Declarer:
         self._lay_base()
         by_headers = self._types.get(exchange) == "headers"
         part = self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
-        with self.own.lend(f"the way to the exchange {exchange!r}") as channel:
+        also = f"write on the exchange {exchange!r}" if by_headers else ""
+        with self.own.lend(f"the way to the exchange {exchange!r}", also) as channel:
             _declare(channel, part)
             _bind(channel, part.bindings)
         self._made.add(exchange)
@@ -369,7 +442,9 @@ class Declarer:
         and RabbitMQ names the type it found first of all.
         """
         if exchange not in self._types:
-            with self.own.lend(f"the type of the exchange {exchange!r}") as channel:
+            with self.own.lend(
+                f"the type of the exchange {exchange!r}", f"configure on the exchange {exchange!r}"
+            ) as channel:
                 try:
                     channel.exchange_declare(
                         exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
@@ -410,6 +485,14 @@ class Declarer:
             logger.warning("delayed messages may not arrive as others do: %s", exc)
 
 
+def declare_part(channel: Any, part: Part) -> None:
+    """Declare a part on a channel, and wait until the broker has."""
+    _declare(channel, part)
+    if part.bindings:
+        # One answer for all that was sent without waiting.
+        _bind(channel, part.bindings[-1:])
+
+
 def _declare(channel: Any, part: Part) -> None:
     """Send the declarations of a part, without waiting: the next answer tells of all of them."""
     for queue in part.queues:
@@ -438,6 +521,12 @@ def _bind(channel: Any, bindings: tuple[Binding, ...]) -> None:
     for binding in bindings[:-1]:
         _bind_one(channel, binding, nowait=True)
     _bind_one(channel, bindings[-1], nowait=False)
+
+
+def _unbind(channel: Any, bindings: tuple[Binding, ...]) -> None:
+    for each in bindings:
+        remove = channel.queue_unbind if each.to_queue else channel.exchange_unbind
+        remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
 
 
 def _bind_one(channel: Any, binding: Binding, *, nowait: bool) -> None:

@@ -7,7 +7,9 @@ expire after the digit's weight into the exchange of the level below. The delive
 ladders of a namespace share, is the delivery exchange and what stands behind it: for a destination
 on the default exchange the queue itself; for any other exchange its *shadow*, a topic exchange
 with the same bindings behind the digits. A headers exchange, which a topic exchange cannot imitate,
-has an *outlet* behind its shadow: a queue that expires at once into the real exchange. Every
+has an *outlet* behind its shadow: a queue that expires at once into the real exchange. So has a
+destination queue that may refuse messages: what it refuses waits in its own outlet, at least once,
+and not in the levels, where it would hold up all others. Every
 exchange here has the parking queue as its alternate: what finds no way waits there, and never
 blocks the level that it came from.
 """
@@ -204,10 +206,20 @@ class Topology:
         return self.height(digits)
 
     def address(
-        self, digits: tuple[int, ...], destination: Destination, *, topic: bool = False
+        self,
+        digits: tuple[int, ...],
+        destination: Destination,
+        *,
+        topic: bool = False,
+        outlet: bool = False,
     ) -> str:
-        """Write the routing key with which a message enters."""
-        return format_address(digits, destination, topic=topic)
+        """Write the routing key with which a message enters.
+
+        :param topic: whether the destination is a topic exchange, or may be one.
+        :param outlet: whether it is a queue with an outlet.
+        :raises AddressError: where the destination cannot be written.
+        """
+        return format_address(digits, destination, topic=topic, outlet=outlet)
 
     def parse(
         self, key: str, carried: Destination | None = None
@@ -270,6 +282,24 @@ class Topology:
     def to_queue(self, queue: str) -> Part:
         """Lead from delivery to a queue that is addressed through the default exchange."""
         return Part(bindings=(Binding(self.delivery, queue, f"#.{route(Destination('', queue))}"),))
+
+    def into_name(self, queue: str) -> str:
+        """Name the outlet of a queue, and the exchange behind it."""
+        return self._behind("into", queue)
+
+    def into(self, queue: str) -> Part:
+        """Lead from delivery to a queue through its outlet, at least once.
+
+        The exchange behind the outlet has this one queue, so that the routing key, which says
+        where the message was published to, stays as it is.
+        """
+        name = self.into_name(queue)
+        outlet = Queue(name, self._waiting(0, name))
+        way = f"#.{route(Destination('', queue), outlet=True)}"
+        behind = Exchange(name, "fanout", (("alternate-exchange", self.parking),))
+        return Part(
+            (behind,), (outlet,), (Binding(self.delivery, name, way), Binding(name, queue, ""))
+        )
 
     def shadow(self, exchange: str) -> Part:
         """Lead from delivery to the shadow of an exchange."""

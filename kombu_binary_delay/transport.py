@@ -38,19 +38,22 @@ from functools import partial
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
+from .batch import PublishBatch
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
-from .errors import AddressError
+from .errors import AddressError, TopologyError
 from .settings import Settings
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
+#: Class and method of AMQP's basic.publish.
+_PUBLISH = (60, 40)
 
 
 #: What a mixin stands before; it has all that they call.
@@ -75,11 +78,10 @@ class ChannelMixin(_Above):
         :raises AddressError: where the routing key is too long for a delayed message.
         :raises TopologyError: where the broker refuses to declare what the delay needs.
         """
-        headers = msg.properties.get(_HEADERS)
-        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
-            msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
-        elif self._reads_bodies and (asked := headers_of_body(msg.properties, msg.body)):
-            msg, exchange, routing_key = self._delay(msg, asked, exchange, routing_key)
+        if asked := self.asked(msg):
+            now = time.time_ns() // 1000
+            due = due_time(asked, now)
+            msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
         return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -91,6 +93,8 @@ class ChannelMixin(_Above):
 
         Where the ladder has gone, it is declared again. Its absence has closed the channel and
         opened it anew, so that a channel with consumers has lost them: there, the error is raised.
+
+        :raises TopologyError: where this user may not publish to the ladder.
         """
         consumers = bool(self.callbacks)
         try:
@@ -100,12 +104,27 @@ class ChannelMixin(_Above):
             if consumers or not self._declarer.is_ours(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
+        except AccessRefused as exc:
+            if not self._declarer.is_ours(str(exc)):
+                raise
+            raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
-    def _delay(
-        self, msg: Any, asked: dict[str, Any], exchange: str, routing_key: str
+    def asked(self, msg: Any) -> dict[str, Any] | None:
+        """Read the headers by which a message asks for a delay, if it does."""
+        headers: dict[str, Any] | None = msg.properties.get(_HEADERS)
+        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
+            return headers
+        return headers_of_body(msg.properties, msg.body) if self._reads_bodies else None
+
+    def delayed(
+        self, msg: Any, due: int | None, now: int, exchange: str, routing_key: str
     ) -> tuple[Any, str, str]:
-        now = time.time_ns() // 1000
-        due = due_time(asked, now)
+        """Turn a message that asks for a delay into what is to be published instead, and where.
+
+        :param due: microseconds since the epoch; None for a delay of zero.
+        :param now: the same, of the publisher's clock.
+        :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
+        """
         headers = msg.properties.get(_HEADERS) or {}
         if due is None or due <= now:
             if X_DELAY in headers:
@@ -116,14 +135,13 @@ class ChannelMixin(_Above):
         topology = declarer.topology
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
-        topic = declarer.is_topic(destination.exchange)
 
         def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
             properties, key = wrap(
                 msg.properties,
                 destination,
                 -(-due // 1000),
-                lambda each: topology.address(digits, each, topic=topic),
+                lambda each: declarer.address(digits, each),
                 topology.owns,
             )
             if topology.delay_header:
@@ -140,11 +158,27 @@ class ChannelMixin(_Above):
             packed = pack(topology.ladder.digits(left / 1000))
         return packed
 
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
+        return PublishBatch(self, max_size)
+
+    def tx_select(self) -> Any:
+        """Begin transactions; a batch, which has a channel of its own, has no part in them."""
+        result = super().tx_select()
+        self.supports_batch_publish = False
+        return result
+
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.is_ours(reply_text):
-            declarer.forget()
+        if declarer and declarer.is_ours(reply_text):
+            if reply_code == NotFound.code:
+                declarer.forget()
+            if reply_code == AccessRefused.code and args == _PUBLISH:
+                reply_text += (
+                    "; grant this user the permission write on that exchange, and the topic "
+                    "permission write for that key where there are topic permissions"
+                )
         return super()._on_close(reply_code, reply_text, *args)
 
     # -- inward --------------------------------------------------------------------------------
@@ -241,8 +275,11 @@ class ChannelMixin(_Above):
         )
         self._last_queue = result.queue if result is not None else queue
         # An exclusive queue, or one that expires, is somebody's mailbox for a while.
-        if queue and not (exclusive or "x-expires" in (arguments or {})):
-            self._declarer.declared_queue(queue)
+        given = arguments or {}
+        if queue and not (exclusive or "x-expires" in given):
+            refuses = str(given.get("x-overflow")).startswith("reject-publish")
+            # A passive declaration proves that the queue stands, and nothing of its arguments.
+            self._declarer.declared_queue(queue, refuses=None if passive else refuses)
         return result
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
@@ -278,6 +315,8 @@ class ChannelMixin(_Above):
         self._declarer.activate_or_warn()
         return super().basic_get(*args, **kwargs)
 
+    #: Kombu asks, before it asks for a batch.
+    supports_batch_publish = True
     _last_queue = ""
     _reads_bodies = False
 
@@ -311,6 +350,7 @@ class TransportMixin(_Above):
     """
 
     driver_type = MarkedDriverType("amqp")
+    implements = pyamqp.Transport.implements.extend(batch_publish=True)
     #: Kombu then leaves the URL to us, scheme and all.
     can_parse_url = True
     #: The URL scheme that names this transport; another transport needs another.

@@ -199,7 +199,7 @@ def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, 
         {"configure": "^q$", "write": ".*", "read": ".*"},
     )
     try:
-        connection = connect(url=vhost.url.replace("guest:guest", "modest:p"))
+        connection = connect(url=vhost.url_of("modest", "p"))
         Queue("q", channel=connection.default_channel).declare()
         producer = Producer(connection.default_channel)
 

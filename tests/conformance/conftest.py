@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kombu_binary_delay import Settings
+from kombu_binary_delay.declare import QUORUM_SINCE
+from tests.conformance.broker_world import BrokerWorld
+from tests.conformance.cases import LADDERS
+from tests.conformance.record import BROKER, PROPERTY, WALK
+from tests.conformance.walk_world import WalkWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conformance.cases import Case
+    from tests.conformance.record import Column
+    from tests.conformance.world import World
+
+
+@pytest.fixture
+def world(
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+    column: Column,
+    case: Case,
+) -> Iterator[World]:
+    """Give a case its world; the broker is started for those who need it."""
+    record_property(PROPERTY, (*column, case.name))
+    on, ladder, queue_type = column
+    settings = {**LADDERS[ladder], "queue_type": queue_type}
+    wanted = Settings(**settings)
+    if on == WALK:
+        yield WalkWorld(wanted)
+        return
+    version = request.getfixturevalue("broker").version
+    record_property(BROKER, version)
+    if queue_type == "quorum" and tuple(map(int, version.split(".")[:2])) < QUORUM_SINCE:
+        pytest.skip(f"does not apply: the quorum queues of RabbitMQ {version} have no message TTL")
+    world = BrokerWorld(wanted.topology(), request.getfixturevalue("vhost"), settings)
+    yield world
+    world.close()
