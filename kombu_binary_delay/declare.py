@@ -77,9 +77,12 @@ class Declarer:
         #: Whether a queue needs an outlet, where that is known.
         self._refuses: dict[str, bool] = {}
         self.forget()
+        #: Whether a level that stands may be taken to stand on all that is below it.
+        self._trusts = True
 
     def forget(self) -> None:
         """Forget what stands on the broker: it has told us that something is gone."""
+        self._trusts = False
         self._height = -1
         self._base = False
         self._delays: dict[tuple[int, ...], bool] = {}
@@ -116,17 +119,18 @@ class Declarer:
         talks = self.own.talks
         if not self._active:
             self.activate()
-        height = self.topology.needs(digits)
-        if height > self._height:
-            self._raise_to(height)
-        if self._queue_per_delay and not self._delays.get(digits):
-            self._serve(digits)
         if not exchange:
             for queue in keys:
                 if ("", queue) not in self._made:
                     self._lead_to(queue)
         elif self._types.get(exchange) == "headers":
             self._stand_behind(exchange)
+        # After the delivery side, which finds out whether a part of the whole is gone.
+        height = self.topology.needs(digits)
+        if height > self._height:
+            self._raise_to(height)
+        if self._queue_per_delay and not self._delays.get(digits):
+            self._serve(digits)
         return self.own.talks > talks
 
     def address(self, digits: tuple[int, ...], destination: Destination) -> str:
@@ -238,12 +242,16 @@ class Declarer:
         """Declare the levels up to ``height``, lowest first.
 
         A level's exchange is declared after all that is below it, so where the highest one takes
-        its own bindings again, all of the rest stands: one round trip for a new connection.
+        its own bindings again, all of the rest stands: one round trip for a new connection. Unless
+        somebody has deleted a part of it: then, each level is declared again.
         """
         levels = self.topology.levels
+        if not self._trusts:
+            self._mend(height)
         with self.own.lend(f"the levels up to {height}") as channel:
             try:
-                _bind(channel, levels[height].bindings)
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                _bind(channel, levels[0].bindings + levels[height].bindings)
             except NotFound:
                 self._base = False
                 self._lay_base()
@@ -255,6 +263,20 @@ class Declarer:
                 new = range(self._height + 1, height + 1)
                 _bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
         self._height = height
+
+    def _mend(self, height: int) -> None:
+        """Declare all levels up to ``height``, and bind those that stand above it, again."""
+        levels = self.topology.levels
+        self._base = False
+        self._lay_base()
+        with self.own.lend(f"the levels up to {height}") as channel:
+            for level in levels[: height + 1]:
+                _declare(channel, level)
+            # Levels above lost their way into what was gone. The first that is not there ends it.
+            with suppress(NotFound):
+                for level in levels[height:]:
+                    _bind(channel, level.bindings)
+        self._trusts = True
 
     def _serve(self, digits: tuple[int, ...]) -> None:
         """Give a delay a queue of its own, from its second use on, and to the first few only.

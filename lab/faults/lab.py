@@ -214,14 +214,22 @@ class Lab:
         return Worker(self.keeper, "lab.faults.tasks", env, *options, timeout=60)
 
     def send_tasks(
-        self, count: int, *, rate: float = 100.0, longest: float = 8.0, urls: list[str] | None = None
+        self,
+        count: int,
+        *,
+        rate: float = 100.0,
+        longest: float = 8.0,
+        urls: list[str] | None = None,
     ) -> None:
         """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker."""
         send(urls or self.urls, Book(Path(self._book())), count, rate, longest)
 
     def proxied(self, proxy: Proxy) -> list[str]:
         """Write the URL of the broker behind a proxy."""
-        return [self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1] + self.vhost.name]
+        return [
+            self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1]
+            + self.vhost.name
+        ]
 
     # -- what is seen --------------------------------------------------------------------------
 
@@ -383,6 +391,4 @@ def declare(channel: amqp.Channel, part: Any) -> None:
         )
     for binding in part.bindings:
         bind = channel.queue_bind if binding.to_queue else channel.exchange_bind
-        bind(
-            binding.destination, binding.source, binding.key, arguments=dict(binding.arguments)
-        )
+        bind(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))
