@@ -135,7 +135,8 @@ def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
     assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
 
 
-@pytest.mark.parametrize("gone", [-1, 0, 2, 4], ids="delivery level-0 level-2 level-4".split())
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [-1, 0, 2, 4], ids=["delivery", "lowest", "middle", "highest"])
 def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
     connect, collect, topology, gone
 ):
