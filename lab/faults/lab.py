@@ -17,13 +17,14 @@ import amqp
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
-from lab.broker import SETTLES_SOON, Broker, BrokerError, Rows
+from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
 from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
 from lab.faults.proxy import Proxy
 from lab.faults.tasks import send
 from lab.keeper import Keeper, Process
+from lab.server import Rows
 from lab.worker import Worker
 
 if TYPE_CHECKING:
