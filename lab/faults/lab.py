@@ -17,7 +17,7 @@ import amqp
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
-from lab.broker import SETTLES_SOON, Broker, BrokerError, Rows
+from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
 from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
@@ -279,7 +279,7 @@ class Lab:
         rows = self.queues()
         return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
 
-    def queues(self, timeout: float = 120.0) -> Rows:
+    def queues(self, timeout: float = 120.0) -> list[dict[str, Any]]:
         """List the queues; a node that has just come back may not tell at once."""
         deadline = time.monotonic() + timeout
         while True:
