@@ -106,12 +106,13 @@ class Declarer:
         talks = self.own.talks
         if not self._active:
             self.activate()
-        lane.prepare(digits)
         if not exchange:
             for queue in keys:
                 self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
+        # After the delivery side, which finds out whether a part of the whole is gone.
+        lane.prepare(digits)
         return self.own.talks > talks
 
     def address(self, digits: tuple[int, ...], destination: Destination) -> str:

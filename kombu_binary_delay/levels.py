@@ -39,9 +39,12 @@ class Levels:
         self._lay_base = lay_base
         self._queue_per_delay = queue_per_delay
         self.forget()
+        #: Whether a level that stands may be taken to stand on all that is below it.
+        self._trusts = True
 
     def forget(self) -> None:
-        """Forget what stands on the broker."""
+        """Forget what stands on the broker: it has told us that something is gone."""
+        self._trusts = False
         self._height = -1
         self._delays: dict[tuple[int, ...], bool] = {}
 
@@ -64,12 +67,16 @@ class Levels:
         """Declare the levels up to ``height``, lowest first.
 
         A level's exchange is declared after all that is below it, so where the highest one takes
-        its own bindings again, all of the rest stands: one round trip for a new connection.
+        its own bindings again, all of the rest stands: one round trip for a new connection. Unless
+        somebody has deleted a part of it: then, each level is declared again.
         """
         levels = self.topology.levels
+        if not self._trusts:
+            self._mend(height)
         with self._own.lend(f"the levels up to {height}") as channel:
             try:
-                bind(channel, levels[height].bindings)
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                bind(channel, levels[0].bindings + levels[height].bindings)
             except NotFound:
                 self._lay_base()
                 for level in levels[: height + 1]:
@@ -80,6 +87,19 @@ class Levels:
                 new = range(self._height + 1, height + 1)
                 bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
         self._height = height
+
+    def _mend(self, height: int) -> None:
+        """Declare all levels up to ``height``, and bind those that stand above it, again."""
+        levels = self.topology.levels
+        self._lay_base()
+        with self._own.lend(f"the levels up to {height}") as channel:
+            for level in levels[: height + 1]:
+                send(channel, level)
+            # Levels above lost their way into what was gone. The first that is not there ends it.
+            with suppress(NotFound):
+                for level in levels[height:]:
+                    bind(channel, level.bindings)
+        self._trusts = True
 
     def _serve(self, digits: tuple[int, ...]) -> None:
         """Give a delay a queue of its own, from its second use on, and to the first few only.

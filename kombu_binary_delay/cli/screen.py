@@ -83,8 +83,7 @@ def status(value: Status) -> RenderableType:
     ]
     if not value.ladders:
         shown.append(Text("No ladder stands here yet: the first delayed message makes one."))
-    for ladder in value.ladders:
-        shown.append(_ladder(ladder))
+    shown.extend(_ladder(ladder) for ladder in value.ladders)
     foot = Text.assemble(
         ("parked ", "dim"),
         (f"{value.parked:,}", "bold red" if value.parked else "green"),

@@ -24,6 +24,7 @@ from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
 from lab.faults.proxy import Proxy
 from lab.faults.tasks import send
 from lab.keeper import Keeper, Process
+from lab.server import Rows
 from lab.worker import Worker
 
 if TYPE_CHECKING:
@@ -214,14 +215,22 @@ class Lab:
         return Worker(self.keeper, "lab.faults.tasks", env, *options, timeout=60)
 
     def send_tasks(
-        self, count: int, *, rate: float = 100.0, longest: float = 8.0, urls: list[str] | None = None
+        self,
+        count: int,
+        *,
+        rate: float = 100.0,
+        longest: float = 8.0,
+        urls: list[str] | None = None,
     ) -> None:
         """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker."""
         send(urls or self.urls, Book(Path(self._book())), count, rate, longest)
 
     def proxied(self, proxy: Proxy) -> list[str]:
         """Write the URL of the broker behind a proxy."""
-        return [self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1] + self.vhost.name]
+        return [
+            self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1]
+            + self.vhost.name
+        ]
 
     # -- what is seen --------------------------------------------------------------------------
 
@@ -268,10 +277,19 @@ class Lab:
     def kept(self) -> int:
         """Count what the broker still holds, in the hands of dead-letter workers too."""
         time.sleep(6)  # quorum queues tell what they hold every 5 s
-        with suppress(OSError, BrokerError):
-            rows = self.vhost.queues()
-            return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
-        return -1
+        rows = self.queues()
+        return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
+
+    def queues(self, timeout: float = 120.0) -> Rows:
+        """List the queues; a node that has just come back may not tell at once."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for node in self.nodes:
+                with suppress(OSError, BrokerError):
+                    return replace(self.vhost, broker=node).queues()
+            if time.monotonic() > deadline:
+                raise LabError(f"no node has listed its queues within {timeout:g} s")
+            time.sleep(1)
 
     def parked(self) -> int:
         """Count what found no destination."""

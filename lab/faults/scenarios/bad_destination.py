@@ -69,7 +69,7 @@ def full(lab: Lab, kind: str) -> Destination:
     return "", "bad", ["bad"]
 
 
-def down(lab: Lab, bound: bool, **arguments: object) -> Destination:
+def down(lab: Lab, *, bound: bool, **arguments: object) -> Destination:
     """Name a queue on a node that goes down, with all that the queue has, and stays down.
 
     :param bound: whether it was bound behind the ladder before; else the publisher is to do it.
