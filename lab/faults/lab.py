@@ -339,6 +339,4 @@ def declare(channel: amqp.Channel, part: Any) -> None:
         )
     for binding in part.bindings:
         bind = channel.queue_bind if binding.to_queue else channel.exchange_bind
-        bind(
-            binding.destination, binding.source, binding.key, arguments=dict(binding.arguments)
-        )
+        bind(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))

@@ -87,9 +87,7 @@ def publish(told: Publishing) -> None:
             name = f"{told.name}-{number}"
             exchange, key, queues = told.destinations[number % len(told.destinations)]
             due = _microsecond(time.time() + delays[number])
-            book.write(
-                SENT, name, due=due, exchange=exchange, routing_key=key, queues=list(queues)
-            )
+            book.write(SENT, name, due=due, exchange=exchange, routing_key=key, queues=list(queues))
             if since == told.dies_after:
                 dying.name = name
             eta = datetime.fromtimestamp(due, timezone.utc).isoformat()

@@ -2,6 +2,4 @@
 
 from lab.faults.scenarios import bad_destination, broker_killed, cluster
 
-CASES = tuple(
-    case for module in (broker_killed, bad_destination, cluster) for case in module.CASES
-)
+CASES = tuple(case for module in (broker_killed, bad_destination, cluster) for case in module.CASES)

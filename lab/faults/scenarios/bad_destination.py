@@ -153,6 +153,9 @@ ON_A_NODE: dict[str, Callable[[Lab], Destination]] = {
 }
 SHORT = ("queue deleted", "quorum queue full, rejects")
 CASES = (
-    *(Case("bad destination", name, told(make), short=name in SHORT) for name, make in KINDS.items()),
+    *(
+        Case("bad destination", name, told(make), short=name in SHORT)
+        for name, make in KINDS.items()
+    ),
     *(Case("bad destination", name, told(make), nodes=3) for name, make in ON_A_NODE.items()),
 )
