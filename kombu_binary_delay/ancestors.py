@@ -75,6 +75,10 @@ class Ancestor(Topology):
         """Whether an exchange or queue is a part of this ladder."""
         return isinstance(name, str) and name.startswith(self.namespace)
 
+    def is_named_in(self, text: str) -> bool:
+        """Whether the broker's words are about this ladder."""
+        return f"'{self.namespace}" in text
+
     @cached_property
     def base(self) -> Part:
         """The delivery exchange."""

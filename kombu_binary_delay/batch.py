@@ -439,7 +439,7 @@ class _ConfirmChannel(amqp.Channel):
             reply_code, reply_text, (class_id, method_id), amqp.ChannelError
         )
         declarer = getattr(self.connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.is_ours(reply_text):
+        if reply_code == NotFound.code and declarer and declarer.topology.is_named_in(reply_text):
             # It is declared again for the next delayed message.
             declarer.forget()
         self.collect()

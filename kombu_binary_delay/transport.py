@@ -101,11 +101,11 @@ class ChannelMixin(_Above):
             return super().basic_publish_confirm(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
-            if consumers or not self._declarer.is_ours(str(exc)):
+            if consumers or not self._declarer.topology.is_named_in(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
         except AccessRefused as exc:
-            if not self._declarer.is_ours(str(exc)):
+            if not self._declarer.topology.is_named_in(str(exc)):
                 raise
             raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
@@ -136,6 +136,8 @@ class ChannelMixin(_Above):
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
 
+        lane = declarer.lane(msg.properties)
+
         def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
             properties, key = wrap(
                 msg.properties,
@@ -147,12 +149,12 @@ class ChannelMixin(_Above):
             if topology.delay_header:
                 seconds = topology.ladder.delay(digits) // 1000
                 properties[_HEADERS][topology.delay_header] = seconds
-            return _copy(msg, properties), declarer.entry(digits), key
+            return _copy(msg, properties), lane.entry(digits), key
 
         digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
         packed = pack(digits)
-        if declarer.prepare(digits, destination.exchange, keys):
+        if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
             left = max(due - time.time_ns() // 1000, 1)
             packed = pack(topology.ladder.digits(left / 1000))
@@ -171,7 +173,7 @@ class ChannelMixin(_Above):
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if declarer and declarer.is_ours(reply_text):
+        if declarer and declarer.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
                 declarer.forget()
             if reply_code == AccessRefused.code and args == _PUBLISH:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lab.broker import Broker, BrokerError, VHost
+from lab.broker import Broker, BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,9 +87,3 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise BrokerError(f"after {timeout:g} s only {sorted(self.running())} are up")
             time.sleep(0.2)
-
-    def leaders(self, vhost: VHost) -> dict[str, Broker]:
-        """Tell which node leads each of the quorum queues of a virtual host."""
-        nodes = {node.node: node for node in self.nodes}
-        rows: list[dict[str, Any]] = vhost.queues()
-        return {row["name"]: nodes[row["leader"]] for row in rows if row.get("leader") in nodes}

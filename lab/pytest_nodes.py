@@ -50,7 +50,7 @@ from lab.broker import Broker
 from lab.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import celery
@@ -135,13 +135,17 @@ class BrokerProcess(ProcessContainer):
         return self._own.log(lines=10_000)
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """SIGKILL to the node, or stop it in order on SIGTERM."""
-        if _number(signal) == signals.SIGKILL:
-            self._own.kill()
-        elif _number(signal) == signals.SIGTERM:
-            self._own.stop()
-        else:
-            raise ValueError(f"a broker takes SIGKILL and SIGTERM, not {signal!r}")
+        """SIGKILL, SIGSTOP or SIGCONT to the node, or stop it in order on SIGTERM."""
+        actions = {
+            signals.SIGKILL: self._own.kill,
+            signals.SIGTERM: self._own.stop,
+            signals.SIGSTOP: self._own.freeze,
+            signals.SIGCONT: self._own.thaw,
+        }
+        action = actions.get(_number(signal))
+        if action is None:
+            raise ValueError(f"a broker takes {_list(actions)}, not {signal!r}")
+        action()
 
     def restart(self, timeout: float = 60) -> None:
         """Stop and start the node; what is durable is there again."""
@@ -307,5 +311,9 @@ class LocalWorker(CeleryTestWorker):
         return [each for each in found if all(each.get(key) == value for key, value in wanted)]
 
 
-def _number(signal: str | int) -> int:
-    return signals.Signals[signal] if isinstance(signal, str) else signal
+def _number(signal: str | int) -> signals.Signals:
+    return signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)
+
+
+def _list(numbers: Iterable[signals.Signals]) -> str:
+    return ", ".join(each.name for each in numbers)

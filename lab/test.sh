@@ -27,7 +27,11 @@ fi
 oldest=$($sudo lab/unpack.sh bullseye)
 newest=$($sudo lab/unpack.sh forky)
 
-$python -m pytest --ignore=tests/conformance
+# A failure in one part is no reason to know nothing of the others.
+failed=0
+$python -m pytest --ignore=tests/conformance || failed=1
 for root in "$oldest" "$newest"; do
-    $sudo env RABBITMQ_ROOT="$root" $python -m pytest -p no:cacheprovider tests/conformance
+    $sudo env RABBITMQ_ROOT="$root" $python -m pytest -p no:cacheprovider tests/conformance ||
+        failed=1
 done
+exit $failed

@@ -8,12 +8,11 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.channel import OwnChannel
-from kombu_binary_delay.declare import declare_part
+from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.topology import IMITABLE, Part, Topology
 
 from .errors import OperationError
-from .live import Live
+from .live import Live, arguments
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,9 @@ def ways(topology: Topology, live: Live, queues: Iterable[str], exchanges: Itera
             raise OperationError(
                 f"the queue {queue!r} does not exist in this virtual host; make it first"
             )
-        part += topology.to_queue(queue)
+        part += (
+            topology.into(queue) if _refuses(topology, live, queue) else topology.to_queue(queue)
+        )
     for exchange in exchanges:
         part += _way(topology, live, exchange)
     return part
@@ -75,15 +76,27 @@ def _way(topology: Topology, live: Live, exchange: str) -> Part:
             + ("does not exist" if kind is None else f"is of the type {kind!r}")
             + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} and headers"
         )
-    bindings = (
-        mirror
-        for each in sorted(live.bindings, key=repr)
-        if each.source == exchange and not topology.owns(each.destination)
-        for mirror in topology.mirror(
-            exchange, kind, each.destination, each.key, to_queue=each.to_queue
-        )
-    )
-    return topology.shadow(exchange) + Part(bindings=tuple(dict.fromkeys(bindings)))
+    part = topology.shadow(exchange)
+    for each in sorted(live.bindings, key=repr):
+        if each.source != exchange or topology.owns(each.destination):
+            continue
+        target = each.destination
+        if each.to_queue and _refuses(topology, live, target):
+            part += topology.into(target)
+            target = topology.into_name(target)
+        mirrors = topology.mirror(exchange, kind, target, each.key, to_queue=each.to_queue)
+        part += Part(bindings=mirrors)
+    return part
+
+
+def _refuses(topology: Topology, live: Live, queue: str) -> bool:
+    """Whether a queue may refuse messages, and so is led to by an outlet."""
+    if topology.queue_type != "quorum" or not topology.mirrors:
+        return False
+    row = live.queues[queue]
+    policy = row.get("effective_policy_definition") or {}
+    overflow = arguments(row).get("x-overflow") or policy.get("overflow") or ""
+    return topology.into_name(queue) in live.queues or str(overflow).startswith("reject-publish")
 
 
 def _standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:

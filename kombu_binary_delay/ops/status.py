@@ -87,21 +87,25 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
     mine = [name for name in live.queues if topology.owns(name)]
     counted = ready(connection, mine)
     groups: dict[str, list[str]] = defaultdict(list)
+    troubles: list[str] = []
     outlets = parked = 0
+    outlet = tuple(f"{topology.delivery_prefix}.{kind}." for kind in ("outlet", "into"))
     for name in mine:
         ladder = ladder_of(topology, name)
         if ladder is not None:
             groups[ladder].append(name)
         elif name.endswith(".parking"):
             parked += counted.get(name, 0)
-        elif ".outlet." in name:
-            outlets += counted.get(name, 0)
+        elif name.startswith(outlet):
+            outlets += counted.get(name, 0) + unseen(live.queues[name])
+            if trouble := _trouble(live.queues[name], leaving(live.queues[name])):
+                troubles.append(f"{name}: {trouble}")
     longest = _Longest(live)
     ladders = [
         _standing(name, queues, live, counted, longest, current=name == topology.prefix)
         for name, queues in groups.items()
     ]
-    troubles = [
+    troubles += [
         f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
     ]
     if parked:

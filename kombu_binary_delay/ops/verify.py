@@ -254,9 +254,12 @@ def _shadows(topology: Topology, live: Live) -> Iterator[Difference]:
 
 def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> Iterator[Difference]:
     what = f"binding from {binding.source} to {binding.destination}"
+    target = binding.destination
+    if binding.to_queue and topology.into_name(target) in live.queues:
+        target = topology.into_name(target)
     try:
         mirrors = topology.mirror(
-            binding.source, kind, binding.destination, binding.key, to_queue=binding.to_queue
+            binding.source, kind, target, binding.key, to_queue=binding.to_queue
         )
     except AddressError as exc:
         yield Difference("warning", what, str(exc), "delayed messages for it are parked")

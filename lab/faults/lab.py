@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import amqp
+from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
 from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
-from lab.faults.party import Consuming, Publishing, to_argv
+from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
+from lab.faults.proxy import Proxy
+from lab.faults.tasks import send
 from lab.keeper import Keeper, Process
+from lab.server import Rows
+from lab.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,6 +205,33 @@ class Lab:
         )
         return self._start(told)
 
+    def worker(self, *options: str, urls: list[str] | None = None) -> Worker:
+        """Start a Celery worker of the application in tasks.py."""
+        env = {
+            "FAULTS_BROKER": ";".join(urls or self.urls),
+            "FAULTS_BOOK": self._book(),
+            "PYTHONPATH": str(HERE),
+        }
+        return Worker(self.keeper, "lab.faults.tasks", env, *options, timeout=60)
+
+    def send_tasks(
+        self,
+        count: int,
+        *,
+        rate: float = 100.0,
+        longest: float = 8.0,
+        urls: list[str] | None = None,
+    ) -> None:
+        """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker."""
+        send(urls or self.urls, Book(Path(self._book())), count, rate, longest)
+
+    def proxied(self, proxy: Proxy) -> list[str]:
+        """Write the URL of the broker behind a proxy."""
+        return [
+            self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1]
+            + self.vhost.name
+        ]
+
     # -- what is seen --------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
@@ -245,14 +277,44 @@ class Lab:
     def kept(self) -> int:
         """Count what the broker still holds, in the hands of dead-letter workers too."""
         time.sleep(6)  # quorum queues tell what they hold every 5 s
-        with suppress(OSError, BrokerError):
-            rows = self.vhost.queues()
-            return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
-        return -1
+        rows = self.queues()
+        return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
+
+    def queues(self, timeout: float = 120.0) -> Rows:
+        """List the queues; a node that has just come back may not tell at once."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for node in self.nodes:
+                with suppress(OSError, BrokerError):
+                    return replace(self.vhost, broker=node).queues()
+            if time.monotonic() > deadline:
+                raise LabError(f"no node has listed its queues within {timeout:g} s")
+            time.sleep(1)
 
     def parked(self) -> int:
         """Count what found no destination."""
         return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
+
+    def redrive(self) -> int:
+        """Send on what is parked, as the operators' page tells; return how many."""
+        sent = 0
+        options = {"confirm_publish": True}
+        with Connection(
+            self.vhost.url, transport=TRANSPORT, transport_options=options
+        ) as connection:
+            channel = connection.channel()
+            parking = Queue(self.topology.parking, no_declare=True)(channel)
+            while (message := parking.get()) is not None:
+                to = message.delivery_info
+                channel.basic_publish(
+                    amqp.Message(message.body, **message.properties),
+                    exchange=to["exchange"],
+                    routing_key=to["routing_key"],
+                    mandatory=True,
+                )
+                message.ack()
+                sent += 1
+        return sent
 
     def lateness(self, queue: str) -> list[float]:
         """List how late the messages for a queue were, in seconds; `inf` for those not there."""
@@ -263,7 +325,7 @@ class Lab:
                 first[each["id"]] = min(first.get(each["id"], each["at"]), each["at"])
         confirmed = {each["id"] for each in entries if each["event"] == CONFIRMED}
         due = {
-            each["id"]: each["due"]
+            each["id"]: float(each["due"])
             for each in entries
             if each["event"] == SENT and queue in each["queues"] and each["id"] in confirmed
         }

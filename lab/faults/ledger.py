@@ -88,8 +88,10 @@ def judge(entries: Iterable[Entry], *, ahead: float = 0.0) -> Verdict:
     def ids(event: str) -> set[str]:
         return {entry["id"] for entry in by_event.get(event, [])}
 
-    # A message that is sent again, by a publisher who does not know, keeps its id and due time.
-    sent = {entry["id"]: entry for entry in by_event.get(SENT, [])}
+    # A message that is sent again, by a publisher who does not know, was first due at first.
+    sent: dict[str, Entry] = {}
+    for entry in by_event.get(SENT, []):
+        sent.setdefault(entry["id"], entry)
     nowhere = {name for name, entry in sent.items() if not entry["queues"]}
     first: dict[str, float] = {}
     misdelivered = []

@@ -15,7 +15,6 @@ import random
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -108,7 +107,7 @@ def publish(told: Publishing) -> None:
                 book.write(CONFIRMED, name)
 
 
-class Consumer(ConsumerMixin):  # type: ignore[misc] # kombu has no types
+class Consumer(ConsumerMixin):
     """Takes messages, writes them down, acknowledges them."""
 
     def __init__(self, told: Consuming) -> None:
@@ -150,9 +149,7 @@ class Consumer(ConsumerMixin):  # type: ignore[misc] # kombu has no types
         if dies == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         self.book.write(DONE, name, queue=queue)
-        # A delivery of a connection that has gone meanwhile is given to another.
-        with suppress(OSError, amqp.AMQPError):
-            message.ack()
+        message.ack()
         if dies == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -63,5 +63,5 @@ def test_a_result_comes_back_through_the_backend(celery_setup: Setup):
 def test_what_cannot_be_killed_says_so(celery_setup: Setup):
     with pytest.raises(TypeError, match="a folder takes no signals"):
         celery_setup.backend.kill()
-    with pytest.raises(ValueError, match="takes SIGKILL and SIGTERM, not 'SIGHUP'"):
+    with pytest.raises(ValueError, match="takes SIGKILL, SIGTERM, SIGSTOP, SIGCONT, not 'SIGHUP'"):
         celery_setup.broker.kill("SIGHUP")

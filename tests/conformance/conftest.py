@@ -7,15 +7,15 @@ import pytest
 from kombu_binary_delay import Settings
 from kombu_binary_delay.declare import QUORUM_SINCE
 from tests.conformance.broker_world import BrokerWorld
-from tests.conformance.cases import LADDERS
 from tests.conformance.record import BROKER, PROPERTY, WALK
+from tests.conformance.table import LADDERS
 from tests.conformance.walk_world import WalkWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.cases import Case
     from tests.conformance.record import Column
+    from tests.conformance.table import Case
     from tests.conformance.world import World
 
 

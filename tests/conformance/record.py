@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.topology import QUEUE_TYPES
-from tests.conformance.cases import CASES, LADDERS, Case
+from tests.conformance.cases import CASES
+from tests.conformance.table import LADDERS, Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -253,11 +253,10 @@ def test_status_names_a_level_that_is_stuck(connect, plain, management, small):
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, and is never stuck")
     connection = connect(binary_delay={"tick": 1000, "levels": 4})
-    channel = connection.channel()
+    # By a program without the transport, so that nobody knows that it needs an outlet.
     Queue("full", queue_arguments={"x-max-length": 1, "x-overflow": "reject-publish"})(
-        channel
+        plain.channel()
     ).declare()
-    # Straight behind delivery, as no application of ours would bind it any more.
     create(plain, small, small.whole + small.to_queue("full"))
     publish(connection, "full", *[1000] * 40)
 
@@ -387,3 +386,28 @@ def test_explain_and_the_broker_agree(connect, collect, small):
     deaths = [each["queue"] for each in reversed(arrival.headers["x-death"])]
     assert deaths == [stay.queue for stay in told.stays]
     assert 0 <= arrival.at * 1000 - told.due < 1500
+
+
+def test_a_queue_that_refuses_is_led_to_by_an_outlet_and_named_when_it_is_full(
+    connect, site, small
+):
+    plain, management, _ = site
+    if small.queue_type == "classic":
+        pytest.skip("a classic ladder has no use for outlets before queues")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    Queue("full", Exchange("events", "topic"), "k", queue_arguments=arguments)(
+        plain.channel()
+    ).declare()
+    part = small.whole + ways(small, Live.read(management), ["full"], ["events"])
+    create(plain, small, part)
+    connection = connect(binary_delay={"tick": 1000, "levels": 4, "outlets": ["full"]})
+
+    publish(connection, "full", *[1000] * 40)
+
+    assert verify(management, small, declares=False).sound
+    into = small.into_name("full")
+    wait_until(
+        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles),
+        30,
+    )
+    assert status(plain, management, small).outlets >= 32

@@ -1,5 +1,26 @@
 """Stories of faults; each module has its `CASES`."""
 
-from lab.faults.scenarios import bad_destination, broker_killed, cluster
+from lab.faults.scenarios import (
+    bad_destination,
+    broker_alarm,
+    broker_killed,
+    clock_stepped,
+    cluster,
+    connection_cut,
+    destination_changed,
+    ladder_broken,
+    parties_killed,
+)
 
-CASES = tuple(case for module in (broker_killed, bad_destination, cluster) for case in module.CASES)
+_FAMILY = (
+    broker_killed,
+    parties_killed,
+    cluster,
+    connection_cut,
+    ladder_broken,
+    broker_alarm,
+    clock_stepped,
+    bad_destination,
+    destination_changed,
+)
+CASES = tuple(case for module in _FAMILY for case in module.CASES)

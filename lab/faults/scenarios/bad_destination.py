@@ -69,7 +69,7 @@ def full(lab: Lab, kind: str) -> Destination:
     return "", "bad", ["bad"]
 
 
-def down(lab: Lab, bound: bool, **arguments: object) -> Destination:
+def down(lab: Lab, *, bound: bool, **arguments: object) -> Destination:
     """Name a queue on a node that goes down, with all that the queue has, and stays down.
 
     :param bound: whether it was bound behind the ladder before; else the publisher is to do it.
@@ -120,8 +120,9 @@ def compare(lab: Lab, bad: Destination) -> None:
         for node in lab.nodes:
             node.start()
         lab.notes["parked"] = lab.parked()
+        lab.redrive()
         lab.consumer(*bad[2])
-        lab.settle(patience=60)
+        lab.settle(patience=240)
     elif lab.notes.get("kind") != "headers":
         # A headers exchange drops what nobody wants, as it does without a delay.
         deadline = time.monotonic() + PATIENCE
@@ -154,8 +155,11 @@ ON_A_NODE: dict[str, Callable[[Lab], Destination]] = {
 SHORT = ("queue deleted", "quorum queue full, rejects")
 CASES = (
     *(
-        Case("bad destination", name, told(make), short=name in SHORT)
+        Case("bad destination", name, told(make), advanced="[].", short=name in SHORT)
         for name, make in KINDS.items()
     ),
-    *(Case("bad destination", name, told(make), nodes=3) for name, make in ON_A_NODE.items()),
+    *(
+        Case("bad destination", name, told(make), nodes=3, advanced="[].")
+        for name, make in ON_A_NODE.items()
+    ),
 )
