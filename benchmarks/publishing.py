@@ -43,6 +43,13 @@ TASKS = Queue(
     routing_key="tasks",
     queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000},
 )
+#: With a quorum queue, Celery would not leave the delay to the worker.
+CLASSIC = Queue(
+    "held",
+    Exchange("held", "topic"),
+    routing_key="held",
+    queue_arguments={"x-max-length": 1000},
+)
 INBOX = Queue("inbox", queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000})
 
 
@@ -101,22 +108,31 @@ class ByBatch(ByKombu):
 class ByCelery(Way):
     """A Celery task's apply_async()."""
 
-    def __init__(self, vhost: VHost, transport: str, *, delayed: bool = False, **options: Any):
+    def __init__(
+        self,
+        vhost: VHost,
+        transport: str,
+        *,
+        delayed: bool = False,
+        direct: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(vhost, transport, **options)
+        queue = CLASSIC if direct else TASKS
         app = Celery(
             "bench",
             broker=vhost.url,
             broker_transport=transport,
-            task_queues=[TASKS],
-            task_default_queue="tasks",
-            task_default_exchange="tasks",
-            task_default_exchange_type="topic",
-            task_default_routing_key="tasks",
+            task_queues=[queue],
+            task_default_queue=queue.name,
+            task_default_exchange=queue.exchange.name,
+            task_default_exchange_type=queue.exchange.type,
+            task_default_routing_key=queue.routing_key,
             task_ignore_result=True,
             set_as_current=False,
         )
         self.task = app.task(name="task")(nothing)
-        TASKS(self.connection.default_channel).declare()
+        queue(self.connection.default_channel).declare()
         self.producer = self.stack.enter_context(app.amqp.Producer(self.connection))
         self.delayed = delayed
 
@@ -156,6 +172,10 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
         lambda v: ByBatch(v, OURS, delayed=True),
     ),
     "celery": ("Celery on Kombu's own transport", lambda v: ByCelery(v, STOCK)),
+    "celery-held": (
+        "Celery on Kombu's own transport, delayed by the worker",
+        lambda v: ByCelery(v, STOCK, direct=True, delayed=True),
+    ),
     "celery-ours": ("Celery on ours, no delay", lambda v: ByCelery(v, OURS)),
     "celery-native": ("Celery, native delayed delivery", ByNative),
     "celery-ours-delayed": ("Celery on ours, delayed", lambda v: ByCelery(v, OURS, delayed=True)),
