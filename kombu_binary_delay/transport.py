@@ -73,7 +73,15 @@ class ChannelMixin(_Above):
     # -- outward -------------------------------------------------------------------------------
 
     def _basic_publish(
-        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        msg: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        argsig: str = "Bssbb",
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
@@ -85,7 +93,10 @@ class ChannelMixin(_Above):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
-        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        # One by one: to gather them in a dict and spread it again would cost a microsecond.
+        return super()._basic_publish(
+            msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
+        )
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -434,4 +445,6 @@ def register() -> None:
 
 def _copy(msg: Any, properties: dict[str, Any]) -> Any:
     # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
-    return amqp.Message(msg.body, **properties)
+    copy = amqp.Message(msg.body)
+    copy.properties = properties
+    return copy
