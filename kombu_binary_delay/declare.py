@@ -108,7 +108,9 @@ class Declarer:
             self.activate()
         if not exchange:
             for queue in keys:
-                self._lead_to(queue)
+                # No queue has an empty name; to bind, that is the one that a channel declared last.
+                if queue:
+                    self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
         # After the delivery side, which finds out whether a part of the whole is gone.

@@ -24,7 +24,6 @@ from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
 from lab.faults.proxy import Proxy
 from lab.faults.tasks import send
 from lab.keeper import Keeper, Process
-from lab.server import Rows
 from lab.worker import Worker
 
 if TYPE_CHECKING:
