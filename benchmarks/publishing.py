@@ -77,7 +77,9 @@ class Way:
 class ByKombu(Way):
     """Kombu's Producer.publish()."""
 
-    def __init__(self, vhost: VHost, transport: str, *, delayed: bool = False, **options: Any):
+    def __init__(
+        self, vhost: VHost, transport: str, *, delayed: bool = False, **options: Any
+    ) -> None:
         super().__init__(vhost, transport, **options)
         INBOX(self.connection.default_channel).declare()
         self.producer = self.connection.Producer()
@@ -146,7 +148,7 @@ class ByCelery(Way):
 class ByNative(ByCelery):
     """The same by Celery's native delayed delivery."""
 
-    def __init__(self, vhost: VHost):
+    def __init__(self, vhost: VHost) -> None:
         super().__init__(vhost, STOCK, delayed=True)
         declare_native_delayed_delivery_exchanges_and_queues(self.connection, "quorum")
         bind_queue_to_native_delayed_delivery_exchange(self.connection, TASKS)

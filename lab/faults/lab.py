@@ -367,8 +367,8 @@ class Lab:
         return party
 
 
-def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome:
-    """Tell a story on a broker of its own, and judge it.
+def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome | None:
+    """Tell a story on a broker of its own, and judge it; None where that broker is too old for it.
 
     :raises LabError: where the story could not be told to its end.
     """
@@ -381,6 +381,8 @@ def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome
             else stack.enter_context(Cluster(root, advanced=case.advanced, size=case.nodes))
         )
         lab = Lab(broker, keeper, short=short)
+        if lab.version < case.since:
+            return None
         case.run(lab)
         return Outcome(
             case,

@@ -20,10 +20,10 @@ ROOT = os.environ.get("RABBITMQ_ROOT")
     [case for case in CASES if case.short],
     ids=lambda case: f"{case.scenario}, {case.name}",
 )
-def test_nothing_confirmed_is_lost_early_or_misdelivered(case: Case, broker) -> None:
-    if tuple(map(int, broker.version.split(".")[:2])) < case.since:
-        pytest.skip("RabbitMQ before 3.10 has no quorum queues with message TTL")
+def test_nothing_confirmed_is_lost_early_or_misdelivered(case: Case) -> None:
     outcome = play(case, ROOT, short=True)
+    if outcome is None:
+        pytest.skip("this RabbitMQ cannot promise it: its levels are classic queues")
     assert outcome.verdict.is_clean, outcome
     assert all(check.holds for check in outcome.checks), outcome.checks
     assert outcome.verdict.confirmed > 0

@@ -72,7 +72,7 @@ def full(lab: Lab, kind: str, *, told: bool = True) -> Destination:
             queue.get()
         lab.stand()
     else:
-        lab.queue("bad", **{name.replace("-", "_"): value for name, value in arguments.items()})
+        lab.queue("bad", x_queue_type=kind, x_max_length=1, x_overflow="reject-publish")
         lab.stand("bad")
     with lab.vhost.connect() as plain:
         channel = plain.channel()
@@ -109,7 +109,7 @@ def told(
     """
 
     def story(lab: Lab) -> None:
-        settings = {"outlets": ["bad"]} if outlet else {}
+        settings: dict[str, object] = {"outlets": ["bad"]} if outlet else {}
         lab.queue("good")
         bad = make(lab)
         lab.stand("good")

@@ -2,7 +2,8 @@
 
 As far as RabbitMQ allows with the releases that Debian has: it refuses 3.10 to 4.0, in its own
 words, since 3.11 to 3.13 are to come between. There, a new broker is put beside the old one:
-consumers take from both, publishers use the new one, until the old one is empty.
+consumers take from both, publishers use the new one, until the old one is empty. It would take 3.8
+to 3.10; but 3.8 has classic levels, which lose messages in any restart.
 """
 
 from __future__ import annotations
@@ -67,10 +68,9 @@ def refused(lab: Lab, to: str) -> None:
         with Broker(root_of(to), advanced=SETTLES_SOON, data=lab.broker.folder / "data"):
             pass
     except BrokerError as refusal:
-        words = next(
-            (line for line in str(refusal).splitlines() if "disabled_required" in line), "?"
-        )
-    lab.notes["words"] = words.partition("registry: ")[2]
+        lines = str(refusal).splitlines()
+        words = next((line for line in lines if "disabled_required" in line), "?")
+    lab.notes["words"] = words.partition("] ")[2]
     lab.check("not refused", int("disabled_required" not in words), 0)
     # The data were a copy.
     lab.broker.start()
@@ -85,13 +85,6 @@ def refused(lab: Lab, to: str) -> None:
 
 
 CASES = (
-    Case(
-        "broker upgraded",
-        "3.8 to 3.10, same data",
-        partial(upgraded, to="bookworm"),
-        on=partial(root_of, "bullseye"),
-        since=(3, 8),
-    ),
     Case(
         "broker upgraded",
         "4.0 to 4.3, same data",
