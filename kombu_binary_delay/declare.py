@@ -20,7 +20,7 @@ from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .levels import Levels
 from .settings import Settings
-from .topology import IMITABLE
+from .topology import IMITABLE, Topology
 
 logger = get_logger(__name__)
 
@@ -127,6 +127,13 @@ class Declarer:
             return self.topology.address(digits, destination, topic=topic)
         outlet = self.delivery.has_outlet(destination.routing_key)
         return self.topology.address(digits, destination, outlet=outlet)
+
+    def believes(self, destination: Destination, topology: Topology) -> bool:
+        """Whether a message from a ladder was published to where its key says.
+
+        An ancestor's key has no exchange: it may be a queue's name, or one of a topic exchange.
+        """
+        return topology.mirrors or destination.routing_key in self._queues
 
     # -- for a connection that binds, consumes or unbinds --------------------------------------
 
