@@ -70,7 +70,8 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
     heads = [each[0].upper() + each[1:] if ladders or each == WALK else each for each in used]
     rows = [["What holds", *heads]]
     rows += [
-        [_escape(case), *(_cell(cells[each]) for each in used)] for case, cells in found.items()
+        [_escape(case), *(_cell(cells[each], ladders=ladders) for each in used)]
+        for case, cells in found.items()
     ]
     return [row for row in rows if any(row[1:])]
 
@@ -103,8 +104,9 @@ def _says(outcomes: list[tuple[str, Run]]) -> bool:
 
 
 def _count(run: Run) -> str:
+    on_broker = [result for result in run["results"] if result["on"] != WALK]
     held, failed = (
-        sum(len(result.get(outcome, ())) for result in run["results"]) for outcome in (HELD, FAILED)
+        sum(len(result.get(outcome, ())) for result in on_broker) for outcome in (HELD, FAILED)
     )
     return f"all {held}" if not failed else f"**{failed} of {held + failed} failed**"
 
