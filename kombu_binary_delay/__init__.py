@@ -1,5 +1,6 @@
 """Delayed delivery for Kombu and Celery on RabbitMQ: the delay lives in the broker."""
 
+from .batch import Outcome, PublishBatch
 from .errors import (
     AddressError,
     BinaryDelayError,
@@ -7,6 +8,7 @@ from .errors import (
     LadderError,
     SettingsError,
     TopologyError,
+    UnconfirmedError,
 )
 from .ladder import Ladder
 from .settings import Settings
@@ -28,6 +30,9 @@ __all__ = [
     "Transport",
     "TransportMixin",
     "register",
+    # many publishes with few waits
+    "Outcome",
+    "PublishBatch",
     # values
     "Ladder",
     "Settings",
@@ -39,4 +44,5 @@ __all__ = [
     "LadderError",
     "SettingsError",
     "TopologyError",
+    "UnconfirmedError",
 ]

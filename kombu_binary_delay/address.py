@@ -10,10 +10,14 @@ written: RabbitMQ matches a topic word by word at every hop, so short keys are c
 stands nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
 number of digits: everything behind the levels is the same for every ladder.
 
-A word that a binding would read as a wildcard or as the ``@`` is escaped with ``%`` and two
-hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``. Word
-by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where the
-pattern, escaped alike, matches the original.
+A queue that may refuse messages is reached by an outlet, see :mod:`~kombu_binary_delay.topology`.
+For those on the default exchange the address says so, with the word ``@!`` in place of ``@``: so a
+publisher that uses the outlet and one that does not never reach the queue twice.
+
+A word that a binding would read as a wildcard or as one of these marks is escaped with ``%`` and
+two hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``.
+Word by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where
+the pattern, escaped alike, matches the original.
 
 AMQP allows 255 bytes for an exchange and again for a key, an address has 255 for both. What does
 not fit is replaced by ``!`` and a digest; then the destination travels beside the address, in a
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from urllib.parse import unquote
 
@@ -31,10 +36,12 @@ from .errors import AddressError
 from .ladder import MAX_DIGITS, MAX_KEY
 
 MARK = "@"
+#: The mark of an address that leads to a queue through its outlet.
+OUTLET_MARK = "@!"
 #: The bytes of a routing key that are left to the destination, the mark included.
 ROOM = MAX_KEY - MAX_DIGITS
 
-_ADDRESS = re.compile(r"((?:[0-9]+\.)*)@\.([^.]*)(?:\.(.*))?", re.DOTALL)
+_ADDRESS = re.compile(r"((?:[0-9]+\.)*)(@!?)\.([^.]*)(?:\.(.*))?", re.DOTALL)
 _DIGEST = re.compile(r"![0-9a-f]{40}")
 #: A longer exchange word becomes a digest, so that there is always room for a key's digest.
 _MAX_EXCHANGE_WORD = 64
@@ -49,14 +56,20 @@ class Destination:
 
 
 def format_address(
-    digits: tuple[int, ...], destination: Destination, *, topic: bool = False
+    digits: tuple[int, ...],
+    destination: Destination,
+    *,
+    topic: bool = False,
+    outlet: bool = False,
 ) -> str:
     """Write digits, highest first and without leading zeros, and a destination as a routing key.
 
     :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
+    :param outlet: whether it leads to a queue, on the default exchange, through its outlet.
     :raises AddressError: where a topic key does not fit.
     """
-    return "".join(f"{digit}." for digit in reversed(digits)) + route(destination, topic=topic)
+    way = route(destination, topic=topic, outlet=outlet)
+    return ".".join([*map(str, reversed(digits)), way])
 
 
 def parse_address(
@@ -71,7 +84,7 @@ def parse_address(
     match = _ADDRESS.fullmatch(key)
     if match is None:
         raise AddressError(f"{key!r} is not an address of a ladder")
-    prefix, word, words = match[1], match[2], match[3]
+    prefix, mark, word, words = match.groups()
     digits = tuple(int(digit) for digit in reversed(prefix.split(".")[:-1]))
     exchange = _read_exchange(word, carried)
     routing_key = _read_key(words, carried)
@@ -79,6 +92,7 @@ def parse_address(
         prefix != "".join(f"{digit}." for digit in reversed(digits))
         or digits[:1] == (0,)
         or exchange_word(exchange) != word
+        or (exchange and mark != MARK)
     ):
         raise AddressError(f"{key!r} is not spelled as an address is")
     return digits, Destination(exchange, routing_key)
@@ -89,12 +103,13 @@ def has_digest(key: str) -> bool:
     return ".!" in key
 
 
-def route(destination: Destination, *, topic: bool = False) -> str:
+@lru_cache(maxsize=1024)
+def route(destination: Destination, *, topic: bool = False, outlet: bool = False) -> str:
     """Write what follows the digits of an address: the mark, the exchange and the key.
 
     :raises AddressError: where a topic key does not fit.
     """
-    exchange = f"{MARK}.{exchange_word(destination.exchange)}"
+    exchange = f"{OUTLET_MARK if outlet else MARK}.{exchange_word(destination.exchange)}"
     text = exchange + key_words(destination.routing_key)
     if _length(text) <= ROOM:
         return text
@@ -137,7 +152,7 @@ def digest(name: str) -> str:
 
 def _escape(word: str) -> str:
     word = word.replace("%", "%25")
-    if word in ("*", "#", MARK) or word.startswith("!"):
+    if word in ("*", "#", MARK, OUTLET_MARK) or word.startswith("!"):
         return f"%{ord(word[0]):02X}{word[1:]}"
     return word
 

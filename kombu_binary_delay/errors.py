@@ -6,7 +6,16 @@ errors catches ours; whatever a bad value caused is a :class:`ValueError` too.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kombu.exceptions import KombuError
+
+try:
+    from kombu.exceptions import BatchPublishError
+except ImportError:  # before Kombu 5.7
+
+    class BatchPublishError(KombuError):  # type: ignore[no-redef]
+        """Kombu has it since 5.7; who catches that one catches ours."""
 
 
 class BinaryDelayError(KombuError):
@@ -31,3 +40,14 @@ class SettingsError(BinaryDelayError, ValueError):
 
 class TopologyError(BinaryDelayError):
     """The broker refused to declare a part of the ladder or a binding of its delivery side."""
+
+
+class UnconfirmedError(BinaryDelayError, BatchPublishError):
+    """The broker did not confirm all messages of a batch: ``outcomes`` tells what it did.
+
+    :param outcomes: the :class:`~kombu_binary_delay.Outcome` of each that it did not confirm.
+    """
+
+    def __init__(self, message: str, outcomes: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes

@@ -17,6 +17,9 @@ DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.
 KEY = "binary_delay"
 
+#: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
+MAX_LANES = 64
+
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -39,8 +42,13 @@ class Settings:
     :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
         for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
     :param ancestor: the name of another system's ladder in the same virtual host to delay on, in
-        place of ours: one of ``"nservicebus"``, ``"nservicebus-v1"`` and ``"celery"``. It leads to queues
+        place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to queues
         by their names only, and leaves no choice but those of ``declare`` and ``protocol_1``.
+    :param outlets: names of queues, as shell patterns, that may refuse messages for a while though
+        nobody declares them with ``x-overflow``: each gets an outlet, so that it holds up none but
+        itself. Queues declared with ``reject-publish`` have one anyway.
+    :param lanes: how many ladders side by side to delay on, each message on one by its id; for
+        clusters, whose nodes then share the work.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for a value that cannot be.
@@ -55,11 +63,14 @@ class Settings:
     declare: str = "lazy"
     protocol_1: bool = False
     ancestor: str | None = None
+    outlets: tuple[str, ...] = ()
+    lanes: int = 1
     namespace: str = "kbd"
 
     def __post_init__(self) -> None:
-        if isinstance(self.radix, list):
-            object.__setattr__(self, "radix", tuple(self.radix))
+        for name in ("radix", "outlets"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         if isinstance(self.radix, tuple) and self.levels is not None:
             raise SettingsError(
                 f"{KEY}: a list of radices says how many levels there are, so levels must be left "
@@ -71,20 +82,20 @@ class Settings:
             raise SettingsError(f"{KEY}: {exc}") from exc
         self._choice("ancestor", (*ANCESTORS, None))
         if self.ancestor is not None:
-            own = {each.name: each.default for each in fields(self)}
-            for name in ("declare", "protocol_1", "ancestor"):
-                del own[name]
-            for name, default in own.items():
-                if getattr(self, name) != default:
-                    raise SettingsError(
-                        f"{KEY}: the ladder of {self.ancestor!r} is as it is, so {name} must be "
-                        f"left out beside it, got {getattr(self, name)!r}"
-                    )
+            self._leave_out_beside_an_ancestor()
         self._choice("layout", LAYOUTS)
         self._choice("queue_type", (*QUEUE_TYPES, None))
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
         self._switch("protocol_1")
+        if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:
+            raise SettingsError(
+                f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
+            )
+        if not isinstance(self.outlets, tuple) or not all(isinstance(x, str) for x in self.outlets):
+            raise SettingsError(
+                f"{KEY}: outlets must be a list of queues' names or patterns, got {self.outlets!r}"
+            )
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
             raise SettingsError(
                 f"{KEY}: namespace must be 1 to 32 letters, digits, '-' or '_', "
@@ -125,6 +136,15 @@ class Settings:
             return ANCESTORS[self.ancestor]
         queue_type = self.queue_type or ("quorum" if can_quorum else "classic")
         return Topology(self.ladder, self.namespace, queue_type, self.layout)
+
+    def _leave_out_beside_an_ancestor(self) -> None:
+        for each in fields(self):
+            given = getattr(self, each.name)
+            if each.name not in ("declare", "protocol_1", "ancestor") and given != each.default:
+                raise SettingsError(
+                    f"{KEY}: the ladder of {self.ancestor!r} is as it is, so {each.name} must be "
+                    f"left out beside it, got {given!r}"
+                )
 
     def _switch(self, name: str) -> None:
         value = getattr(self, name)

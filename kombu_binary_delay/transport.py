@@ -34,6 +34,7 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,12 +43,15 @@ from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
+from .ancestors import ANCESTRAL
+from .batch import PublishBatch
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
 from .settings import Settings
+from .topology import Topology
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
@@ -69,7 +73,15 @@ class ChannelMixin(_Above):
     # -- outward -------------------------------------------------------------------------------
 
     def _basic_publish(
-        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        msg: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        argsig: str = "Bssbb",
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
@@ -77,12 +89,14 @@ class ChannelMixin(_Above):
         :raises AddressError: where the routing key is too long for a delayed message.
         :raises TopologyError: where the broker refuses to declare what the delay needs.
         """
-        headers = msg.properties.get(_HEADERS)
-        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
-            msg, exchange, routing_key = self._delay(msg, headers, exchange, routing_key)
-        elif self._reads_bodies and (asked := headers_of_body(msg.properties, msg.body)):
-            msg, exchange, routing_key = self._delay(msg, asked, exchange, routing_key)
-        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        if asked := self.asked(msg):
+            now = time.time_ns() // 1000
+            due = due_time(asked, now)
+            msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
+        # One by one: to gather them in a dict and spread it again would cost a microsecond.
+        return super()._basic_publish(
+            msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
+        )
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -101,19 +115,30 @@ class ChannelMixin(_Above):
             return super().basic_publish_confirm(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
-            if consumers or not self._declarer.is_ours(str(exc)):
+            if consumers or not self._declarer.topology.is_named_in(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
         except AccessRefused as exc:
-            if not self._declarer.is_ours(str(exc)):
+            if not self._declarer.topology.is_named_in(str(exc)):
                 raise
             raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
-    def _delay(
-        self, msg: Any, asked: dict[str, Any], exchange: str, routing_key: str
+    def asked(self, msg: Any) -> dict[str, Any] | None:
+        """Read the headers by which a message asks for a delay, if it does."""
+        headers: dict[str, Any] | None = msg.properties.get(_HEADERS)
+        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
+            return headers
+        return headers_of_body(msg.properties, msg.body) if self._reads_bodies else None
+
+    def delayed(
+        self, msg: Any, due: int | None, now: int, exchange: str, routing_key: str
     ) -> tuple[Any, str, str]:
-        now = time.time_ns() // 1000
-        due = due_time(asked, now)
+        """Turn a message that asks for a delay into what is to be published instead, and where.
+
+        :param due: microseconds since the epoch; None for a delay of zero.
+        :param now: the same, of the publisher's clock.
+        :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
+        """
         headers = msg.properties.get(_HEADERS) or {}
         if due is None or due <= now:
             if X_DELAY in headers:
@@ -122,36 +147,64 @@ class ChannelMixin(_Above):
             return msg, exchange, routing_key
         declarer = self._declarer
         topology = declarer.topology
+        theirs = ANCESTRAL.get(exchange, topology)
+        if theirs is not topology:
+            # A retry of what came by another system's ladder goes the way it came.
+            digits = theirs.ladder.digits((due - now) / 1000)
+            destination = Destination(exchange, routing_key)
+            entry = theirs.entry(digits)
+            return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
-        topic = declarer.is_topic(destination.exchange)
+        lane = declarer.lane(msg.properties)
 
-        def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
-            properties, key = wrap(
-                msg.properties,
-                destination,
-                -(-due // 1000),
-                lambda each: topology.address(digits, each, topic=topic),
-                topology.owns,
-            )
-            if topology.delay_header:
-                seconds = topology.ladder.delay(digits) // 1000
-                properties[_HEADERS][topology.delay_header] = seconds
-            return _copy(msg, properties), declarer.entry(digits), key
+        def packed(left: float) -> tuple[tuple[int, ...], tuple[Any, str, str]]:
+            digits = topology.ladder.digits(left / 1000)
+            entry, address = lane.entry(digits), declarer.address
+            return digits, self._packed(msg, due, topology, digits, destination, address, entry)
 
-        digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
-        packed = pack(digits)
-        if declarer.prepare(digits, destination.exchange, keys):
+        digits, to_publish = packed(due - now)
+        if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
-            left = max(due - time.time_ns() // 1000, 1)
-            packed = pack(topology.ladder.digits(left / 1000))
-        return packed
+            _, to_publish = packed(max(due - time.time_ns() // 1000, 1))
+        return to_publish
+
+    def _packed(
+        self,
+        msg: Any,
+        due: int,
+        topology: Topology,
+        digits: tuple[int, ...],
+        destination: Destination,
+        address: Callable[[tuple[int, ...], Destination], str],
+        entry: str,
+    ) -> tuple[Any, str, str]:
+        properties, key = wrap(
+            msg.properties,
+            destination,
+            -(-due // 1000),
+            lambda each: address(digits, each),
+            topology.owns,
+        )
+        if topology.delay_header:
+            properties[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
+        return _copy(msg, properties), entry, key
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
+        return PublishBatch(self, max_size)
+
+    def tx_select(self) -> Any:
+        """Begin transactions; a batch, which has a channel of its own, has no part in them."""
+        result = super().tx_select()
+        self.supports_batch_publish = False
+        return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if declarer and declarer.is_ours(reply_text):
+        if declarer and declarer.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
                 declarer.forget()
             if reply_code == AccessRefused.code and args == _PUBLISH:
@@ -166,9 +219,11 @@ class ChannelMixin(_Above):
     def message_to_python(self, raw_message: Any) -> Any:
         """Make a Kombu message that looks as if just published to its destination."""
         headers = raw_message.properties.get(_HEADERS)
-        topology = self._declarer.topology
-        owns = topology.owns
         info = raw_message.delivery_info
+        declarer = self._declarer
+        # Another system's ladder may lead here, too.
+        topology = ANCESTRAL.get(info.get("exchange"), declarer.topology)
+        owns = topology.owns
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
             try:
@@ -177,8 +232,8 @@ class ChannelMixin(_Above):
                 pass
             else:
                 info["routing_key"] = destination.routing_key
-                if on_ladder:
-                    # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
             if headers:
                 unwrap(raw_message.properties, owns)
@@ -255,8 +310,11 @@ class ChannelMixin(_Above):
         )
         self._last_queue = result.queue if result is not None else queue
         # An exclusive queue, or one that expires, is somebody's mailbox for a while.
-        if queue and not (exclusive or "x-expires" in (arguments or {})):
-            self._declarer.declared_queue(queue)
+        given = arguments or {}
+        if queue and not (exclusive or "x-expires" in given):
+            refuses = str(given.get("x-overflow")).startswith("reject-publish")
+            # A passive declaration proves that the queue stands, and nothing of its arguments.
+            self._declarer.declared_queue(queue, refuses=None if passive else refuses)
         return result
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
@@ -292,6 +350,8 @@ class ChannelMixin(_Above):
         self._declarer.activate_or_warn()
         return super().basic_get(*args, **kwargs)
 
+    #: Kombu asks, before it asks for a batch.
+    supports_batch_publish = True
     _last_queue = ""
     _reads_bodies = False
 
@@ -325,6 +385,7 @@ class TransportMixin(_Above):
     """
 
     driver_type = MarkedDriverType("amqp")
+    implements = pyamqp.Transport.implements.extend(batch_publish=True)
     #: Kombu then leaves the URL to us, scheme and all.
     can_parse_url = True
     #: The URL scheme that names this transport; another transport needs another.
@@ -384,4 +445,6 @@ def register() -> None:
 
 def _copy(msg: Any, properties: dict[str, Any]) -> Any:
     # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
-    return amqp.Message(msg.body, **properties)
+    copy = amqp.Message(msg.body)
+    copy.properties = properties
+    return copy

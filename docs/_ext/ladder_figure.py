@@ -1,12 +1,7 @@
-"""Draw a ladder, and the way of one message down it, from the same table that brokers are given.
-
-Nothing here knows how levels, keys or waits come about: it reads a topology, and asks which of its
-bindings match. A change of the topology changes the figure, or fails the build.
-"""
+"""The directive ``ladder-figure``: a ladder, and the way of one message down it."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, ClassVar
 
 from docutils import nodes
@@ -14,210 +9,14 @@ from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.address import MARK, Destination, format_address
-from kombu_binary_delay.walk import matches_topic, walk
+from kombu_binary_delay.export import svg
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-    from kombu_binary_delay.topology import Binding
-
-WIDTH = 760
-ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
-BOX_WIDTH, BOX_HEIGHT = 150, 46
-TOP, ROW = 84, 104
-
-# Colours and fonts are the theme's, so that the figure follows from light to dark.
-STYLE = """
-.ladder { font: 13px var(--font-stack, sans-serif); fill: var(--color-foreground-primary, #222);
-  --hot: var(--color-brand-content, #0a4bff); max-width: 100%; height: auto; }
-.ladder .title { font-weight: 600; }
-.ladder .note, .ladder .key { font-size: 12px; fill: var(--color-foreground-secondary, #666); }
-.ladder .key, .ladder .address { font-family: var(--font-stack--monospace, monospace); }
-.ladder .address .read { fill: var(--hot); font-weight: 700; }
-.ladder .address .done { opacity: .4; }
-.ladder rect { fill: var(--color-background-secondary, #f6f6f6);
-  stroke: var(--color-background-border, #ccc); stroke-width: 1.5; }
-.ladder path { fill: none; stroke: var(--color-foreground-muted, #888); stroke-width: 1.25;
-  opacity: .55; }
-.ladder path.dashed { stroke-dasharray: 4 4; }
-.ladder marker path { fill: var(--color-foreground-muted, #888); stroke: none; opacity: 1; }
-.ladder .hot rect, .ladder .hot path { stroke: var(--hot); stroke-width: 2.25; opacity: 1; }
-.ladder .hot .key, .ladder #ladder-head-hot path { fill: var(--hot); }
-"""
-
-
-def figure(topology: Topology, delay: int, queue: str) -> str:
-    """Draw a ladder of binary levels, and a message to ``queue`` delayed by ``delay`` ms."""
-    return _Figure(topology, delay, queue).svg()
-
-
-class _Figure:
-    """One level, or the delivery exchange, per row: address, exchange, queue and times."""
-
-    def __init__(self, topology: Topology, delay: int, queue: str) -> None:
-        self.topology, self.delay, self.queue = topology, delay, queue
-        self.part = topology.whole + topology.to_queue(queue)
-        arguments = {each.name: dict(each.arguments) for each in self.part.queues}
-        self.below = {
-            name: (int(found["x-message-ttl"]), str(found["x-dead-letter-exchange"]))
-            for name, found in arguments.items()
-            if "x-message-ttl" in found
-        }
-        levels = range(topology.ladder.levels - 1, -2, -1)
-        self.y = {topology.level_name(level): TOP + ROW * row for row, level in enumerate(levels)}
-        self.level = {topology.level_name(level): level for level in levels}
-        self.hot: list[str] = []
-        self.cool: list[str] = []
-
-        digits = topology.ladder.digits(delay)
-        self.key = format_address(digits, Destination("", queue))
-        self.entry = topology.entry(digits)
-        self.taken, self.times = self._follow()
-
-    def _follow(self) -> tuple[set[Binding], dict[str, tuple[int, int]]]:
-        """Tell the bindings that the message takes, and from when to when it is in a queue."""
-        taken, times, now, exchange = set(), {}, 0, self.entry
-        while exchange in self.y:
-            (binding,) = (
-                each
-                for each in self.part.bindings
-                if each.source == exchange and matches_topic(each.key, self.key)
-            )
-            taken.add(binding)
-            exchange = binding.destination
-            if exchange in self.below:
-                ttl, below = self.below[exchange]
-                times[exchange] = (now, now + ttl)
-                now, exchange = now + ttl, below
-        way = walk(self.part, self.entry, self.key)
-        if not now == way.total == self.delay or way.arrived != {self.queue}:
-            raise ValueError(f"{self.key} waits {way.total} ms, arrives in {sorted(way.arrived)}")
-        return taken, times
-
-    def svg(self) -> str:
-        for exchange, y in self.y.items():
-            self._draw_exchange(exchange, y)
-        for binding in self.part.bindings:
-            if binding.source in self.y:
-                self._draw_binding(binding)
-        self._draw_entry()
-        height = self._draw_parking()
-        size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
-        lines = [
-            f'<svg class="ladder" {size} role="img" xmlns="http://www.w3.org/2000/svg">',
-            f"<title>The way of a message with the routing key {escape(self.key)}</title>",
-            f"<style>{STYLE}</style><defs>{_head('cool')}{_head('hot')}</defs>",
-            f'<g class="cool">{"".join(self.cool)}</g>',
-            # What is on the way lies above all else.
-            f'<g class="hot">{"".join(self.hot)}</g></svg>',
-        ]
-        return "\n".join(lines)
-
-    def _draw_entry(self) -> None:
-        x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry]
-        self._text(x, y - 58, f"publish, delayed by {_seconds(self.delay)}", "title", "middle")
-        self._text(x, y - 40, self.key, "key", "middle", hot=True)
-        self._arrow(f"M{x} {y - 34} V{y - 3}", hot=True)
-
-    def _draw_exchange(self, exchange: str, y: int) -> None:
-        hot = any(binding.source == exchange for binding in self.taken)
-        self._box(EXCHANGE_X, y, self._short(exchange), "exchange", hot=hot, round_=BOX_HEIGHT // 2)
-        if hot:
-            self._draw_address(self.level[exchange], y)
-
-    def _draw_address(self, level: int, y: int) -> None:
-        words = self.key.split(".")
-        mark = words.index(MARK)
-        spans = []
-        for position, word in enumerate(words):
-            is_read = position == level if level >= 0 else position >= mark
-            kind = "read" if is_read else "done" if level < position < mark else ""
-            spans.append(f'<tspan class="{kind}">{escape(word)}</tspan>')
-        text = f'<text class="address" x="{ADDRESS_X}" y="{y + BOX_HEIGHT / 2 + 4}">'
-        self.cool.append(f"{text}{'.'.join(spans)}</text>")
-
-    def _draw_binding(self, binding: Binding) -> None:
-        hot = binding in self.taken
-        y = self.y[binding.source]
-        if not binding.to_queue:
-            x, low = EXCHANGE_X + 42, y + BOX_HEIGHT
-            self._arrow(f"M{x} {low} V{self.y[binding.destination] - 3}", hot=hot)
-            self._text(x - 8, low + 31, binding.key, "key", "end", hot=hot)
-            return
-        x, middle = EXCHANGE_X + BOX_WIDTH, y + BOX_HEIGHT / 2
-        self._arrow(f"M{x} {middle} H{QUEUE_X - 3}", hot=hot)
-        self._text((x + QUEUE_X) / 2, middle - 7, binding.key, "key", "middle", hot=hot)
-        if binding.destination in self.below:
-            self._draw_waiting(binding.destination, y)
-        else:
-            self._box(QUEUE_X, y, binding.destination, "the destination", hot=hot)
-            self._text(TIME_X, middle + 4, f"at {_seconds(self.delay)}", "title")
-
-    def _draw_waiting(self, queue: str, y: int) -> None:
-        hot = queue in self.times
-        ttl, below = self.below[queue]
-        self._box(QUEUE_X, y, _seconds(ttl), self._short(queue), hot=hot)
-        if hot:
-            begin, end = map(_seconds, self.times[queue])
-            self._text(TIME_X, y + BOX_HEIGHT / 2 + 4, f"{begin} to {end}", "title")
-        x, to_x = QUEUE_X + BOX_WIDTH / 2, EXCHANGE_X + BOX_WIDTH - 18
-        low, to_y = y + BOX_HEIGHT, self.y[below]
-        curve = f"M{x} {low} C{x} {low + 42} {to_x} {to_y - 48} {to_x} {to_y - 3}"
-        self._arrow(curve, hot=hot)
-        self._text(x + 8, low + 18, "expires", "note")
-
-    def _draw_parking(self) -> int:
-        last = self.y[self.topology.delivery]
-        x, y = EXCHANGE_X + BOX_WIDTH / 2, last + ROW - 22
-        middle = y + BOX_HEIGHT / 2
-        self._arrow(f"M{x} {last + BOX_HEIGHT} V{middle} H{QUEUE_X - 3}", kind="dashed")
-        self._text((x + BOX_WIDTH / 2 + QUEUE_X) / 2, middle - 7, "no binding", "note", "middle")
-        self._box(QUEUE_X, y, self._short(self.topology.parking), "what finds no way")
-        return y + BOX_HEIGHT + 10
-
-    def _short(self, name: str) -> str:
-        for prefix in (self.topology.prefix, self.topology.delivery_prefix):
-            name = name.removeprefix(f"{prefix}.")
-        return name
-
-    # -- shapes ----------------------------------------------------------------------------
-
-    def _add(self, svg: str, *, hot: bool) -> None:
-        (self.hot if hot else self.cool).append(svg)
-
-    def _arrow(self, path: str, *, hot: bool = False, kind: str = "") -> None:
-        head = "hot" if hot else "cool"
-        svg = f'<path class="{kind}" d="{path}" marker-end="url(#ladder-head-{head})"/>'
-        self._add(svg, hot=hot)
-
-    def _text(  # noqa: PLR0913 - as many as a text in SVG has
-        self, x: float, y: float, text: str, kind: str, anchor: str = "start", *, hot: bool = False
-    ) -> None:
-        svg = f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
-        self._add(svg, hot=hot)
-
-    def _box(  # noqa: PLR0913 - as many as a box has
-        self, x: int, y: int, title: str, note: str, *, hot: bool = False, round_: int = 5
-    ) -> None:
-        size = f'width="{BOX_WIDTH}" height="{BOX_HEIGHT}"'
-        self._add(f'<rect x="{x}" y="{y}" {size} rx="{round_}"/>', hot=hot)
-        self._text(x + BOX_WIDTH / 2, y + 20, title, "title", "middle", hot=hot)
-        self._text(x + BOX_WIDTH / 2, y + 37, note, "note", "middle", hot=hot)
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:g} s"
-
-
-def _head(kind: str) -> str:
-    size = 'viewBox="0 0 8 8" refX="6" refY="4" markerWidth="9" markerHeight="9"'
-    place = 'markerUnits="userSpaceOnUse" orient="auto"'
-    return f'<marker id="ladder-head-{kind}" {size} {place}><path d="M0 0 8 4 0 8z"/></marker>'
-
 
 class LadderFigure(SphinxDirective):
-    """The directive ``ladder-figure``, with its ``levels``, ``tick``, ``delay`` and ``queue``."""
+    """The directive, with its ``levels``, ``tick``, ``delay`` and ``queue``."""
 
     option_spec: ClassVar = {
         "levels": directives.positive_int,
@@ -230,7 +29,7 @@ class LadderFigure(SphinxDirective):
         """Put the figure where the directive stands."""
         given = self.options
         topology = Topology(Ladder.binary(given["levels"], given["tick"]))
-        return [nodes.raw("", figure(topology, given["delay"], given["queue"]), format="html")]
+        return [nodes.raw("", svg(topology, given["delay"], given["queue"]), format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

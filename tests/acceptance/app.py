@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,6 +91,15 @@ class Deployment:
     results: str
     shape: str = "stock"
     transport: str | None = OURS
+
+    @classmethod
+    def within(
+        cls, folder: Path, url: str, shape: str = "stock", transport: str | None = OURS
+    ) -> Deployment:
+        """Deploy with results and journal in places of their own in a folder."""
+        results = folder / f"results-{uuid.uuid4().hex}"
+        results.mkdir()
+        return cls(url, f"{results}.journal", str(results), shape, transport)
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.acceptance.stage import Stage
+from tests.acceptance.scene import Scene
 
 RETRIES = 50
 
 
+@pytest.fixture(scope="module")
+def worker_options():
+    return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
+
+
 @pytest.mark.slow
-def test_fifty_retries_stay_on_their_queue_and_nothing_grows(new_stage):
-    # given
-    stage: Stage = new_stage()
-    stage.worker("--pool=threads", "--queues=celery,foo")
+def test_fifty_retries_stay_on_their_queue_and_nothing_grows(stage: Scene):
     # when
     task = stage.send("retry", RETRIES, 0.125, queue="foo").id
     # then

@@ -156,7 +156,7 @@ def undelayed(connection: Any, ground: Ground, vhost: Any, sent: list[Sent]) -> 
 def test_a_delayed_publish_is_a_clear_error_or_goes_exactly_where_an_undelayed_one_goes(
     connect, vhost, topology, seed
 ):
-    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    rng = random.Random(seed)
     ground = Ground(connect())
     channel = ground.connection.default_channel
     refused = 0
@@ -222,7 +222,7 @@ def test_a_message_for_no_queue_at_all_is_parked_and_binds_nothing_of_the_ladder
 def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     connect, vhost, topology
 ):
-    rng = random.Random(4)  # noqa: S311 - not for secrets
+    rng = random.Random(4)
     ground = Ground(connect())
     part = ground.part(topology)
     ground.connection.Producer().publish(
@@ -247,7 +247,7 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
 
 @pytest.mark.slow
 def test_a_consumer_takes_every_forged_message_in_its_queue_and_none_crashes_it(connect, vhost):
-    rng = random.Random(5)  # noqa: S311 - not for secrets
+    rng = random.Random(5)
     ground = Ground(connect())
     rogue = connect("amqp").default_channel
     sent: list[Sent] = []

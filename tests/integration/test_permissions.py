@@ -60,7 +60,7 @@ def login(broker, vhost) -> Iterator[Callable[[Grant], str]]:
         for exchange, write in grant.topics.items():
             body = {"exchange": exchange, "write": write, "read": "^$"}
             broker.api("PUT", f"topic-permissions/{vhost.name}/{users[-1]}", body)
-        return str(vhost.url.replace("guest:guest", f"{users[-1]}:{PASSWORD}"))
+        return str(vhost.url_of(users[-1], PASSWORD))
 
     yield login
     for user in users:

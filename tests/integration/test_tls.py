@@ -24,7 +24,7 @@ from kombu.transport import pyamqp
 from kombu_binary_delay import Transport, TransportMixin, register
 from lab.broker import Broker, VHost
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 AT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
 #: A port that nobody listens on.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ def _member(name: str, member: Any) -> str:
         getter = getattr(member, "fget", None) or getattr(member, "func", None)
         returns = f": {inspect.signature(getter).return_annotation}" if getter else ""
         return f"@property {name}{returns}"
-    return f"{name} = {member!r}"
+    # The values of a table may be sets, which have no order.
+    return f"{name} = {sorted(member) if isinstance(member, Mapping) else member!r}"
 
 
 class _Plain(str):

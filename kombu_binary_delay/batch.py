@@ -1,0 +1,501 @@
+"""Many publishes with few waits: a window of messages whose confirms are outstanding.
+
+:class:`PublishBatch` is what Kombu's ``Producer.batch()`` (Kombu 5.7 and later) asks a channel for;
+it works alone as well, on any channel of Kombu's ``pyamqp`` transport or one like it, ours or not.
+It publishes on a channel of its own, in confirm mode, on the user's connection: the user's own
+channel stays as it is. It must not import the transport.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import NotFound, RecoverableConnectionError, error_for_code
+
+from .delay import due_time
+from .errors import BinaryDelayError, UnconfirmedError
+
+CONFIRMED = "confirmed"
+NACKED = "nacked"
+RETURNED = "returned"
+UNKNOWN = "unknown"
+DISCARDED = "discarded"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one message of a batch.
+
+    :param tag: what the publisher called it; None where it did not.
+    :param state: one of
+
+        * ``confirmed``: the broker has taken responsibility for it.
+        * ``nacked``: the broker refused it; a full queue that rejects does so.
+        * ``returned``: it was mandatory, and no queue was there for it. The broker has dropped it.
+        * ``unknown``: it was sent, and the connection or the channel ended, or the time to wait,
+          before an answer came. To publish it again may double it.
+        * ``discarded``: it was never sent. To publish it again doubles nothing.
+
+    :param reply_code: the broker's, where it gave one; else 0.
+    :param reply_text: the broker's words, or why the outcome is unknown or discarded.
+    """
+
+    tag: Any
+    state: str
+    reply_code: int = 0
+    reply_text: str = ""
+
+
+class _Entry:
+    """A message on its way: at first buffered, then sent, then settled."""
+
+    __slots__ = (
+        "due",
+        "exchange",
+        "mark",
+        "message",
+        "options",
+        "packed",
+        "returned",
+        "routing_key",
+        "tag",
+        "ticks",
+    )
+
+    def __init__(
+        self, message: Any, exchange: str, routing_key: str, options: tuple[Any, ...], tag: Any
+    ) -> None:
+        self.message = message
+        self.exchange = exchange
+        self.routing_key = routing_key
+        #: mandatory, immediate, the time to write in seconds, the time to wait for the confirm.
+        self.options = options
+        self.tag = tag
+        #: Microseconds since the epoch, where it asks for a delay.
+        self.due: int | None = None
+        #: What is to be published instead, while the delay is of so many ticks.
+        self.packed: tuple[Any, str, str] | None = None
+        self.ticks = 0
+        #: By which a returned message is recognised: AMQP does not number them.
+        self.mark: tuple[object, ...] | None = None
+        self.returned: Any = None
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        if self.tag is not None:
+            return repr(self.tag)
+        properties = self.message.properties
+        return repr(
+            properties.get("message_id")
+            or properties.get("correlation_id")
+            or f"{self.exchange}/{self.routing_key}"
+        )
+
+
+class PublishBatch:
+    """Publish with up to ``max_size`` confirms outstanding.
+
+    Messages are buffered, up to ``max_size``, and then sent at once; while the next are gathered,
+    the broker confirms these. A delay counts from the call of :meth:`publish`.
+
+    Used alone, it is a context manager: leaving it flushes, or after an exception discards, and
+    closes. Use it from several threads only if nothing else uses the connection meanwhile.
+
+    :param channel: the channel to publish on behalf of.
+    :param max_size: how many messages to buffer, and how many unconfirmed ones to send.
+    :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
+        the batch. Where it is given, one message's fate is no error: it is told here.
+    :raises TypeError: where the channel is not one of AMQP.
+    :raises ValueError: where ``max_size`` is not a whole number >= 1.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        max_size: int = 1000,
+        on_outcome: Callable[[Outcome], object] | None = None,
+    ) -> None:
+        if not isinstance(channel, amqp.Channel):
+            raise TypeError(
+                f"a publish batch needs a channel of py-amqp, got {channel!r}; take one from a "
+                f"kombu.Connection to RabbitMQ, by its channel() or default_channel"
+            )
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ValueError(f"max_size must be a whole number >= 1, got {max_size!r}")
+        self.channel = channel
+        self.max_size = max_size
+        self._on_outcome = on_outcome
+        self._connection = _alive(channel)
+        declarer = getattr(self._connection, "binary_delay", None)
+        #: In microseconds.
+        self._tick = declarer.topology.ladder.tick * 1000 if declarer else 1
+        self._own: _ConfirmChannel | None = None
+        self._number = 0
+        self._buffer: deque[_Entry] = deque()
+        self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
+        self._marks: dict[tuple[object, ...], deque[_Entry]] = {}
+        self._settled: deque[tuple[_Entry, Outcome]] = deque()
+        self._unconfirmed: list[tuple[_Entry, Outcome]] = []
+        self._busy = False
+        self._failed: BaseException | None = None
+        self._over = ""
+        self._lock = RLock()
+
+    # -- Kombu's interface ---------------------------------------------------------------------
+
+    def publish(
+        self,
+        message: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        *,
+        tag: Any = None,
+    ) -> None:
+        """Publish a message that the channel's ``prepare_message`` made.
+
+        :param timeout: how long the sending may take, in seconds.
+        :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
+            ``timeout``, or without end. Of a window, the shortest counts.
+        :param tag: what its :class:`Outcome` will call it.
+        :raises DelayError, AddressError, TopologyError: as ``basic_publish``; the message is then
+            no part of the batch.
+        :raises UnconfirmedError: where the connection or the channel has ended.
+        :raises RuntimeError: where the batch is closed or discarded.
+        """
+        options = (mandatory, immediate, timeout, confirm_timeout or timeout)
+        entry = _Entry(message, exchange or "", routing_key or "", options, tag)
+        with self._lock:
+            self._check()
+            asked = getattr(self.channel, "asked", None)
+            if asked is not None and (headers := asked(message)):
+                now = time.time_ns() // 1000
+                # Where zero is asked for, the message is due, and loses its header all the same.
+                entry.due = due_time(headers, now) or 0
+                # What is wrong with it is to be raised here, not when it is sent.
+                self._pack(entry, now)
+            self._buffer.append(entry)
+            # A callback that publishes while the batch waits must not make it wait in itself.
+            if len(self._buffer) >= self.max_size and not self._busy:
+                self._send_all()
+            self._report()
+
+    def flush(self) -> None:
+        """Send what is buffered, and wait for all confirms.
+
+        Deliveries and other events of the connection are handled meanwhile.
+
+        :raises UnconfirmedError: where a message since the last flush was nacked or returned, and
+            there is no ``on_outcome`` to tell; or where the connection or the channel has ended.
+        """
+        with self._lock:
+            self._check()
+            # What a callback publishes meanwhile is flushed, too.
+            while self._buffer or self._sent:
+                self._send_all()
+                self._wait()
+            self._report()
+            self._complain()
+
+    def discard(self) -> None:
+        """Forget what is buffered. What was sent cannot be called back."""
+        with self._lock:
+            self._over = self._over or "discarded"
+            while self._buffer:
+                self._settle(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
+            self._report()
+            self._unconfirmed.clear()
+
+    def close(self) -> None:
+        """Close the batch's own channel.
+
+        :raises UnconfirmedError: where messages were neither flushed nor discarded.
+        """
+        with self._lock:
+            discarded, self._over = self._over == "discarded", "closed"
+            own, self._own = self._own, None
+            if own is not None:
+                # Whatever is wrong with the connection, there is nothing left to close.
+                with suppress(OSError, amqp.AMQPError):
+                    own.close()
+            self._settle_rest("it was not flushed", "the batch was closed before its confirm came")
+            self._report()
+            if discarded:
+                self._unconfirmed.clear()
+            self._complain()
+
+    def __enter__(self) -> PublishBatch:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        try:
+            if exc_type is None:
+                self.flush()
+        finally:
+            self.discard()
+            self.close()
+
+    # -- sending and waiting -------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        busy, self._busy = self._busy, True
+        try:
+            while self._buffer:
+                # What the window before left outstanding.
+                self._wait()
+                for _ in range(min(self.max_size, len(self._buffer))):
+                    self._send(self._buffer.popleft())
+        finally:
+            self._busy = busy
+
+    def _send(self, entry: _Entry) -> None:
+        message, exchange, key = entry.message, entry.exchange, entry.routing_key
+        mandatory, immediate, timeout, _ = entry.options
+        try:
+            own = self._open()
+            if entry.due is not None:
+                now = time.time_ns() // 1000
+                if entry.ticks != self._ticks(entry.due, now):
+                    # Its delay is shorter by now, so it is written anew.
+                    self._pack(entry, now)
+                message, exchange, key = entry.packed or (message, exchange, key)
+        except BinaryDelayError as exc:
+            self._settle(entry, DISCARDED, 0, str(exc))
+            return
+        except BaseException as exc:
+            self._buffer.appendleft(entry)
+            if self._is_lost():
+                self._fail(exc)
+            # It is of a callback of the user's, and the batch can go on.
+            raise
+        # No earlier: meanwhile, a callback may have published.
+        self._number += 1
+        self._sent[self._number] = entry
+        if mandatory:
+            entry.mark = _mark(message, exchange, key)
+            self._marks.setdefault(entry.mark, deque()).append(entry)
+        try:
+            with nullcontext() if timeout is None else self._time_to_write(timeout):
+                own.send_method(
+                    spec.Basic.Publish, "Bssbb", (0, exchange, key, mandatory, immediate), message
+                )
+        except Exception as exc:  # noqa: BLE001 - whatever a value that AMQP cannot write leads to
+            if isinstance(exc, OSError) or self._is_lost():
+                self._fail(exc)
+            # Nothing of it was written.
+            del self._sent[self._number]
+            self._number -= 1
+            self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+
+    def _pack(self, entry: _Entry, now: int) -> None:
+        due = entry.due or 0
+        entry.packed = self.channel.delayed(
+            entry.message, due, now, entry.exchange, entry.routing_key
+        )
+        entry.ticks = self._ticks(due, now)
+
+    def _ticks(self, due: int, now: int) -> int:
+        return max(-((now - due) // self._tick), 0)
+
+    def _time_to_write(self, seconds: float) -> Any:
+        return self._connection.transport.having_timeout(seconds)
+
+    def _wait(self) -> None:
+        """Wait until the broker has answered to all that was sent."""
+        limits = [each.options[3] for each in self._sent.values() if each.options[3]]
+        end = time.monotonic() + min(limits) if limits else None
+        busy, self._busy = self._busy, True
+        try:
+            while self._sent:
+                if self._is_lost():
+                    own = self._own
+                    self._fail((own and own.refusal) or RecoverableConnectionError("it was closed"))
+                left = None if end is None else max(end - time.monotonic(), 0.001)
+                try:
+                    self._connection.drain_events(timeout=left)
+                except TimeoutError as exc:
+                    if end is not None and time.monotonic() < end:
+                        # A callback's own.
+                        raise
+                    limit = f"{min(limits)} s" if limits else "the connection's read timeout"
+                    self._fail(exc, f"no confirm came within {limit}")
+                except Exception as exc:
+                    # Or else it is of a callback of the user's, and the batch goes on.
+                    if self._is_lost():
+                        self._fail(exc)
+                    raise
+        finally:
+            self._busy = busy
+
+    def _open(self) -> _ConfirmChannel:
+        if self._own is None:
+            own = _ConfirmChannel(self._connection, auto_decode=False)
+            own.open()
+            own.confirm_select()
+            own.events["basic_ack"].add(self._on_ack)
+            own.events["basic_nack"].add(self._on_nack)
+            own.events["basic_return"].add(self._on_return)
+            if self._own is None:
+                self._own = own
+            else:
+                # A callback was faster.
+                own.close()
+        return self._own
+
+    def _is_lost(self) -> bool:
+        gone = self._own is not None and self._own.connection is None
+        return gone or not self._connection.connected
+
+    def _check(self) -> None:
+        if self._over:
+            raise RuntimeError(f"the publish batch is {self._over}; make a new one")
+        if self._failed is not None:
+            raise UnconfirmedError(
+                "the publish batch cannot be used after a failure; make a new one"
+            ) from self._failed
+
+    def _fail(self, cause: BaseException, reason: str = "") -> None:
+        """End the batch: nobody will ever know what became of what was sent."""
+        self._failed = cause
+        self._settle_rest(f"it was not sent: {cause}", reason or str(cause))
+        failed = [each for each in self._settled if each[1].state != CONFIRMED]
+        self._report()
+        failed, self._unconfirmed = self._unconfirmed or failed, []
+        raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
+
+    # -- outcomes ------------------------------------------------------------------------------
+
+    def _on_ack(self, number: int, multiple: bool) -> None:
+        for entry in self._answered(number, multiple):
+            returned = entry.returned
+            if returned is None:
+                self._settle(entry, CONFIRMED)
+            else:
+                self._settle(entry, RETURNED, returned.reply_code, returned.reply_text)
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        for entry in self._answered(number, multiple):
+            self._settle(entry, NACKED, 0, "the broker refused it")
+
+    def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
+        """Find the message that came back; its ack comes after it."""
+        waiting = self._marks.get(_mark(message, exchange, routing_key))
+        if not waiting:
+            raise exc
+        waiting.popleft().returned = exc
+        # Whom the user has asked to see what returns on the channel is to see this, too.
+        for handler in list(self.channel.events.get("basic_return") or ()):
+            handler(exc, exchange, routing_key, message)
+
+    def _answered(self, number: int, multiple: bool) -> list[_Entry]:
+        sent = self._sent
+        if not multiple:
+            return [sent.pop(number)] if number in sent else []
+        answered = []
+        for each in list(sent):
+            if each > number:
+                break
+            answered.append(sent.pop(each))
+        return answered
+
+    def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
+        self._unmark(entry)
+        self._settled.append((entry, Outcome(entry.tag, state, code, text)))
+
+    def _unmark(self, entry: _Entry) -> None:
+        if entry.mark is None:
+            return
+        waiting = self._marks[entry.mark]
+        if entry.returned is None:
+            waiting.remove(entry)
+        if not waiting:
+            del self._marks[entry.mark]
+
+    def _settle_rest(self, buffered: str, sent: str) -> None:
+        for entry in self._sent.values():
+            self._settle(entry, UNKNOWN, 0, sent)
+        self._sent.clear()
+        while self._buffer:
+            self._settle(self._buffer.popleft(), DISCARDED, 0, buffered)
+
+    def _report(self) -> None:
+        while self._settled:
+            entry, outcome = self._settled.popleft()
+            if self._on_outcome is not None:
+                self._on_outcome(outcome)
+            elif outcome.state != CONFIRMED and not (
+                # Then it has been told already.
+                outcome.state == RETURNED and self.channel.events.get("basic_return")
+            ):
+                self._unconfirmed.append((entry, outcome))
+
+    def _complain(self) -> None:
+        failed, self._unconfirmed = self._unconfirmed, []
+        if failed:
+            raise UnconfirmedError(_complaint(failed), _outcomes(failed))
+
+
+class _ConfirmChannel(amqp.Channel):
+    """A channel that, where the broker closes it, stays closed and raises in nobody's code."""
+
+    # An answer that crosses our close is an answer all the same.
+    _ALLOWED_METHODS_WHEN_CLOSING = (
+        *amqp.Channel._ALLOWED_METHODS_WHEN_CLOSING,  # noqa: SLF001 - it has no other name
+        spec.Basic.Ack,
+        spec.Basic.Nack,
+        spec.Basic.Return,
+    )
+    #: Why the broker closed it.
+    refusal: BaseException | None = None
+
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        self.send_method(spec.Channel.CloseOk)
+        self.refusal = error_for_code(
+            reply_code, reply_text, (class_id, method_id), amqp.ChannelError
+        )
+        declarer = getattr(self.connection, "binary_delay", None)
+        if reply_code == NotFound.code and declarer and declarer.topology.is_named_in(reply_text):
+            # It is declared again for the next delayed message.
+            declarer.forget()
+        self.collect()
+
+
+def _alive(channel: Any) -> Any:
+    if channel.connection is None:
+        raise RecoverableConnectionError("the channel is closed")
+    return channel.connection
+
+
+def _mark(message: Any, exchange: str, routing_key: str) -> tuple[object, ...]:
+    properties = message.properties
+    body = message.body
+    if isinstance(body, str):
+        body = body.encode(properties.get("content_encoding") or "utf-8")
+    names = (properties.get("message_id"), properties.get("correlation_id"))
+    return (exchange, routing_key, bytes(body), *names)
+
+
+def _outcomes(failed: list[tuple[_Entry, Outcome]]) -> tuple[Outcome, ...]:
+    return tuple(outcome for _, outcome in failed)
+
+
+def _complaint(failed: list[tuple[_Entry, Outcome]]) -> str:
+    named = [
+        f"{entry.name} {outcome.state}" + (f" ({outcome.reply_text})" if outcome.reply_text else "")
+        for entry, outcome in failed[:3]
+    ]
+    if len(failed) > len(named):
+        named.append(f"and {len(failed) - len(named)} more")
+    return f"{len(failed)} messages of the batch were not confirmed: {', '.join(named)}"

@@ -1,0 +1,86 @@
+"""The tool ``kombu-binary-delay``, which is also ``celery binary-delay``.
+
+One verb a file, thin: parse, call :mod:`kombu_binary_delay.ops`, print.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .create import create
+from .explain import explain
+from .export import export
+from .migrate import migrate, transfer
+from .prune import prune
+from .redrive import redrive
+from .site import Site, options
+from .status import status
+from .teardown import teardown
+from .verify import verify
+
+
+@click.group(
+    name="binary-delay",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
+    "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
+    "or its management API cannot be reached.",
+)
+@click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
+@click.option(
+    "--broker",
+    "-b",
+    metavar="URL",
+    envvar="BINARY_DELAY_BROKER",
+    help="Where RabbitMQ is.  [default: the app's, or amqp://guest:guest@localhost//]",
+)
+@click.option(
+    "--management",
+    "-m",
+    metavar="URL",
+    envvar="BINARY_DELAY_MANAGEMENT",
+    help="Where its management API is.  [default: the broker's host, port 15672]",
+)
+@click.version_option(package_name="kombu-binary-delay")
+@click.pass_context
+def binary_delay(
+    context: click.Context,
+    /,
+    app: str | None,
+    broker: str | None,
+    management: str | None,
+    **given: Any,
+) -> None:
+    """Look after ladders of kombu-binary-delay on RabbitMQ.
+
+    Options before the verb say where, and with which settings of the transport. Each has a twin in
+    the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    """
+    # Celery's own command has loaded the app already.
+    loaded = getattr(context.obj, "app", None)
+    if app is not None:
+        loaded = _load(app)
+    settings = {name: value for name, value in given.items() if value is not None}
+    context.obj = Site.of(loaded, broker, management, settings)
+
+
+for _option in options():
+    binary_delay.params.append(_option)
+for _verb in (create, verify, status, explain, export, redrive, migrate, transfer, prune, teardown):
+    binary_delay.add_command(_verb)
+
+
+def _load(name: str) -> Any:
+    try:
+        from celery.app.utils import find_app  # noqa: PLC0415 - Celery is no dependency
+
+        return find_app(name)
+    except (ImportError, AttributeError) as exc:
+        raise click.BadParameter(f"no Celery app can be loaded from {name!r}: {exc}") from exc
+
+
+def main() -> None:
+    """Run the console script."""
+    binary_delay(prog_name="kombu-binary-delay")

@@ -1,0 +1,5 @@
+"""``python -m kombu_binary_delay.cli``."""
+
+from . import main
+
+main()

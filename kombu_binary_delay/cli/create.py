@@ -1,0 +1,48 @@
+"""``create``: make the ladder ahead of its first message."""
+
+from __future__ import annotations
+
+import click
+
+from kombu_binary_delay import ops
+
+from .site import Site
+from .verb import Out, dry_run, verb
+
+
+@click.command()
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
+@click.option(
+    "--exchange",
+    "exchanges",
+    multiple=True,
+    metavar="NAME",
+    help="Lead to this exchange, too, as its queues are bound now.",
+)
+@dry_run
+@verb
+def create(
+    site: Site,
+    out: Out,
+    queues: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Make every level, the delivery side and the parking queue.
+
+    Applications make what they need by themselves; this is for those that may not
+    (declare: never), and for a ladder that is to stand before the first message.
+
+    \b
+      kombu-binary-delay create
+      kombu-binary-delay create --queue mail --exchange events
+      kombu-binary-delay -A shop create --dry-run
+    """
+    with site.plain() as connection:
+        topology = site.topology(connection)
+        part = topology.whole
+        if queues or exchanges:
+            live = ops.Live.read(site.management(connection))
+            part += ops.ways(topology, live, queues, exchanges)
+        made = ops.create(connection, topology, part, dry_run=dry_run)
+    out.show(made, "creation", dry=dry_run)

@@ -1,0 +1,43 @@
+"""``explain``: the way of one message."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from kombu_binary_delay import ops
+from kombu_binary_delay.address import Destination
+
+from .site import Site
+from .values import Delay, Place
+from .verb import Out, ladder, verb
+
+
+@click.command()
+@click.argument("delay", type=Delay())
+@click.option(
+    "--to",
+    "destination",
+    type=Place(),
+    default="mail",
+    show_default=True,
+    help="A queue, or exchange:key.",
+)
+@ladder
+@verb
+def explain(
+    site: Site, out: Out, delay: float, destination: Destination, ladder: str | None
+) -> None:
+    """Show the way of one message: digits, routing key, each queue with its wait, the due time.
+
+    DELAY is 500ms, 10s, 1h30m, 2d, or a time such as 2030-01-31T12:00+00:00. Needs no broker.
+
+    \b
+      kombu-binary-delay explain 10s --to orders
+      kombu-binary-delay explain 1h30m --to events:order.paid
+      kombu-binary-delay --radix 4 explain 10s
+    """
+    topology = site.topology(ladder=ladder)
+    told = ops.explain(topology, delay, destination, time.time_ns() // 1_000_000)
+    out.show(told, "explanation")

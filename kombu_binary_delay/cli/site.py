@@ -1,0 +1,146 @@
+"""Where a verb works, and with which settings: from a Celery app, options or the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import click
+from kombu import Connection
+
+from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.declare import QUORUM_SINCE
+from kombu_binary_delay.ops import Management
+from kombu_binary_delay.settings import KEY, Settings
+from kombu_binary_delay.topology import Topology
+
+DEFAULT_URL = "amqp://guest:guest@localhost//"
+_OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace")
+_SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
+
+
+@dataclass
+class Site:
+    """What the options of the group, before the verb, have said."""
+
+    url: str = DEFAULT_URL
+    ssl: Any = None
+    management_url: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, app: Any, url: str | None, management_url: str | None, given: Mapping[str, Any]
+    ) -> Site:
+        """Take what a Celery app says, and what options say instead."""
+        ssl = None
+        if app is not None:
+            options = app.conf.broker_transport_options or {}
+            given = {**(options.get(KEY) or {}), **given}
+            if url is None:
+                url = app.conf.broker_write_url or app.conf.broker_url
+                ssl = app.conf.broker_use_ssl
+        if isinstance(url, (list, tuple)):
+            url = ";".join(url)
+        return cls(_SCHEME.sub(r"amqp\1://", url or DEFAULT_URL), ssl, management_url, given)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, as the transport would read them."""
+        return Settings.from_transport_options({KEY: self.given})
+
+    def plain(self) -> Any:
+        """Connect by Kombu's own transport."""
+        return Connection(self.url, ssl=self.ssl or False, connect_timeout=10)
+
+    def delaying(self) -> Any:
+        """Connect by ours."""
+        return Connection(
+            self.url,
+            ssl=self.ssl or False,
+            transport="kombu_binary_delay:Transport",
+            transport_options={KEY: dict(self.given)},
+            connect_timeout=10,
+        )
+
+    def on(self, topology: Topology) -> Site:
+        """Take a ladder of our own in place of that of the settings."""
+        if topology == self.settings.topology():
+            return self
+        given = {
+            **{name: value for name, value in self.given.items() if name not in _OF_A_LADDER},
+            "tick": topology.ladder.tick,
+            "radix": topology.ladder.radices,
+            "layout": topology.layout,
+            "queue_type": topology.queue_type,
+            "namespace": topology.namespace,
+        }
+        return Site(self.url, self.ssl, self.management_url, given)
+
+    def management(self, connection: Any) -> Management:
+        """Find the management API of a connection's broker."""
+        return Management.of(connection, self.management_url)
+
+    def topology(self, connection: Any = None, ladder: str | None = None) -> Topology:
+        """Compute the topology, of a ladder by its name, or else of the settings.
+
+        :param connection: where the broker's version decides the type of queues.
+        """
+        if ladder is None:
+            can_quorum = connection is None or _version(connection) >= QUORUM_SINCE
+            return self.settings.topology(can_quorum=can_quorum)
+        if ladder in ANCESTORS:
+            return ANCESTORS[ladder]
+        for name in (ladder, f"{self.settings.namespace}.v1-{ladder}"):
+            found = Topology.of(f"{name}.")
+            if found is not None and found.prefix == name:
+                return found
+        raise click.BadParameter(
+            f"{ladder!r} is no ladder's name, such as '125ms-2x31', 'kbd.v1-125ms-2x31-classic', "
+            f"or {', '.join(map(repr, ANCESTORS))}"
+        )
+
+
+def options() -> list[click.Option]:
+    """Make an option for each setting of the transport, as its own documentation says it."""
+    meanings = dict(
+        re.findall(r":param (\w+):((?:(?!\n\s*:).)*)", Settings.__doc__ or "", re.DOTALL)
+    )
+    made = []
+    for each in fields(Settings):
+        if each.name == "protocol_1":
+            continue
+        words = re.sub(r":\w+:`~?([^`]*)`|``", r"\1", " ".join(meanings[each.name].split()))
+        switch = isinstance(each.default, bool)
+        name = each.name.replace("_", "-")
+        made.append(
+            click.Option(
+                [f"--{name}/--no-{name}" if switch else f"--{name}", each.name],
+                default=None,
+                callback=_read,
+                envvar=f"BINARY_DELAY_{each.name.upper()}",
+                metavar=None if switch else each.name.upper(),
+                help=words[0].upper() + words[1:],
+                is_eager=True,
+            )
+        )
+    return made
+
+
+def _read(_: click.Context, option: click.Parameter, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if option.name in ("tick", "levels", "radix"):
+        try:
+            numbers = [int(each) for each in value.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a whole number") from None
+        return numbers if len(numbers) > 1 else numbers[0]
+    return value.split(",") if option.name == "outlets" else value
+
+
+def _version(connection: Any) -> tuple[int, ...]:
+    properties = connection.connection.server_properties
+    return tuple(int(each) for each in re.findall(r"\d+", str(properties.get("version", "")))[:2])

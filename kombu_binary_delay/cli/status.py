@@ -1,0 +1,72 @@
+"""``status``: what waits, what is parked, what is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import click
+
+from kombu_binary_delay import ops
+
+from .site import Site
+from .verb import FOUND, OK, Out, ladder, verb
+
+_HISTORY = 60  # looks
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS"
+)
+@ladder
+@verb
+def status(site: Site, out: Out, watch: bool, every: float, ladder: str | None) -> int:
+    """Show what waits, level by level, when it leaves, and what is parked or stuck.
+
+    Every ladder of the namespace is shown. The broker's figures, but for what waits, are up to
+    ten seconds old. Ends with 1 where something is parked or stuck. With --watch --json, prints
+    one line of JSON a look.
+
+    \b
+      kombu-binary-delay status
+      kombu-binary-delay -A shop status --watch
+      kombu-binary-delay status --json
+    """
+    with site.plain() as connection:
+        management = site.management(connection)
+        topology = site.topology(connection, ladder)
+
+        def look() -> ops.Status:
+            return ops.status(connection, management, topology)
+
+        if watch and out.as_json:
+            while True:
+                out.show(look(), "status")
+                time.sleep(every)
+        elif watch:
+            _watch(look, every)
+            return OK
+        found = look()
+    out.show(found, "status")
+    return FOUND if found.troubles else OK
+
+
+def _watch(look: Any, every: float) -> None:
+    from rich.console import Group  # noqa: PLC0415 - Rich comes with the extra `cli`
+    from rich.live import Live  # noqa: PLC0415 - see above
+
+    from . import screen  # noqa: PLC0415 - see above
+
+    history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
+    with Live(console=screen.console(), auto_refresh=False, screen=False) as live:
+        while True:
+            found = look()
+            ladders = found.ladders
+            history.append(
+                (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
+            )
+            live.update(Group(screen.status(found), screen.rates(history)), refresh=True)
+            time.sleep(every)

@@ -1,0 +1,37 @@
+"""``teardown``: remove a ladder."""
+
+from __future__ import annotations
+
+import click
+
+from kombu_binary_delay import ops
+
+from .site import Site
+from .verb import Out, dry_run, ladder, verb
+
+
+@click.command()
+@ladder
+@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
+@dry_run
+@verb
+def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
+    """Remove a ladder, and the delivery side with it if no other ladder leads there.
+
+    Refuses while messages wait, with exit code 3. Stop the programs that delay on it first.
+
+    \b
+      kombu-binary-delay teardown --dry-run
+      kombu-binary-delay teardown --ladder 250ms-2x30
+      kombu-binary-delay teardown --ladder celery
+    """
+    with site.plain() as connection:
+        removed = ops.teardown(
+            connection,
+            site.management(connection),
+            site.topology(connection, ladder),
+            force=force,
+            dry_run=dry_run,
+            say=out.say,
+        )
+    out.show(removed, "teardown", dry=dry_run)

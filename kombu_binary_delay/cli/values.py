@@ -1,0 +1,70 @@
+"""How delays and destinations are written on a command line."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from kombu_binary_delay.address import Destination
+
+_UNITS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
+
+
+#: Generic in newer releases of Click only.
+_Type: Any = click.ParamType
+
+
+class Delay(_Type):
+    """A delay: ``10s``, ``1h30m``, ``500ms``, ``2d``, or a time, ``2030-01-31T12:00``; in ms."""
+
+    name = "delay"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Read a delay in milliseconds."""
+        if not isinstance(value, str):
+            return float(value)
+        parts = _PART.findall(value)
+        if parts and not _PART.sub("", value).strip():
+            return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+        try:
+            at = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            self.fail(
+                f"{value!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
+                f"2030-01-31T12:00+00:00",
+                param,
+                ctx,
+            )
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=timezone.utc)
+        left = at.timestamp() - time.time()
+        if left < 0:
+            self.fail(f"{value!r} is in the past", param, ctx)
+        return left * 1000
+
+
+class Place(_Type):
+    """A destination: a queue's name, or ``exchange:routing key``."""
+
+    name = "destination"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Destination:
+        """Read a destination."""
+        del param, ctx
+        if isinstance(value, Destination):
+            return value
+        exchange, colon, key = str(value).partition(":")
+        return Destination(exchange, key) if colon else Destination("", str(value))

@@ -1,0 +1,93 @@
+"""What every verb has: ``--json``, one way to say what went wrong, and an exit code for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, cast
+
+import amqp
+import click
+
+from kombu_binary_delay.errors import BinaryDelayError, SettingsError, TopologyError
+from kombu_binary_delay.ops import OperationError, RefusedError, UnreachableError
+
+from .site import Site
+
+OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
+
+
+@dataclasses.dataclass
+class Out:
+    """Where a verb prints: a value as JSON, or what is drawn of it."""
+
+    as_json: bool
+
+    def show(self, value: Any, drawn_by: str, *, dry: bool = False, **more: Any) -> None:
+        """Print a value.
+
+        :param drawn_by: the function of :mod:`~kombu_binary_delay.cli.screen` that draws it.
+        :param dry: whether nothing was done.
+        :param more: goes into the JSON only.
+        """
+        if self.as_json:
+            more = {**more, "dry_run": True} if dry else more
+            click.echo(json.dumps({**dataclasses.asdict(value), **more}, default=str))
+            return
+        # Rich comes with the extra `cli`: without it, the JSON is still to be had.
+        from . import screen  # noqa: PLC0415 - see above
+
+        drawn = getattr(screen, drawn_by)(value)
+        screen.console().print(screen.dry(drawn) if dry else drawn)
+
+    def say(self, text: str) -> None:
+        """Tell what goes on, beside the result."""
+        click.echo(text, err=True)
+
+
+def verb(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Give a verb its site, its output and its exit code."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @click.pass_context
+    @wraps(function)
+    def run(context: click.Context, /, as_json: bool, **given: Any) -> None:
+        out = Out(as_json)
+        try:
+            code = function(context.find_object(Site), out, **given) or OK
+        except RefusedError as exc:
+            code = _fail(out, REFUSED, exc)
+        except UnreachableError as exc:
+            code = _fail(out, UNREACHABLE, exc)
+        except (OperationError, TopologyError, SettingsError, BinaryDelayError) as exc:
+            code = _fail(out, USAGE, exc)
+        except (amqp.AMQPError, OSError) as exc:
+            code = _fail(out, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
+        except ModuleNotFoundError as exc:
+            if exc.name != "rich":
+                raise
+            code = _fail(out, USAGE, "this needs Rich: pip install 'kombu-binary-delay[cli]'")
+        sys.exit(code)
+
+    return cast("Callable[..., None]", run)
+
+
+def _fail(out: Out, code: int, reason: object) -> int:
+    if out.as_json:
+        click.echo(json.dumps({"error": str(reason)}))
+    else:
+        click.secho(f"{reason}", err=True, fg="red")
+    return code
+
+
+dry_run = click.option(
+    "--dry-run", is_flag=True, help="Only tell what would be done, and change nothing."
+)
+ladder = click.option(
+    "--ladder",
+    metavar="NAME",
+    help="Another ladder than that of the settings, by its name, such as 250ms-2x30 or celery.",
+)

@@ -1,0 +1,75 @@
+"""A part as nodes and edges, for whoever draws it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kombu_binary_delay.topology import Part
+
+
+@dataclass(frozen=True)
+class Node:
+    """An exchange or a queue; ``ttl`` in milliseconds where a queue's messages expire."""
+
+    kind: str
+    name: str
+    ttl: int | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A way from one node to another: a binding, an expiry, or what finds no binding."""
+
+    kind: str
+    source: Node
+    target: Node
+    label: str = ""
+
+
+def nodes(part: Part) -> tuple[Node, ...]:
+    """List every node: the part's own, then those of others that its edges lead to."""
+    found = {("exchange", each.name): Node("exchange", each.name) for each in part.exchanges}
+    for queue in part.queues:
+        ttl = dict(queue.arguments).get("x-message-ttl")
+        found["queue", queue.name] = Node("queue", queue.name, None if ttl is None else int(ttl))
+    for binding in part.bindings:
+        for kind, name in (
+            ("exchange", binding.source),
+            ("queue" if binding.to_queue else "exchange", binding.destination),
+        ):
+            found.setdefault((kind, name), Node(kind, name))
+    for queue in part.queues:
+        below = dict(queue.arguments).get("x-dead-letter-exchange")
+        if below is not None:
+            found.setdefault(("exchange", str(below)), Node("exchange", str(below)))
+    return tuple(found.values())
+
+
+def edges(part: Part) -> Iterator[Edge]:
+    """List every way that a message can take."""
+    found = {(node.kind, node.name): node for node in nodes(part)}
+    for binding in part.bindings:
+        target = found["queue" if binding.to_queue else "exchange", binding.destination]
+        yield Edge("binding", found["exchange", binding.source], target, binding.key)
+    for queue in part.queues:
+        below = dict(queue.arguments).get("x-dead-letter-exchange")
+        if below is not None:
+            node = found["queue", queue.name]
+            label = "" if node.ttl is None else f"after {human(node.ttl)}"
+            yield Edge("expiry", node, found["exchange", str(below)], label)
+    for exchange in part.exchanges:
+        alternate = dict(exchange.arguments).get("alternate-exchange")
+        parking = found.get(("exchange", str(alternate)))
+        if parking is not None:
+            yield Edge("alternate", found["exchange", exchange.name], parking)
+
+
+def human(milliseconds: float) -> str:
+    """Write a time in the largest unit that keeps it exact: "125 ms", "1.5 s", "4 min", "2 d"."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds:g} ms"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if milliseconds >= size and milliseconds * 4 % size == 0:
+            return f"{milliseconds / size:g} {unit}"
+    return f"{milliseconds / 1000:.10g} s"

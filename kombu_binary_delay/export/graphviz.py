@@ -1,0 +1,45 @@
+"""The DOT language of Graphviz. Pure."""
+
+from __future__ import annotations
+
+from kombu_binary_delay.topology import Part
+
+from .graph import Node, edges, human, nodes
+from .names import number
+
+_STYLES = {"binding": "solid", "expiry": "dashed", "alternate": "dotted"}
+
+
+def graphviz(part: Part) -> str:
+    """Draw a part: bindings solid, expiry dashed, what finds no binding dotted."""
+    drawn = nodes(part)
+    ids = number(_key(node) for node in drawn)
+    lines = [
+        "digraph ladder {",
+        '  node [fontname="sans-serif", fontsize=11];',
+        '  edge [fontname="monospace", fontsize=10];',
+    ]
+    lines += [f"  {ids[_key(node)]} [{_look(node)}];" for node in drawn]
+    for edge in edges(part):
+        label = f'label="{_escape(edge.label)}", ' if edge.label else ""
+        lines.append(
+            f"  {ids[_key(edge.source)]} -> {ids[_key(edge.target)]} "
+            f"[{label}style={_STYLES[edge.kind]}];"
+        )
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _key(node: Node) -> str:
+    return f"{node.kind} {node.name}"
+
+
+def _look(node: Node) -> str:
+    name = _escape(node.name)
+    if node.kind == "exchange":
+        return f'label="{name}", shape=box, style=rounded'
+    wait = "" if node.ttl is None else f"\\n{human(node.ttl)}"
+    return f'label="{name}{wait}", shape=box'
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,47 @@
+"""A Mermaid flowchart, as Markdown renderers draw it. Pure."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from kombu_binary_delay.topology import Part
+
+from .graph import Node, edges, human, nodes
+from .names import number
+
+_ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
+
+
+def mermaid(part: Part) -> str:
+    """Draw a part: bindings as lines, expiry and what finds no binding as dotted ones."""
+    drawn = nodes(part)
+    ids = number(_key(node) for node in drawn)
+    lines = ["flowchart TD"]
+    lines += [f"  {ids[_key(node)]}{_shape(node)}" for node in drawn]
+    for edge in edges(part):
+        label = "no binding" if edge.kind == "alternate" else edge.label
+        text = f'|"{_escape(label)}"|' if label else ""
+        lines.append(
+            f"  {ids[_key(edge.source)]} {_ARROWS[edge.kind]}{text} {ids[_key(edge.target)]}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _key(node: Node) -> str:
+    return f"{node.kind} {node.name}"
+
+
+def _shape(node: Node) -> str:
+    name = _escape(node.name)
+    if node.kind == "exchange":
+        return f'(["{name}"])'
+    wait = "" if node.ttl is None else f"<br/>{human(node.ttl)}"
+    return f'["{name}{wait}"]'
+
+
+def _escape(text: str) -> str:
+    """Write what Mermaid or HTML would read as something else as HTML does."""
+    # Mermaid has entities of its own, with a # at the beginning.
+    text = re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", escape(text))
+    return "".join(each if ord(each) >= 0x20 else "\N{REPLACEMENT CHARACTER}" for each in text)

@@ -1,0 +1,115 @@
+"""Make a ladder ahead of its first message, and the ways to its destinations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from amqp.exceptions import NotFound
+
+from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.topology import IMITABLE, Part, Topology
+
+from .errors import OperationError
+from .live import Live, arguments
+
+
+@dataclass(frozen=True)
+class Creation:
+    """Names of what was made, or would be, and of what stood there before."""
+
+    exchanges: tuple[str, ...]
+    queues: tuple[str, ...]
+    standing: tuple[str, ...]
+    bindings: int
+
+
+def create(connection: Any, topology: Topology, part: Part, *, dry_run: bool = False) -> Creation:
+    """Declare a part; what stands already stays as it is.
+
+    :param connection: a :class:`kombu.Connection`.
+    :raises TopologyError: where the broker refuses.
+    """
+    exchanges = [each.name for each in part.exchanges]
+    queues = [each.name for each in part.queues]
+    standing = _standing(connection, "exchange", exchanges), _standing(connection, "queue", queues)
+    if not dry_run:
+        channel = OwnChannel(connection.connection, topology.namespace)
+        with channel.lend("the ladder") as lent:
+            declare_part(lent, part)
+    return Creation(
+        tuple(name for name in exchanges if name not in standing[0]),
+        tuple(name for name in queues if name not in standing[1]),
+        tuple(dict.fromkeys(standing[0] + standing[1])),
+        len(part.bindings),
+    )
+
+
+def ways(topology: Topology, live: Live, queues: Iterable[str], exchanges: Iterable[str]) -> Part:
+    """Compute the ways from delivery to queues, by their names, and to exchanges, as bound now.
+
+    :raises OperationError: for an exchange that does not exist, or that delayed messages cannot
+        reach.
+    """
+    part = Part()
+    for queue in queues:
+        if queue not in live.queues:
+            raise OperationError(
+                f"the queue {queue!r} does not exist in this virtual host; make it first"
+            )
+        part += (
+            topology.into(queue) if _refuses(topology, live, queue) else topology.to_queue(queue)
+        )
+    for exchange in exchanges:
+        part += _way(topology, live, exchange)
+    return part
+
+
+def _way(topology: Topology, live: Live, exchange: str) -> Part:
+    kind = live.exchanges.get(exchange, {}).get("type")
+    if kind == "headers":
+        return topology.outlet(exchange)
+    if kind not in IMITABLE:
+        raise OperationError(
+            f"the exchange {exchange!r} "
+            + ("does not exist" if kind is None else f"is of the type {kind!r}")
+            + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} and headers"
+        )
+    part = topology.shadow(exchange)
+    for each in sorted(live.bindings, key=repr):
+        if each.source != exchange or topology.owns(each.destination):
+            continue
+        target = each.destination
+        if each.to_queue and _refuses(topology, live, target):
+            part += topology.into(target)
+            target = topology.into_name(target)
+        mirrors = topology.mirror(exchange, kind, target, each.key, to_queue=each.to_queue)
+        part += Part(bindings=mirrors)
+    return part
+
+
+def _refuses(topology: Topology, live: Live, queue: str) -> bool:
+    """Whether a queue may refuse messages, and so is led to by an outlet."""
+    if topology.queue_type != "quorum" or not topology.mirrors:
+        return False
+    row = live.queues[queue]
+    policy = row.get("effective_policy_definition") or {}
+    overflow = arguments(row).get("x-overflow") or policy.get("overflow") or ""
+    return topology.into_name(queue) in live.queues or str(overflow).startswith("reject-publish")
+
+
+def _standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:
+    found = []
+    channel = connection.channel()
+    for name in names:
+        try:
+            if kind == "queue":
+                channel.queue_declare(name, passive=True)
+            else:
+                channel.exchange_declare(name, "topic", passive=True)
+            found.append(name)
+        except NotFound:  # noqa: PERF203 - it costs the channel
+            channel = connection.channel()
+    channel.close()
+    return tuple(found)

@@ -1,0 +1,17 @@
+"""What an operator's verb can end with. Beside the errors of the package, not above them."""
+
+from __future__ import annotations
+
+from kombu_binary_delay.errors import BinaryDelayError
+
+
+class OperationError(BinaryDelayError):
+    """An operation that the broker does not allow, or that cannot be done as it was asked."""
+
+
+class RefusedError(OperationError):
+    """An operation that would lose or misplace messages, and was not told to."""
+
+
+class UnreachableError(OperationError):
+    """A broker, or its management API, that does not answer or does not let us in."""

@@ -1,0 +1,87 @@
+"""RabbitMQ's management HTTP API, as far as operators' verbs read it. It changes nothing there."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+from .errors import UnreachableError
+
+_TIMEOUT = 30  # seconds
+_PORT, _TLS_PORT = 15672, 15671
+
+
+@dataclass(frozen=True)
+class Management:
+    """The management API of a broker, and the virtual host to ask about.
+
+    :param url: such as ``http://localhost:15672``.
+    """
+
+    url: str
+    vhost: str
+    user: str
+    password: str = field(repr=False)
+
+    @classmethod
+    def of(cls, connection: Any, url: str | None = None) -> Management:
+        """Find the API that belongs to a :class:`kombu.Connection`.
+
+        :param url: where it is, if not on the standard port of the connection's host; a user and
+            a password in it take the place of the connection's.
+        """
+        scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
+        given = urlsplit(url or f"{scheme}://{connection.hostname or 'localhost'}:{port}")
+        if given.scheme not in ("http", "https") or not given.hostname:
+            raise UnreachableError(
+                f"{url!r} is no URL of a management API, such as 'http://localhost:15672'"
+            )
+        place = given.netloc.rpartition("@")[2]
+        return cls(
+            urlunsplit((given.scheme, place, given.path.rstrip("/"), "", "")),
+            connection.virtual_host or "/",
+            given.username or connection.userid or "guest",
+            given.password or connection.password or "guest",
+        )
+
+    def get(self, *path: str) -> Any:
+        """Ask for what is at a path under ``/api``; its words are escaped here.
+
+        :raises UnreachableError: where there is no answer, or a refusal.
+        """
+        url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)])
+        credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
+        request = Request(url, headers={"Authorization": f"Basic {credentials}"})  # noqa: S310 - http or https, see above
+        try:
+            with urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310 - see above
+                return json.loads(answer.read())
+        except HTTPError as exc:
+            raise UnreachableError(self._refusal(exc.code, path)) from exc
+        except (URLError, OSError, ValueError) as exc:
+            raise UnreachableError(
+                f"the management API at {self.url} does not answer: {getattr(exc, 'reason', exc)}; "
+                f"enable the plugin rabbitmq_management, or say where the API is"
+            ) from exc
+
+    def here(self, kind: str, *path: str) -> Any:
+        """Ask for things of a kind in the virtual host."""
+        return self.get(kind, self.vhost, *path)
+
+    @property
+    def _context(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if self.url.startswith("https") else None
+
+    def _refusal(self, code: int, path: tuple[str, ...]) -> str:
+        asked = "/".join(path)
+        if code in (401, 403):
+            return (
+                f"the management API at {self.url} does not let the user {self.user!r} read "
+                f"{asked}; give it the tag 'monitoring', or 'administrator' for permissions"
+            )
+        return f"the management API at {self.url} answered {code} to {asked}"

@@ -1,0 +1,158 @@
+"""Remove a ladder, and the delivery side with it if no other ladder leads there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.topology import Binding, Exchange, Part, Topology
+
+from .errors import RefusedError
+from .live import Live, Say, arguments, ready, silent, unseen
+from .management import Management
+from .status import ladder_of
+
+#: Seconds after which a figure of the management API is from after now: two ticks of a quorum
+#: queue. Only there are messages counted that are in the hands of a dead-letter worker.
+SETTLE = 11.0
+
+
+@dataclass(frozen=True)
+class Teardown:
+    """Names of what was removed, or would be; ``lost`` messages went with it.
+
+    ``keeps`` names the ladders for which the delivery side stays.
+    """
+
+    exchanges: tuple[str, ...]
+    queues: tuple[str, ...]
+    lost: int
+    keeps: tuple[str, ...]
+
+
+def teardown(  # noqa: PLR0913 - the last three are for callers of different patience
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    settle: float = SETTLE,
+    say: Say = silent,
+) -> Teardown:
+    """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
+
+    First the exchanges go, so that nothing more can come in; what is then found to have come in
+    before lets all be put back as it was. Publishers should have stopped: one that is still at work
+    notices, and makes the ladder anew.
+
+    :param settle: the seconds to wait for figures that tell of messages between two levels.
+    :param say: is told what is being waited for.
+    :raises RefusedError: where messages wait.
+    """
+    live = Live.read(management)
+    mine = [name for name in live.exchanges if ladder_of(topology, name) == topology.prefix]
+    queues = [name for name in live.queues if ladder_of(topology, name) == topology.prefix]
+    others = _others(topology, live)
+    if not others:
+        side = f"{topology.delivery_prefix}."
+        mine += [
+            name for name in live.exchanges if name == topology.delivery or name.startswith(side)
+        ]
+        queues += [name for name in live.queues if name.startswith(side) and name not in queues]
+    mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
+    waiting = held(connection, management, queues)
+    lost = sum(waiting.values())
+    if lost and not force:
+        raise RefusedError(
+            f"{_listed(waiting)}; wait until they have left, or migrate or redrive them"
+        )
+    if not dry_run:
+        if not force:
+            _close(connection, management, topology, live, mine, queues, settle, say)
+        _remove(connection, mine, queues)
+    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
+
+
+def held(connection: Any, management: Management, queues: Iterable[str]) -> dict[str, int]:
+    """Count the messages in queues that have any, those between two levels included."""
+    rows = {row["name"]: row for row in management.here("queues")}
+    counted = ready(connection, queues)
+    sums = {name: count + unseen(rows.get(name, {})) for name, count in counted.items()}
+    return {name: count for name, count in sums.items() if count}
+
+
+def _others(topology: Topology, live: Live) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for name in live.exchanges:
+        other = Topology.of(name)
+        if other and other.prefix != topology.prefix and other.delivery == topology.delivery:
+            found[other.prefix] = None
+    return tuple(found)
+
+
+def _order(topology: Topology, name: str) -> tuple[int, str]:
+    """Order the highest level first: a publisher takes its presence for that of all below it."""
+    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
+    if name in levels:
+        return len(levels) - levels.index(name), name
+    return (0 if ladder_of(topology, name) else len(levels) + 1), name
+
+
+def _listed(waiting: dict[str, int]) -> str:
+    first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
+    more = ", …" if len(waiting) > 3 else ""
+    return f"{sum(waiting.values())} messages wait ({first}{more})"
+
+
+def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    live: Live,
+    exchanges: list[str],
+    queues: list[str],
+    settle: float,
+    say: Say,
+) -> None:
+    channel = connection.channel()
+    for name in exchanges:
+        channel.exchange_delete(name)
+    channel.close()
+    say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is in between")
+    time.sleep(settle)
+    waiting = held(connection, management, queues)
+    if waiting:
+        with OwnChannel(connection.connection, topology.namespace).lend("the ladder") as lent:
+            declare_part(lent, _part(live, exchanges))
+        raise RefusedError(
+            f"{_listed(waiting)}: they came in meanwhile, so the ladder was put back as it was; "
+            f"stop the programs that delay on it, and let it run empty"
+        )
+
+
+def _part(live: Live, exchanges: list[str]) -> Part:
+    """Read exchanges, and all bindings from and to them, out of what stood."""
+    bindings: list[Binding] = [
+        each
+        for each in sorted(live.bindings, key=repr)
+        if each.source in exchanges or (not each.to_queue and each.destination in exchanges)
+    ]
+    rows = [live.exchanges[name] for name in exchanges]
+    return Part(
+        tuple(Exchange(row["name"], row["type"], tuple(arguments(row).items())) for row in rows),
+        (),
+        tuple(bindings),
+    )
+
+
+def _remove(connection: Any, exchanges: list[str], queues: list[str]) -> None:
+    channel = connection.channel()
+    for name in exchanges:
+        channel.exchange_delete(name)
+    for name in queues:
+        channel.queue_delete(name)
+    channel.close()

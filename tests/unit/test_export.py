@@ -1,0 +1,249 @@
+"""Each format, read back by a parser of somebody else's, says what the table says."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import hcl2
+import pydot
+import pytest
+import yaml
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.export import definitions, graphviz, kubernetes, mermaid, svg, terraform
+from kombu_binary_delay.topology import Binding, Exchange, Part, Queue
+
+STRANGE = 'Straße "${x}" %{y} \\ #1; <b>'
+TOPOLOGIES = [
+    Topology(Ladder.binary(5, 1000)),
+    Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
+    Topology(),
+    Topology(Ladder.binary(4, 1000), layout="skip"),
+    *ANCESTORS.values(),
+]
+
+
+def part_of(topology: Topology) -> Part:
+    """The ladder with ways to a plain queue, to a strange one, and to exchanges."""
+    part = topology.whole + topology.to_queue("mail") + topology.to_queue(STRANGE)
+    if not topology.mirrors:
+        return part
+    part += topology.outlet("my.headers") + topology.shadow(STRANGE)
+    bindings = topology.mirror(STRANGE, "topic", "mail", "#.a.*", to_queue=True)
+    bindings += topology.mirror(STRANGE, "fanout", "mail", "ignored", to_queue=True)
+    return part + Part(bindings=bindings)
+
+
+@pytest.fixture(params=TOPOLOGIES, ids=lambda topology: topology.prefix)
+def part(request):
+    return part_of(request.param)
+
+
+def arguments(mapping):
+    return tuple((mapping or {}).items())
+
+
+def test_definitions_are_json_that_holds_the_part(part):
+    read = json.loads(definitions(part, "a/vhost"))
+
+    assert {each["vhost"] for kind in read.values() for each in kind} == {"a/vhost"}
+    assert part == Part(
+        tuple(
+            Exchange(each["name"], each["type"], arguments(each["arguments"]))
+            for each in read["exchanges"]
+        ),
+        tuple(Queue(each["name"], arguments(each["arguments"])) for each in read["queues"]),
+        tuple(
+            Binding(
+                each["source"],
+                each["destination"],
+                each["routing_key"],
+                each["destination_type"] == "queue",
+                arguments(each["arguments"]),
+            )
+            for each in read["bindings"]
+        ),
+    )
+
+
+def test_a_terraform_module_is_hcl_that_holds_the_part(part):
+    module = hcl2.loads(terraform(part))
+    kinds: dict[str, dict[str, Any]] = {}
+    for block in module["resource"]:
+        for kind, labelled in block.items():
+            for label, body in labelled.items():
+                assert label not in kinds.setdefault(bare(kind), {}), "one label, one resource"
+                kinds[bare(kind)][bare(label)] = body
+    exchanges, queues = kinds["rabbitmq_exchange"], kinds["rabbitmq_queue"]
+
+    def name(value):
+        reference = re.fullmatch(r"\$\{rabbitmq_(exchange|queue)\.([\w-]+)\.name\}", value)
+        if not reference:
+            return text(value)
+        return text({"exchange": exchanges, "queue": queues}[reference[1]][reference[2]]["name"])
+
+    assert [bare(name) for block in module["variable"] for name in block] == ["vhost"]
+    assert {each["vhost"] for kind in kinds.values() for each in kind.values()} == {"${var.vhost}"}
+    assert all(each["lifecycle"][0]["prevent_destroy"] for each in queues.values())
+    assert part == Part(
+        tuple(
+            Exchange(
+                text(each["name"]),
+                text(each["settings"][0]["type"]),
+                hcl_arguments(each["settings"][0].get("arguments")),
+            )
+            for each in exchanges.values()
+        ),
+        tuple(
+            Queue(text(each["name"]), hcl_arguments(each["settings"][0]["arguments_json"]))
+            for each in queues.values()
+        ),
+        tuple(
+            Binding(
+                name(each["source"]),
+                name(each["destination"]),
+                text(each["routing_key"]),
+                text(each["destination_type"]) == "queue",
+                hcl_arguments(each.get("arguments_json")),
+            )
+            for each in kinds["rabbitmq_binding"].values()
+        ),
+    )
+
+
+def bare(label):
+    return label.strip('"')
+
+
+def text(literal):
+    """Read an HCL string, as python-hcl2 leaves it: in its quotes, with its escapes."""
+    assert literal[0] == literal[-1] == '"', literal
+    return re.sub(r"([$%])\1\{", r"\1{", json.loads(literal))
+
+
+def hcl_arguments(value):
+    if isinstance(value, str):
+        value = hcl2.loads(f"x = {value.removeprefix('${jsonencode(').removesuffix(')}')}")["x"]
+    return tuple(
+        (bare(key), text(each) if isinstance(each, str) else each)
+        for key, each in (value or {}).items()
+        if not key.startswith("__")
+    )
+
+
+def test_manifests_are_yaml_that_holds_the_part(part):
+    documents = list(yaml.safe_load_all(kubernetes(part, "a/vhost", "a-cluster")))
+    specs = {
+        kind: [document["spec"] for document in documents if document["kind"] == kind]
+        for kind in ("Exchange", "Queue", "Binding")
+    }
+
+    assert {document["apiVersion"] for document in documents} == {"rabbitmq.com/v1beta1"}
+    named = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    assert len(named) == len(set(named))
+    for _, name in named:
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name), name
+    for document in documents:
+        assert document["spec"]["vhost"] == "a/vhost"
+        assert document["spec"]["rabbitmqClusterReference"] == {"name": "a-cluster"}
+    assert part == Part(
+        tuple(
+            Exchange(each["name"], each["type"], arguments(each.get("arguments")))
+            for each in specs["Exchange"]
+        ),
+        tuple(Queue(each["name"], arguments(each.get("arguments"))) for each in specs["Queue"]),
+        tuple(
+            Binding(
+                each["source"],
+                each["destination"],
+                each["routingKey"],
+                each["destinationType"] == "queue",
+                arguments(each.get("arguments")),
+            )
+            for each in specs["Binding"]
+        ),
+    )
+
+
+def drawn(part):
+    """What a picture of a part has to show: each way that a message can take."""
+    ways = {(each.source, each.destination, each.key) for each in part.bindings}
+    for queue in part.queues:
+        if "x-dead-letter-exchange" in dict(queue.arguments):
+            ways.add((queue.name, dict(queue.arguments)["x-dead-letter-exchange"], "after"))
+    for exchange in part.exchanges:
+        for _, alternate in exchange.arguments:
+            ways.add((exchange.name, alternate, "no binding"))
+    return ways
+
+
+# pydot calls pyparsing by its old names.
+@pytest.mark.filterwarnings("ignore:.* deprecated - use .*:DeprecationWarning")
+def test_graphviz_draws_every_way(part):
+    graphs = pydot.graph_from_dot_data(graphviz(part))
+    assert graphs
+    (graph,) = graphs
+    names = {
+        node.get_name(): unquote(node.get("label")).split("\\n")[0]
+        for node in graph.get_nodes()
+        if node.get_name() not in ("node", "edge")
+    }
+    labels = {"solid": None, "dashed": "after", "dotted": "no binding"}
+
+    assert drawn(part) == {
+        (
+            names[str(edge.get_source())],
+            names[str(edge.get_destination())],
+            labels[edge.get("style")] or unquote(edge.get("label") or '""'),
+        )
+        for edge in graph.get_edges()
+    }
+
+
+def unquote(label):
+    return label[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+
+
+def test_mermaid_draws_every_way(part):
+    # Its only real parser is in JavaScript; this one takes no line that it does not know.
+    names, ways = {}, set()
+    head, *lines = mermaid(part).splitlines()
+    for line in lines:
+        if node := re.fullmatch(r'  (n\d+)(?:\(\["(.*)"\]\)|\["(.*)"\])', line):
+            names[node[1]] = plain((node[2] or node[3]).split("<br/>")[0])
+            continue
+        edge = re.fullmatch(r'  (n\d+) (?:-->|-\.->)(?:\|"(.*)"\|)? (n\d+)', line)
+        assert edge, line
+        label = re.sub(r"^after .*", "after", plain(edge[2] or ""))
+        ways.add((names[edge[1]], names[edge[3]], label))
+
+    assert head == "flowchart TD"
+    assert ways == drawn(part)
+
+
+def plain(label):
+    return unescape(label).replace("\N{ZERO WIDTH SPACE}", "")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.prefix)
+def test_the_svg_shows_each_level_each_queue_and_when_a_message_is_in_it(topology):
+    tick = topology.ladder.tick
+    image = ET.fromstring(svg(topology, 3 * tick, STRANGE))  # noqa: S314 - our own
+    words = ["".join(node.itertext()) for node in image.iter("{http://www.w3.org/2000/svg}text")]
+
+    for queue in topology.whole.queues:
+        assert any(queue.name.endswith(word) for word in words if word), queue.name
+    assert STRANGE in words
+    assert any(word.startswith("at ") for word in words)
+
+
+def test_the_svg_tells_the_waits_of_ten_seconds():
+    image = svg(Topology(Ladder.binary(4, 1000)), 9_500, "mail")
+
+    for words in ("delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s", "0.1.0.1.@..mail"):
+        assert words in image

@@ -1,0 +1,148 @@
+"""Whatever is taken from a ladder, or put to it, is named, with what it causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.ancestors import NSERVICEBUS
+from kombu_binary_delay.ops import Live
+from kombu_binary_delay.ops.verify import compare
+from kombu_binary_delay.topology import Binding, Part
+
+TOPOLOGY = Topology(Ladder.binary(4, 1000))
+TOPOLOGIES = [
+    TOPOLOGY,
+    Topology(Ladder(2000, (4, 3)), "Up_per", "classic", "skip"),
+    NSERVICEBUS,
+]
+
+
+def live_of(part: Part) -> Any:
+    return Live(
+        {
+            each.name: {
+                "name": each.name,
+                "type": each.type,
+                "durable": True,
+                "arguments": dict(each.arguments),
+            }
+            for each in part.exchanges
+        },
+        {
+            each.name: {
+                "name": each.name,
+                "type": dict(each.arguments).get("x-queue-type", "classic"),
+                "durable": True,
+                "arguments": dict(each.arguments),
+            }
+            for each in part.queues
+        },
+        frozenset(part.bindings),
+    )
+
+
+def without(mapping, name):
+    return {key: value for key, value in mapping.items() if key != name}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.prefix)
+def test_a_whole_ladder_has_no_difference(topology):
+    assert not list(compare(topology, live_of(topology.whole), declares=False))
+
+
+@given(st.sampled_from(TOPOLOGIES), st.data())
+def test_whatever_is_missing_is_named(topology, data):
+    live = live_of(topology.whole)
+    top = topology.level_name(topology.ladder.levels - 1)
+    gone = data.draw(
+        st.sampled_from(
+            [*topology.whole.exchanges, *topology.whole.queues, *topology.whole.bindings]
+        )
+    )
+    if isinstance(gone, Binding):
+        live = replace(live, bindings=live.bindings - {gone})
+        name = gone.destination
+    elif gone in topology.whole.exchanges:
+        live = replace(live, exchanges=without(live.exchanges, gone.name))
+        name = gone.name
+    else:
+        live = replace(live, queues=without(live.queues, gone.name))
+        name = gone.name
+
+    found = list(compare(topology, live, declares=False))
+
+    assert any(each.severity == "error" and each.causes for each in found)
+    # The highest level's exchange is how a publisher tells that it stands: it is named by number.
+    assert any(name in each.what for each in found) or name == top
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "causes"),
+    [
+        ("x-message-ttl", 10, "leave it early"),
+        ("x-message-ttl", 10**9, "leave it late"),
+        ("x-message-ttl", None, "never leave"),
+        ("x-dead-letter-exchange", "elsewhere", "go elsewhere"),
+        ("x-dead-letter-routing-key", "k", "lose their address"),
+        ("x-dead-letter-strategy", "at-most-once", "can be lost between levels"),
+        ("x-overflow", None, "can be lost between levels"),
+        ("x-expires", 1000, "the queue is deleted"),
+        ("x-max-length", 10, "refuses or drops"),
+    ],
+)
+def test_another_argument_of_a_queue_is_named_with_what_it_causes(argument, value, causes):
+    live = live_of(TOPOLOGY.whole)
+    row = live.queues[TOPOLOGY.level_name(2) + ".1"]
+    row["arguments"] = without(row["arguments"], argument)
+    if value is not None:
+        row["arguments"][argument] = value
+
+    (found,) = compare(TOPOLOGY, live)
+
+    assert (found.severity, found.what) == ("error", f"queue {row['name']}")
+    assert argument in found.found
+    assert causes in found.causes
+    assert "cannot declare it" in found.causes
+
+
+def test_levels_that_no_message_has_needed_are_no_fault_where_applications_make_them():
+    low = TOPOLOGY.base + TOPOLOGY.levels[0] + TOPOLOGY.levels[1]
+
+    (lazy,) = compare(TOPOLOGY, live_of(low))
+    (never,) = compare(TOPOLOGY, live_of(low), declares=False)
+
+    assert (lazy.severity, lazy.what) == ("note", "levels 2 to 3")
+    assert (never.severity, never.causes) == (
+        "error",
+        "a publish with a delay of 4000 ms or more fails with 404",
+    )
+
+
+def test_a_consumer_and_a_foreign_binding_on_a_level_are_named():
+    live = live_of(TOPOLOGY.whole)
+    live.queues[TOPOLOGY.level_name(0) + ".1"]["consumers"] = 1
+    live = replace(live, bindings=live.bindings | {Binding(TOPOLOGY.level_name(1), "spy", "#")})
+
+    consumer, binding = compare(TOPOLOGY, live)
+
+    assert "before they are due" in consumer.causes
+    assert "'#'" in binding.found
+    assert "spy" in binding.what
+
+
+def test_a_binding_that_is_not_repeated_for_delayed_messages_is_named():
+    bound = Binding("orders", "mail", "eu.*")
+    live = live_of(TOPOLOGY.whole + TOPOLOGY.shadow("orders") + Part(bindings=(bound,)))
+    live.exchanges["orders"] = {"name": "orders", "type": "topic", "durable": True}
+
+    (found,) = compare(TOPOLOGY, live)
+
+    assert (found.severity, found.what) == ("warning", "binding from orders to mail")
+    mirrors = TOPOLOGY.mirror("orders", "topic", "mail", "eu.*", to_queue=True)
+    assert not list(compare(TOPOLOGY, replace(live, bindings=live.bindings | set(mirrors))))
