@@ -170,7 +170,7 @@ SCENARIO = "bad destination"
 classic_down = partial(down, bound=False, x_queue_type="classic")
 quorum_down = partial(down, bound=False, x_quorum_initial_group_size=1)
 CASES = (
-    Case(SCENARIO, "queue deleted", told(deleted), short=True),
+    Case(SCENARIO, "queue deleted", told(deleted)),
     Case(SCENARIO, "queue unbound", told(unbound)),
     Case(SCENARIO, "fanout, nobody listens", told(partial(unheard, kind="fanout"))),
     Case(SCENARIO, "topic, nobody listens", told(partial(unheard, kind="topic"))),
