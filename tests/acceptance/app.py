@@ -190,6 +190,20 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         return int(self.request.retries)
 
     @app.task(
+        name="back_off",
+        shared=False,
+        bind=True,
+        autoretry_for=(StumbleError,),
+        retry_backoff=1,
+        retry_jitter=False,
+    )
+    def back_off(self: Any, times: int) -> int:
+        write(self)
+        if self.request.retries < times:
+            raise StumbleError
+        return int(self.request.retries)
+
+    @app.task(
         name="stumble",
         shared=False,
         bind=True,
