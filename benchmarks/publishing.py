@@ -11,6 +11,7 @@ import random
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from celery import Celery
 from kombu import Connection, Exchange, Queue
@@ -20,6 +21,7 @@ from kombu.transport.native_delayed_delivery import (
 )
 
 from benchmarks.rig import Row, Scale, in_turns, summary
+from kombu_binary_delay import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,8 +206,86 @@ def cost(broker: Broker, scale: Scale) -> Row:
 
     for way in ways.values():
         way.run(scale.pick(200, 2))
-    runs = in_turns(list(ways), scale.pick(15, 1), measure, "publish")
+    runs = in_turns(list(ways), scale.turns * 5, measure, "publish")
     for way in ways.values():
         way.close()
     vhost.delete()
     return summary(runs, "kombu")
+
+
+def first(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Time the first delayed publish of a process, on a broker without and with the ladder."""
+    ladders: dict[str, dict[str, Any]] = {
+        "ours, 8 levels": {"levels": 8},
+        "ours, 16 levels": {"levels": 16},
+        "ours, 31 levels": {},
+        "ours, radix 4": {"radix": 4},
+    }
+
+    def connected(vhost: VHost, settings: dict[str, Any], longest: int) -> float:
+        options = {"binary_delay": settings}
+        with Connection(vhost.url, transport=OURS, transport_options=options) as connection:
+            INBOX(connection.default_channel).declare()
+            producer = connection.Producer()
+            start = time.perf_counter()
+            producer.publish(BODY, routing_key="inbox", headers={"x-delay": longest})
+            return (time.perf_counter() - start) * 1000
+
+    def measure(name: str) -> Row:
+        vhost = broker.vhost()
+        if name == "celery-native":
+            with Connection(vhost.url, transport=STOCK) as connection:
+                TASKS(connection.default_channel).declare()
+                start = time.perf_counter()
+                declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+                bind_queue_to_native_delayed_delivery_exchange(connection, TASKS)
+                nothing_there = (time.perf_counter() - start) * 1000
+                start = time.perf_counter()
+                declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+                bind_queue_to_native_delayed_delivery_exchange(connection, TASKS)
+                row = {"cold_ms": nothing_there, "warm_ms": (time.perf_counter() - start) * 1000}
+        else:
+            settings = ladders[name]
+            longest = Settings(**settings).ladder.maximum - 60_000
+            longest = max(longest, 20_000)
+            row = {
+                "cold_ms": connected(vhost, settings, longest),
+                "warm_ms": connected(vhost, settings, longest),
+            }
+        vhost.delete()
+        return row
+
+    return summary(in_turns([*ladders, "celery-native"], scale.turns, measure, "first"))
+
+
+def size(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Count the bytes that one publish sends."""
+    del scale
+    vhost = broker.vhost()
+    found = {}
+    for name in ("kombu", "ours", "ours-delayed", "celery", "celery-native", "celery-ours-delayed"):
+        way = WAYS[name][1](vhost)
+        way.run(1)
+        sent: list[int] = []
+        transport = way.producer.channel.connection.transport  # type: ignore[attr-defined]
+        with patch.object(transport, "_write", count_writes(transport, sent)):
+            way.run(1)
+        found[name] = {"bytes": {"median": sum(sent)}}
+        way.close()
+    vhost.delete()
+    return found
+
+
+def count_writes(transport: Any, sent: list[int]) -> Callable[[Any], None]:
+    write = transport._write  # noqa: SLF001 - every frame goes through it
+
+    def count(data: Any) -> None:
+        sent.append(len(data))
+        write(data)
+
+    return count
+
+
+def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
+    """Name what can be measured here."""
+    return {"publishing": cost, "first": first, "size": size}

@@ -29,9 +29,20 @@ class Scale:
     """How much is measured: all of it, or just enough to see that it runs."""
 
     quick: bool = False
+    rounds: int = 3
 
     def pick(self, full: Any, quick: Any) -> Any:
         return quick if self.quick else full
+
+    @property
+    def idle(self) -> float:
+        """How long to watch an idle broker, in seconds."""
+        return float(self.pick(1.5, 0.1))
+
+    @property
+    def turns(self) -> int:
+        """How often each is measured."""
+        return int(self.pick(self.rounds, 1))
 
 
 def broker_cpu(broker: Broker) -> float:

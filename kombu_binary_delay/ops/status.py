@@ -100,8 +100,11 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif name.startswith(outlet):
             outlets += counted.get(name, 0) + leaving(live.queues[name])
-            if trouble := _trouble(live.queues[name], leaving(live.queues[name])):
-                troubles.append(f"{name}: {trouble}")
+            if leaving(live.queues[name]) >= WORKER_HOLDS:
+                troubles.append(
+                    f"{name}: {leaving(live.queues[name])} messages are due and refused by what it "
+                    f"leads to, which is full or does not confirm; no others are held up"
+                )
     longest = _Longest(live)
     ladders = [
         _standing(name, queues, live, counted, longest, current=name == topology.prefix)

@@ -31,6 +31,7 @@ _media = Exchange("media", "topic")
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
+    "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "beat": {
         "beat_schedule": {
             "every second": {
