@@ -1,21 +1,36 @@
-# Purpose: the two commands, and three for those who work here. Each installs what it needs.
+# Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo faults test test-here brokers bench lint docs clean
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
-	@sed -n 's/^\([a-z]*\): ## /make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\): ## /make \1	/p' $(MAKEFILE_LIST)
 
 demo: ## real tasks wait in a real broker; a worker is killed, the broker restarted, nothing lost
 	@lab/install.sh demo
 	@exec .venv/bin/python -m lab.demo
 
-test: ## the whole test suite, against a private broker; ARGS="-k word" goes to pytest
+faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stories of that name
+	@lab/install.sh demo
+	@exec .venv/bin/python -m lab.faults $(ARGS)
+
+test: ## the test suite, on private brokers old and new; ARGS="-k word" goes to pytest
+	@lab/install.sh test
+	@exec lab/test.sh $(ARGS)
+
+test-here: ## all tests on one broker: the installed RabbitMQ; needs no root once it is there
 	@lab/install.sh test
 	@exec .venv/bin/python -m pytest $(ARGS)
 
 test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
-	@root=$$(lab/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test
+	@root=$$(lab/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
+
+brokers: ## unpack RabbitMQ 3.8, 3.10, 4.0 and 4.3, for the whole matrix: `tox`
+	@exec lab/unpack.sh all
+
+bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only sees that it runs
+	@lab/install.sh bench
+	@exec .venv/bin/python -m benchmarks $(ARGS)
 
 lint: ## style, types and the import contract
 	@lab/install.sh test

@@ -1,7 +1,7 @@
-"""The channel that declarations are made on: ours alone, on the user's connection.
+"""Topology, turned into channel calls, on a channel of ours alone on the user's connection.
 
 A refusal closes it, and never the user's own; and while it waits for an answer, nothing else is
-done on the connection. It must not import what declares.
+done on the connection. It must not import what decides on the declarations.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from amqp.exceptions import (
 )
 
 from .errors import TopologyError
+from .topology import Binding, Part
 
 
 class OwnChannel:
@@ -47,16 +48,17 @@ class OwnChannel:
         return True
 
     @contextmanager
-    def lend(self, what: str) -> Iterator[Any]:
+    def lend(self, what: str, also: str = "") -> Iterator[Any]:
         """Lend the channel for some declaration, while the others hold what comes in for them.
 
         :param what: what is declared, for the words of an error.
+        :param also: the permission that this takes on something that is not the ladder's.
         :raises TopologyError: where the broker refuses.
         """
         outermost, self._talking = not self._talking, True
         self.talks += 1
         try:
-            with self._explained(what):
+            with self._explained(what, also):
                 yield self._open()
         finally:
             if outermost:
@@ -75,15 +77,15 @@ class OwnChannel:
         return self._channel
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, what: str, also: str) -> Iterator[None]:
         try:
             yield
         except AccessRefused as exc:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"'{self._namespace}.', and write on the queues that it delays to; or make "
-                f"the topology beforehand and set declare to 'never'"
+                f"'{self._namespace}.'{also and f', and {also}'}; or make the topology beforehand "
+                f"and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""
@@ -92,3 +94,59 @@ class OwnChannel:
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
+
+
+def declare_part(channel: Any, part: Part) -> None:
+    """Declare a part on a channel, and wait until the broker has."""
+    send(channel, part)
+    if part.bindings:
+        # One answer for all that was sent without waiting.
+        bind(channel, part.bindings[-1:])
+
+
+def send(channel: Any, part: Part) -> None:
+    """Send the declarations of a part, without waiting: the next answer tells of all of them."""
+    for queue in part.queues:
+        channel.queue_declare(
+            queue.name,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(queue.arguments),
+            nowait=True,
+        )
+    for exchange in part.exchanges:
+        channel.exchange_declare(
+            exchange.name,
+            exchange.type,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(exchange.arguments),
+            nowait=True,
+        )
+    for binding in part.bindings:
+        _bind_one(channel, binding, nowait=True)
+
+
+def bind(channel: Any, bindings: tuple[Binding, ...]) -> None:
+    """Make bindings, and wait for the last of them."""
+    for binding in bindings[:-1]:
+        _bind_one(channel, binding, nowait=True)
+    _bind_one(channel, bindings[-1], nowait=False)
+
+
+def unbind(channel: Any, bindings: tuple[Binding, ...]) -> None:
+    """Remove bindings."""
+    for each in bindings:
+        remove = channel.queue_unbind if each.to_queue else channel.exchange_unbind
+        remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
+
+
+def _bind_one(channel: Any, binding: Binding, *, nowait: bool) -> None:
+    call = channel.queue_bind if binding.to_queue else channel.exchange_bind
+    call(
+        binding.destination,
+        binding.source,
+        binding.key,
+        nowait=nowait,
+        arguments=dict(binding.arguments),
+    )

@@ -17,6 +17,9 @@ DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.
 KEY = "binary_delay"
 
+#: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
+MAX_LANES = 64
+
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -44,6 +47,8 @@ class Settings:
     :param outlets: names of queues, as shell patterns, that may refuse messages for a while though
         nobody declares them with ``x-overflow``: each gets an outlet, so that it holds up none but
         itself. Queues declared with ``reject-publish`` have one anyway.
+    :param lanes: how many ladders side by side to delay on, each message on one by its id; for
+        clusters, whose nodes then share the work.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for a value that cannot be.
@@ -59,6 +64,7 @@ class Settings:
     protocol_1: bool = False
     ancestor: str | None = None
     outlets: tuple[str, ...] = ()
+    lanes: int = 1
     namespace: str = "kbd"
 
     def __post_init__(self) -> None:
@@ -82,6 +88,10 @@ class Settings:
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
         self._switch("protocol_1")
+        if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:
+            raise SettingsError(
+                f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
+            )
         if not isinstance(self.outlets, tuple) or not all(isinstance(x, str) for x in self.outlets):
             raise SettingsError(
                 f"{KEY}: outlets must be a list of queues' names or patterns, got {self.outlets!r}"

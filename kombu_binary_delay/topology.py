@@ -17,7 +17,7 @@ blocks the level that it came from.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .address import (
@@ -45,7 +45,7 @@ Arguments = tuple[tuple[str, str | int], ...]
 
 _NAME = re.compile(
     rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
-    r"(?:-(?P<skip>skip))?(?:-(?P<classic>classic))?\.",
+    r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<classic>classic))?\.",
     re.ASCII,
 )
 
@@ -104,12 +104,15 @@ class Topology:
     :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
         where each level is bound straight to the queues of every level below: fewer exchanges to
         pass, more bindings.
+    :param lane: 0, or the number of one among several such ladders that lead to the same delivery
+        side. The broker then spreads the leaders of its queues over the nodes of a cluster.
     """
 
     ladder: Ladder = field(default_factory=Ladder.binary)
     namespace: str = "kbd"
     queue_type: str = "quorum"
     layout: str = "chain"
+    lane: int = 0
 
     #: Whether bindings made by users are repeated on the delivery side.
     mirrors = True
@@ -130,7 +133,13 @@ class Topology:
         except LadderError:
             return None
         queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
-        return cls(ladder, match["namespace"], queue_type, layout)
+        return cls(ladder, match["namespace"], queue_type, layout, int(match["lane"] or 0))
+
+    def lanes(self, count: int) -> list[Topology]:
+        """Tell the ladders of this kind, side by side; one alone has no number."""
+        if count == 1:
+            return [self]
+        return [replace(self, lane=number) for number in range(1, count + 1)]
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -138,7 +147,8 @@ class Topology:
     def prefix(self) -> str:
         """What the names of the levels begin with; the ladder can be read back from it."""
         layout = "" if self.layout == "chain" else f"-{self.layout}"
-        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{self._kind}"
+        lane = f"-lane{self.lane}" if self.lane else ""
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{self._kind}"
 
     @cached_property
     def delivery_prefix(self) -> str:
@@ -157,7 +167,12 @@ class Topology:
 
     def level_name(self, level: int) -> str:
         """Name the exchange of a level; 0 is the lowest, -1 what is below it: delivery."""
-        return f"{self.prefix}.level-{level:02d}" if level >= 0 else self.delivery
+        return self._level_names[level]
+
+    @cached_property
+    def _level_names(self) -> tuple[str, ...]:
+        names = (f"{self.prefix}.level-{level:02d}" for level in range(self.ladder.levels))
+        return (*names, self.delivery)
 
     def shadow_name(self, exchange: str) -> str:
         """Name the shadow of an exchange."""
@@ -170,6 +185,10 @@ class Topology:
     def owns(self, name: object) -> bool:
         """Whether an exchange or queue is a part of any ladder in this namespace."""
         return isinstance(name, str) and name.startswith(self._owned)
+
+    def is_named_in(self, text: str) -> bool:
+        """Whether the broker's words are about a ladder of this namespace, or its delivery side."""
+        return any(f"'{owned}" in text for owned in self._owned)
 
     # -- the ladder side -----------------------------------------------------------------------
 
@@ -414,6 +433,8 @@ class Topology:
                 ("x-dead-letter-strategy", "at-least-once"),
                 ("x-overflow", "reject-publish"),
             )
+            if self.lane:
+                arguments += (("x-queue-leader-locator", "balanced"),)
         return arguments
 
 

@@ -34,24 +34,29 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
+from .ancestors import ANCESTRAL
 from .batch import PublishBatch
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
-from .errors import AddressError
+from .errors import AddressError, TopologyError
 from .settings import Settings
+from .topology import Topology
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
+#: Class and method of AMQP's basic.publish.
+_PUBLISH = (60, 40)
 
 
 #: What a mixin stands before; it has all that they call.
@@ -68,7 +73,15 @@ class ChannelMixin(_Above):
     # -- outward -------------------------------------------------------------------------------
 
     def _basic_publish(
-        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        msg: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        argsig: str = "Bssbb",
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
@@ -80,7 +93,10 @@ class ChannelMixin(_Above):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
-        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        # One by one: to gather them in a dict and spread it again would cost a microsecond.
+        return super()._basic_publish(
+            msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
+        )
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -91,15 +107,21 @@ class ChannelMixin(_Above):
 
         Where the ladder has gone, it is declared again. Its absence has closed the channel and
         opened it anew, so that a channel with consumers has lost them: there, the error is raised.
+
+        :raises TopologyError: where this user may not publish to the ladder.
         """
         consumers = bool(self.callbacks)
         try:
             return super().basic_publish_confirm(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
-            if consumers or not self._declarer.is_ours(str(exc)):
+            if consumers or not self._declarer.topology.is_named_in(str(exc)):
                 raise
             return super().basic_publish_confirm(*args, **kwargs)
+        except AccessRefused as exc:
+            if not self._declarer.topology.is_named_in(str(exc)):
+                raise
+            raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Read the headers by which a message asks for a delay, if it does."""
@@ -125,30 +147,49 @@ class ChannelMixin(_Above):
             return msg, exchange, routing_key
         declarer = self._declarer
         topology = declarer.topology
+        theirs = ANCESTRAL.get(exchange, topology)
+        if theirs is not topology:
+            # A retry of what came by another system's ladder goes the way it came.
+            digits = theirs.ladder.digits((due - now) / 1000)
+            destination = Destination(exchange, routing_key)
+            entry = theirs.entry(digits)
+            return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
+        lane = declarer.lane(msg.properties)
 
-        def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
-            properties, key = wrap(
-                msg.properties,
-                destination,
-                -(-due // 1000),
-                lambda each: declarer.address(digits, each),
-                topology.owns,
-            )
-            if topology.delay_header:
-                seconds = topology.ladder.delay(digits) // 1000
-                properties[_HEADERS][topology.delay_header] = seconds
-            return _copy(msg, properties), declarer.entry(digits), key
+        def packed(left: float) -> tuple[tuple[int, ...], tuple[Any, str, str]]:
+            digits = topology.ladder.digits(left / 1000)
+            entry, address = lane.entry(digits), declarer.address
+            return digits, self._packed(msg, due, topology, digits, destination, address, entry)
 
-        digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
-        packed = pack(digits)
-        if declarer.prepare(digits, destination.exchange, keys):
+        digits, to_publish = packed(due - now)
+        if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
-            left = max(due - time.time_ns() // 1000, 1)
-            packed = pack(topology.ladder.digits(left / 1000))
-        return packed
+            _, to_publish = packed(max(due - time.time_ns() // 1000, 1))
+        return to_publish
+
+    def _packed(
+        self,
+        msg: Any,
+        due: int,
+        topology: Topology,
+        digits: tuple[int, ...],
+        destination: Destination,
+        address: Callable[[tuple[int, ...], Destination], str],
+        entry: str,
+    ) -> tuple[Any, str, str]:
+        properties, key = wrap(
+            msg.properties,
+            destination,
+            -(-due // 1000),
+            lambda each: address(digits, each),
+            topology.owns,
+        )
+        if topology.delay_header:
+            properties[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
+        return _copy(msg, properties), entry, key
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -163,8 +204,14 @@ class ChannelMixin(_Above):
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         connection = self.connection
         declarer = getattr(connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.is_ours(reply_text):
-            declarer.forget()
+        if declarer and declarer.topology.is_named_in(reply_text):
+            if reply_code == NotFound.code:
+                declarer.forget()
+            if reply_code == AccessRefused.code and args == _PUBLISH:
+                reply_text += (
+                    "; grant this user the permission write on that exchange, and the topic "
+                    "permission write for that key where there are topic permissions"
+                )
         return super()._on_close(reply_code, reply_text, *args)
 
     # -- inward --------------------------------------------------------------------------------
@@ -172,9 +219,11 @@ class ChannelMixin(_Above):
     def message_to_python(self, raw_message: Any) -> Any:
         """Make a Kombu message that looks as if just published to its destination."""
         headers = raw_message.properties.get(_HEADERS)
-        topology = self._declarer.topology
-        owns = topology.owns
         info = raw_message.delivery_info
+        declarer = self._declarer
+        # Another system's ladder may lead here, too.
+        topology = ANCESTRAL.get(info.get("exchange"), declarer.topology)
+        owns = topology.owns
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
             try:
@@ -183,8 +232,8 @@ class ChannelMixin(_Above):
                 pass
             else:
                 info["routing_key"] = destination.routing_key
-                if on_ladder:
-                    # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
             if headers:
                 unwrap(raw_message.properties, owns)
@@ -396,4 +445,6 @@ def register() -> None:
 
 def _copy(msg: Any, properties: dict[str, Any]) -> Any:
     # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
-    return amqp.Message(msg.body, **properties)
+    copy = amqp.Message(msg.body)
+    copy.properties = properties
+    return copy

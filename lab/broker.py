@@ -1,4 +1,4 @@
-"""Purpose: a private, real RabbitMQ for the demo and the tests.
+"""Purpose: a private, real RabbitMQ for the demo and the tests: start, stop, kill, restart.
 
 A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
 127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
@@ -9,80 +9,102 @@ A virtual host is a world of its own: each test takes a fresh one.
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import random
 import shlex
+import shutil
+import signal
 import socket
+import subprocess
 import time
-import urllib.error
-import urllib.request
 import uuid
-from base64 import b64encode
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import amqp
 
 from lab.keeper import Keeper, Process
+from lab.server import BrokerError, Server, VHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
+CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 HOST = "127.0.0.1"
+
+__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "VHost"]
 
 # An `advanced` for brokers that are restarted or killed: a message which was between two queues
 # at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
 SETTLES_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 
-Rows = list[dict[str, Any]]
 
-
-class BrokerError(RuntimeError):
-    """The private RabbitMQ is missing, or does not do what it was told."""
-
-
-class Broker:
+class Broker(Server):
     """One RabbitMQ node of our own.
 
     root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
               chroot, which needs root); None is the one installed on this machine.
     config:   more lines for rabbitmq.conf.
     advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    name:     what stands before the @ in the node's name.
+    beside:   a node to form a cluster with, whose epmd and cookie are then shared.
+    data:     a folder with the data of a node that has stopped, to be copied and gone on with.
+    tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each with a default
         self,
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
         advanced: str = "[].",
+        *,
+        name: str = "lab",
+        beside: Broker | None = None,
+        data: Path | None = None,
+        tls: Path | None = None,
     ) -> None:
         self._root = Path(root) if root else None
+        self.node = f"{name}@localhost"
         if not Path(root or "/", SERVER.lstrip("/")).exists():
             raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run lab/install.sh test")
         self._keeper = Keeper("broker")
+        self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        ports = _free_ports(5)
-        self._amqp_port, self._http_port, self._metrics_port, self._dist_port, self._epmd_port = (
-            ports
+        self._amqp_port, self._http_port, self._metrics_port, *ports = _free_ports(6 if tls else 5)
+        self._dist_port, self._epmd_port, *self._tls_ports = ports
+        super().__init__(
+            f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
         )
-        self.url = f"amqp://guest:guest@{HOST}:{self._amqp_port}//"
-        self.management_url = f"http://{HOST}:{self._http_port}"
         self.metrics_url = f"http://{HOST}:{self._metrics_port}"
-        self._write_files(config or {}, advanced)
+        if beside:
+            self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
+        self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
+        if data:
+            shutil.copytree(data, self.folder / "data")
 
     # --- life -----------------------------------------------------------------------
 
     def start(self, timeout: float = 120) -> None:
         """Start the node, and wait until it answers."""
-        if self._node and self._node.poll() is None:
+        if self.is_running:
             return
-        if not self._epmd or self._epmd.poll() is not None:
+        self.begin_to_start()
+        self.wait_until_up(timeout)
+
+    def begin_to_start(self) -> None:
+        """Start the node and do not wait: nodes of a cluster may wait for each other."""
+        if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
             _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
-        node = self._node = self._spawn([SERVER])
+        self._node = self._spawn([SERVER])
+
+    def wait_until_up(self, timeout: float = 120) -> None:
+        """Wait until the node answers."""
+        node = self._node
+        if node is None:
+            raise BrokerError("the node is not started")
         try:
             _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
         except TimeoutError as late:
@@ -101,6 +123,14 @@ class Broker:
         if self._node:
             self._keeper.kill(self._node)
             self._node = None
+
+    def freeze(self) -> None:
+        """SIGSTOP to the node: it is there, and does nothing, until thaw()."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the node."""
+        self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """stop() and start()."""
@@ -131,60 +161,56 @@ class Broker:
         return self._keeper.folder
 
     @property
+    def is_running(self) -> bool:
+        """Whether the node lives."""
+        return self._node is not None and self._node.poll() is None
+
+    @property
     def pids(self) -> list[int]:
         """The processes we started: the node, and its epmd."""
         return [process.pid for process in (self._node, self._epmd) if process]
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, metrics, distribution, epmd."""
+        """AMQP, management, metrics, distribution, epmd, and AMQP over TLS where asked for."""
         mine = [self._amqp_port, self._http_port, self._metrics_port]
-        return [*mine, self._dist_port, self._epmd_port]
+        return [*mine, self._dist_port, self._epmd_port, *self._tls_ports]
 
     @property
-    def version(self) -> str:
-        """As the broker says: "3.10.8"."""
-        return str(self.api("GET", "overview")["rabbitmq_version"])
+    def tls_url(self) -> str:
+        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        if not self._tls_ports:
+            raise BrokerError("this broker was not given a certificate")
+        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
 
     def log(self, lines: int = 100) -> str:
         """Return the last lines that the node printed."""
         text = (self.folder / "console.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    # --- management -----------------------------------------------------------------
+    # --- administration -------------------------------------------------------------
 
-    def vhost(self) -> VHost:
-        """Make a virtual host with a name nobody had before."""
-        name = f"lab-{uuid.uuid4().hex[:12]}"
-        self.api("PUT", f"vhosts/{name}", {})
-        return VHost(self, name)
+    def ctl(self, *arguments: str, timeout: float = 120) -> str:
+        """Run `rabbitmqctl`, and return what it printed.
 
-    def connect(self, vhost: str) -> amqp.Connection:
-        """Open a plain AMQP connection; it is the caller's to close."""
-        address = f"{HOST}:{self._amqp_port}"
-        connection = amqp.Connection(
-            address, virtual_host=vhost, connect_timeout=5, read_timeout=30
-        )
-        connection.connect()
-        return connection
-
-    def api(self, method: str, path: str, body: object = None) -> Any:
-        """Call the management HTTP API; `path` is what follows /api/."""
-        request = urllib.request.Request(  # noqa: S310, the URL is ours
-            f"{self.management_url}/api/{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": "Basic " + b64encode(b"guest:guest").decode(),
-                "Content-Type": "application/json",
-            },
-        )
+        :raises BrokerError: where it fails, with its words.
+        """
+        argv, env = self._command([CTL, "-n", self.node, *arguments])
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-                text = answer.read()
-        except urllib.error.HTTPError as refusal:
-            raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None
-        return json.loads(text) if text else None
+            done = subprocess.run(
+                argv,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: no answer in {timeout:g} s") from late
+        if done.returncode:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
+        return done.stdout
 
     # --- how it is started ----------------------------------------------------------
 
@@ -192,6 +218,21 @@ class Broker:
     def _inside(self) -> Path:
         """The folder, as the node sees it."""
         return Path("/mnt") if self._root else self.folder
+
+    def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
+        if folder is None:
+            return {}
+        # Where the node, which may live in a root of its own, can read them.
+        shutil.copytree(folder, self.folder / "tls")
+        inside = self._inside / "tls"
+        return {
+            "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_options.cacertfile": f"{inside}/ca.pem",
+            "ssl_options.certfile": f"{inside}/cert.pem",
+            "ssl_options.keyfile": f"{inside}/key.pem",
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "false",
+        }
 
     def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
         settings: dict[str, str | int] = {
@@ -208,8 +249,22 @@ class Broker:
         (self.folder / "advanced.config").write_text(advanced)
         (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
         (self.folder / "conf.d").mkdir()
+        cookie = self.folder / ".erlang.cookie"
+        if self._beside:
+            cookie.write_text((self._beside.folder / cookie.name).read_text())
+        else:
+            cookie.write_text(uuid.uuid4().hex)
+        cookie.chmod(0o400)
 
     def _spawn(self, argv: list[str]) -> Process:
+        return self._keeper.spawn(*self._command(argv), self.folder / "console.log")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._node:
+            os.killpg(self._node.pid, number)
+
+    def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Tell how a program of the broker's is run: its arguments and its environment."""
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -220,7 +275,7 @@ class Broker:
             # For every Erlang of the node, the helper that looks for epmd included.
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
-            "RABBITMQ_NODENAME": "lab@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_MNESIA_BASE": f"{inside}/data",
             "RABBITMQ_LOG_BASE": f"{inside}/log",
@@ -235,7 +290,7 @@ class Broker:
         }
         if self._root:
             argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
-        return self._keeper.spawn(argv, env, self.folder / "console.log")
+        return argv, env
 
     def _chroot_script(self, argv: list[str]) -> str:
         # The mounts live in a namespace of the process, and end with it.
@@ -254,59 +309,6 @@ class Broker:
         except (OSError, amqp.AMQPError, BrokerError):
             return False
         return True
-
-
-@dataclass(frozen=True)
-class VHost:
-    """One virtual host of a `Broker`, and what is in it."""
-
-    broker: Broker
-    name: str
-
-    @property
-    def url(self) -> str:
-        """What an application is given."""
-        return f"{self.broker.url.removesuffix('/')}{self.name}"
-
-    def queues(self) -> Rows:
-        """List them as the management API does. Its message counts lag: see `waiting`."""
-        return self._list("queues")
-
-    def exchanges(self) -> Rows:
-        """List those that somebody declared, without the broker's own."""
-        return [
-            row
-            for row in self._list("exchanges")
-            if row["name"] and not row["name"].startswith("amq.")
-        ]
-
-    def bindings(self) -> Rows:
-        """List them, without the one that each queue has on the default exchange."""
-        return [row for row in self._list("bindings") if row["source"]]
-
-    def waiting(self, *queues: str) -> dict[str, int]:
-        """Count the messages ready in these queues, now; what is not declared is left out."""
-        found = {}
-        with self.connect() as connection:
-            channel = connection.channel()
-            for queue in queues:
-                try:
-                    found[queue] = channel.queue_declare(queue, passive=True).message_count
-                except amqp.NotFound:  # noqa: PERF203, it costs the channel
-                    channel = connection.channel()
-        return found
-
-    def connect(self) -> amqp.Connection:
-        """Open a plain AMQP connection; it is the caller's to close."""
-        return self.broker.connect(self.name)
-
-    def delete(self) -> None:
-        """Delete it and all that is in it."""
-        self.broker.api("DELETE", f"vhosts/{self.name}")
-
-    def _list(self, kind: str) -> Rows:
-        rows: Rows = self.broker.api("GET", f"{kind}/{self.name}")
-        return rows
 
 
 def _free_ports(count: int) -> list[int]:

@@ -25,8 +25,8 @@ find_python() {
 
 missing_packages() {
     case $group in docs) ;; *)
-        # RABBITMQ_ROOT names another broker, see tests/conftest.py.
-        [ -n "${RABBITMQ_ROOT:-}" ] || [ -e $server ] || echo rabbitmq-server
+        # RABBITMQ_ROOT and RABBITMQ_URL name another broker, see tests/conftest.py.
+        [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ] || [ -e $server ] || echo rabbitmq-server
         # Celery needs time zones, which minimal systems lack.
         [ -e /usr/share/zoneinfo/UTC ] || echo tzdata
     esac

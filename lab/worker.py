@@ -25,6 +25,7 @@ class Worker:
     app:     what Celery's -A takes.
     env:     more environment variables for it.
     options: more arguments for `celery worker`.
+    name:    what it is called; a part of its own is put behind it where it has no @.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Worker:
         env: Mapping[str, str],
         *options: str,
         timeout: float = 30,
+        name: str = "lab",
     ) -> None:
         # Two workers of one name would collide on their exclusive control queues.
-        self.name = f"{uuid.uuid4().hex[:8]}@lab"
+        self.name = name if "@" in name else f"{name}@{uuid.uuid4().hex[:12]}"
         self._keeper = keeper
-        self._log = keeper.folder / f"{self.name}.log"
+        self._log = keeper.folder / f"{self.name}-{uuid.uuid4().hex[:8]}.log"
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-l", "INFO"]
         # A pool that is killed leaves its temporary files behind: to the keeper, then.
         env = {**os.environ, "TMPDIR": str(keeper.folder), **env}
@@ -49,6 +51,11 @@ class Worker:
     def pid(self) -> int:
         """The main process, which takes the messages and would hold what is not yet due."""
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the main process lives."""
+        return self._process.poll() is None
 
     def memory(self) -> int:
         """Tell the resident memory of the main process, in bytes."""

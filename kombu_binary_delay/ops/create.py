@@ -8,8 +8,7 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.channel import OwnChannel
-from kombu_binary_delay.declare import declare_part
+from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.topology import IMITABLE, Part, Topology
 
 from .errors import OperationError

@@ -11,8 +11,7 @@ from typing import Any
 
 from amqp.exceptions import ResourceLocked
 
-from kombu_binary_delay.channel import OwnChannel
-from kombu_binary_delay.declare import declare_part
+from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.topology import Part, Topology
 
 from .errors import RefusedError

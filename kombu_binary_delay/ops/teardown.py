@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.channel import OwnChannel
-from kombu_binary_delay.declare import declare_part
+from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.topology import Binding, Exchange, Part, Topology
 
 from .errors import RefusedError

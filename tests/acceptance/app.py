@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _media = Exchange("media", "topic")
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
+    "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "beat": {
         "beat_schedule": {
             "every second": {
@@ -89,6 +91,15 @@ class Deployment:
     results: str
     shape: str = "stock"
     transport: str | None = OURS
+
+    @classmethod
+    def within(
+        cls, folder: Path, url: str, shape: str = "stock", transport: str | None = OURS
+    ) -> Deployment:
+        """Deploy with results and journal in places of their own in a folder."""
+        results = folder / f"results-{uuid.uuid4().hex}"
+        results.mkdir()
+        return cls(url, f"{results}.journal", str(results), shape, transport)
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -176,6 +187,20 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         write(self)
         if self.request.retries < times:
             raise self.retry(countdown=countdown)
+        return int(self.request.retries)
+
+    @app.task(
+        name="back_off",
+        shared=False,
+        bind=True,
+        autoretry_for=(StumbleError,),
+        retry_backoff=1,
+        retry_jitter=False,
+    )
+    def back_off(self: Any, times: int) -> int:
+        write(self)
+        if self.request.retries < times:
+            raise StumbleError
         return int(self.request.retries)
 
     @app.task(

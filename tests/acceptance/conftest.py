@@ -1,16 +1,44 @@
+"""Two ways to a deployment: pytest-celery's `celery_setup`, and `new_stage` for all else.
+
+`celery_setup` has a broker, a backend and a worker: processes of this machine and, where a Docker
+engine answers, then once more containers. A module says what it needs by fixtures of its own:
+`shape`, `worker_transport`, `worker_options`. The nodes live as long as the module.
+"""
+
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pytest_celery import CeleryTestWorker
 
 from lab.keeper import Keeper
+from lab.pytest_nodes import LocalBackend, LocalBroker, LocalWorker
+from tests.acceptance.app import OURS, Deployment, make_app
+from tests.acceptance.containers import (  # noqa: F401 - fixtures, which the others name
+    ContainerBroker,
+    acceptance_network,
+    default_worker_celery_version,
+    engine_answers,
+    rabbitmq_container,
+    worker_command,
+    worker_container,
+    worker_environment,
+    worker_volumes,
+)
+from tests.acceptance.setup import CONTAINERS, PROCESSES, Setup
 from tests.acceptance.stage import Stage
+from tests.acceptance.worker import APP, complaints, environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lab.broker import Broker
+    from celery import Celery
+
+    from lab.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +47,112 @@ def keeper() -> Iterator[Keeper]:
         yield keeper
 
 
+# -- celery_setup ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[PROCESSES, CONTAINERS] if engine_answers() else [PROCESSES])
+def nodes(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def new_stage(broker: Broker, keeper: Keeper) -> Iterator[Callable[..., Stage]]:
+def shape() -> str:
+    """A key of `SHAPES`."""
+    return "stock"
+
+
+@pytest.fixture(scope="module")
+def worker_transport() -> str | None:
+    return OURS
+
+
+@pytest.fixture(scope="module")
+def worker_options() -> list[str]:
+    return ["--pool=threads", "--concurrency=1", "--without-mingle"]
+
+
+@pytest.fixture(scope="module")
+def worker_stays_well() -> bool:
+    """Whether its log must hold no error in the end."""
+    return True
+
+
+@pytest.fixture(scope="module")
+def celery_broker(request: pytest.FixtureRequest, nodes: str) -> Iterator[Any]:
+    broker = (
+        LocalBroker(request.getfixturevalue("broker"))
+        if nodes == PROCESSES
+        else ContainerBroker(request.getfixturevalue("rabbitmq_container"))
+    )
+    yield broker
+    broker.teardown()
+
+
+@pytest.fixture(scope="module")
+def deployment(celery_broker: Any, keeper: Keeper, shape: str) -> Deployment:
+    """As the publisher has it."""
+    return Deployment.within(keeper.folder, celery_broker.config()["host_url"], shape)
+
+
+@pytest.fixture(scope="module")
+def worker_deployment(
+    deployment: Deployment, celery_broker: Any, worker_transport: str | None
+) -> Deployment:
+    """As the worker has it."""
+    return replace(deployment, url=celery_broker.config()["url"], transport=worker_transport)
+
+
+@pytest.fixture(scope="module")
+def celery_backend(deployment: Deployment) -> LocalBackend:
+    """Results are files, which a container shares."""
+    return LocalBackend(Path(deployment.results))
+
+
+@pytest.fixture(scope="module")
+def celery_setup_app(deployment: Deployment) -> Iterator[Celery]:
+    app = make_app(deployment)
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def worker_process(
+    keeper: Keeper, worker_deployment: Deployment, worker_options: list[str]
+) -> LocalWorker:
+    return LocalWorker(keeper, APP, environment_of(worker_deployment), *worker_options)
+
+
+@pytest.fixture(scope="module")
+def celery_worker(
+    request: pytest.FixtureRequest, nodes: str, *, worker_stays_well: bool
+) -> Iterator[CeleryTestWorker]:
+    worker = (
+        request.getfixturevalue("worker_process")
+        if nodes == PROCESSES
+        else CeleryTestWorker(request.getfixturevalue("worker_container"), None)
+    )
+    yield worker
+    worker.teardown()
+    assert not (worker_stays_well and complaints(worker.logs())), worker.logs()
+
+
+@pytest.fixture
+def celery_setup_cls(celery_broker: Any, deployment: Deployment) -> Callable[..., Setup]:
+    return partial(Setup, celery_broker.vhost, deployment)
+
+
+@pytest.fixture
+def stage(celery_setup: Setup) -> Setup:
+    """Where a test plays: `celery_setup`, or what its module makes with `new_stage`."""
+    return celery_setup
+
+
+# -- new_stage -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def new_stage(broker: Server, keeper: Keeper) -> Iterator[Callable[..., Stage]]:
     """Make stages, each in a fresh virtual host; end all of them with the module."""
     stages: list[Stage] = []
 

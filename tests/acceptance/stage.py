@@ -1,33 +1,23 @@
-"""Where a test plays: a virtual host, the app as its publisher sees it, a journal, and workers."""
+"""Where a test plays that makes its deployment itself, and starts workers when it likes.
+
+A test that needs no more than a broker and a worker from the beginning takes `celery_setup`.
+"""
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kombu_binary_delay import Topology
 from tests.acceptance.app import OURS, Deployment, make_app
-from tests.acceptance.journal import Journal
+from tests.acceptance.scene import Scene
 from tests.acceptance.worker import Beat, Worker
 
 if TYPE_CHECKING:
-    from celery.canvas import Signature
-    from celery.result import AsyncResult
-
-    from lab.broker import Broker, VHost
     from lab.keeper import Keeper
-
-#: The first RabbitMQ whose quorum queues have a message TTL.
-QUORUM_SINCE = (3, 10)
+    from lab.server import VHost
 
 
-def topology_on(broker: Broker) -> Topology:
-    version = tuple(int(number) for number in broker.version.split(".")[:2])
-    return Topology(queue_type="quorum" if version >= QUORUM_SINCE else "classic")
-
-
-class Stage:
+class Stage(Scene):
     def __init__(
         self,
         vhost: VHost,
@@ -38,33 +28,15 @@ class Stage:
     ) -> None:
         """Set a stage.
 
-        :param url: the app's broker, with ``{broker}`` for what follows the scheme.
+        :param url: the app's broker, with ``{broker}`` for what follows the scheme, or ``{place}``
+            for what follows the user.
         """
-        self.vhost = vhost
-        self.topology = topology_on(vhost.broker)
-        self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
+        broker = vhost.url.removeprefix("amqp://")
+        url = url.format(broker=broker, place=broker.rpartition("@")[2])
+        deployment = Deployment.within(keeper.folder, url, shape, transport)
+        super().__init__(vhost, deployment, make_app(deployment))
         self._keeper = keeper
         self._workers: list[Worker] = []
-        results = keeper.folder / f"results-{uuid.uuid4().hex}"
-        results.mkdir()
-        self.journal = Journal(results.with_suffix(".journal"))
-        self.deployment = Deployment(
-            url.format(broker=vhost.url.removeprefix("amqp://")),
-            str(self.journal.path),
-            str(results),
-            shape,
-            transport,
-        )
-        self.app = make_app(self.deployment)
-
-    def task(self, name: str, *args: object) -> Signature:
-        return self.app.tasks[name].s(*args)
-
-    def send(self, name: str, *args: object, **options: Any) -> AsyncResult:
-        return self.app.tasks[name].apply_async(args, **options)
-
-    def send_note(self, *args: object, **options: Any) -> str:
-        return str(self.send("note", *args, **options).id)
 
     def worker(self, *options: str, stock: bool = False, mingle: bool = False) -> Worker:
         """Start a worker, and wait until it is ready.
@@ -80,20 +52,6 @@ class Stage:
     def beat(self) -> Beat:
         """Start beat, and wait until it is ready."""
         return Beat(self._keeper, self.deployment)
-
-    def waiting(self) -> int:
-        """Count the messages that wait on the ladder, now."""
-        return sum(self.vhost.waiting(*self.levels).values())
-
-    def parked(self) -> int:
-        """Count the messages that found no destination."""
-        return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
-
-    def exchanges(self) -> set[str]:
-        return {row["name"] for row in self.vhost.exchanges()}
-
-    def queues(self) -> set[str]:
-        return {row["name"] for row in self.vhost.queues()}
 
     def begin_to_close(self) -> None:
         """Ask its workers to stop, and do not wait."""

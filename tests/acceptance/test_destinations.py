@@ -8,23 +8,28 @@ import pytest
 from kombu import Exchange
 
 from tests.acceptance.journal import wait_until
+from tests.acceptance.scene import Scene
 from tests.acceptance.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def stage(new_stage):
-    stage = new_stage("exchanges")
-    stage.worker("--pool=threads", "--queues=celery,images,pngs,png,left,right,foo")
-    return stage
+def shape():
+    return "exchanges"
 
 
-def settle(stage: Stage, *countdowns: float) -> None:
+@pytest.fixture(scope="module")
+def worker_options():
+    queues = "--queues=celery,images,pngs,png,left,right,foo"
+    return ["--pool=threads", "--concurrency=1", "--without-mingle", queues]
+
+
+def settle(stage: Scene, *countdowns: float) -> None:
     """Wait for a task that is due after all others: had they more runs, these would be over."""
     stage.journal.wait_for(stage.send_note(countdown=max(countdowns) + 0.5))
     wait_until(lambda: stage.waiting() == 0, "an empty ladder")
 
 
-def test_a_queue_that_is_named_in_the_call_gets_the_task(stage: Stage):
+def test_a_queue_that_is_named_in_the_call_gets_the_task(stage: Scene):
     # when
     task = stage.send_note(countdown=0.5, queue="foo")
     # then
@@ -32,7 +37,7 @@ def test_a_queue_that_is_named_in_the_call_gets_the_task(stage: Stage):
     assert (run.exchange, run.routing_key) == ("", "foo")
 
 
-def test_of_two_exchanges_that_share_a_routing_key_only_the_right_one_delivers(stage: Stage):
+def test_of_two_exchanges_that_share_a_routing_key_only_the_right_one_delivers(stage: Scene):
     # when
     left = stage.send_note(exchange="left", routing_key="same", countdown=0.5)
     right = stage.send_note(exchange="right", routing_key="same", countdown=0.5)
@@ -47,7 +52,7 @@ def test_of_two_exchanges_that_share_a_routing_key_only_the_right_one_delivers(s
 
 @pytest.mark.parametrize("countdown", [None, 0.5])
 def test_topic_patterns_choose_among_delayed_tasks_as_among_others(
-    stage: Stage, countdown: float | None
+    stage: Scene, countdown: float | None
 ):
     # given
     queues = {
@@ -72,7 +77,7 @@ def test_topic_patterns_choose_among_delayed_tasks_as_among_others(
     )
 
 
-def test_a_retry_stays_on_its_topic_exchange(stage: Stage):
+def test_a_retry_stays_on_its_topic_exchange(stage: Scene):
     # when
     task = stage.send("retry", 2, 0.5, exchange="media", routing_key="image.jpg").id
     # then
@@ -81,7 +86,7 @@ def test_a_retry_stays_on_its_topic_exchange(stage: Stage):
     stage.journal.assert_on_time([task])
 
 
-def test_a_task_that_no_queue_wants_any_more_is_parked_and_disturbs_no_other(stage: Stage):
+def test_a_task_that_no_queue_wants_any_more_is_parked_and_disturbs_no_other(stage: Scene):
     # given
     exchange = Exchange("media", "topic")
     parked = stage.parked()

@@ -12,6 +12,7 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from tests.acceptance.journal import LATE, PATIENCE, Entry, wait_until
+from tests.acceptance.scene import Scene
 from tests.acceptance.stage import Stage
 
 UTC = timezone.utc
@@ -19,13 +20,11 @@ NEW_YORK_OR_SO = timezone(timedelta(hours=-5))
 
 
 @pytest.fixture(scope="module")
-def stage(new_stage):
-    stage = new_stage()
-    stage.worker("--concurrency=2")
-    return stage
+def worker_options():
+    return ["--concurrency=2", "--without-mingle"]
 
 
-def test_a_countdown_is_kept(stage: Stage):
+def test_a_countdown_is_kept(stage: Scene):
     # given
     start = time.time()
     # when
@@ -36,7 +35,7 @@ def test_a_countdown_is_kept(stage: Stage):
     stage.journal.assert_on_time([task])
 
 
-def test_a_countdown_of_a_fraction_of_a_second_is_kept(stage: Stage):
+def test_a_countdown_of_a_fraction_of_a_second_is_kept(stage: Scene):
     # given
     start = time.time()
     # when
@@ -49,7 +48,7 @@ def test_a_countdown_of_a_fraction_of_a_second_is_kept(stage: Stage):
 
 
 @pytest.mark.parametrize("zone", [UTC, NEW_YORK_OR_SO], ids=str)
-def test_an_eta_is_kept_whatever_its_timezone(stage: Stage, zone: timezone):
+def test_an_eta_is_kept_whatever_its_timezone(stage: Scene, zone: timezone):
     # given
     eta = datetime.now(zone) + timedelta(seconds=1)
     # when
@@ -60,7 +59,7 @@ def test_an_eta_is_kept_whatever_its_timezone(stage: Stage, zone: timezone):
     stage.journal.assert_on_time([task])
 
 
-def test_a_naive_eta_is_read_as_utc(stage: Stage):
+def test_a_naive_eta_is_read_as_utc(stage: Scene):
     # given
     eta = datetime.now(UTC) + timedelta(seconds=1)
     # when
@@ -72,7 +71,7 @@ def test_a_naive_eta_is_read_as_utc(stage: Stage):
 
 
 @pytest.mark.parametrize("countdown", [0, -5, None])
-def test_what_is_due_already_runs_at_once(stage: Stage, countdown: float | None):
+def test_what_is_due_already_runs_at_once(stage: Scene, countdown: float | None):
     # when
     task = stage.send_note(countdown=countdown)
     # then
@@ -80,7 +79,7 @@ def test_what_is_due_already_runs_at_once(stage: Stage, countdown: float | None)
     assert (run.exchange, run.routing_key) == ("", "celery")
 
 
-def test_tasks_run_in_the_order_of_their_times_not_of_their_sending(stage: Stage):
+def test_tasks_run_in_the_order_of_their_times_not_of_their_sending(stage: Scene):
     # given
     first = datetime.now(UTC) + timedelta(seconds=0.5)
     # when
@@ -92,7 +91,7 @@ def test_tasks_run_in_the_order_of_their_times_not_of_their_sending(stage: Stage
     stage.journal.assert_on_time(tasks.values())
 
 
-def test_a_task_looks_as_if_it_had_never_been_delayed(stage: Stage):
+def test_a_task_looks_as_if_it_had_never_been_delayed(stage: Scene):
     # given
     prompt = stage.send_note()
     # when
@@ -107,14 +106,14 @@ def test_a_task_looks_as_if_it_had_never_been_delayed(stage: Stage):
     assert delayed_receipt.expiration is None
 
 
-def test_the_argument_and_the_result_of_a_delayed_task_arrive(stage: Stage):
+def test_the_argument_and_the_result_of_a_delayed_task_arrive(stage: Scene):
     # when
     result = stage.send("note", {"größe": [1, 2]}, countdown=0.5)
     # then
     assert result.get(timeout=LATE) == {"größe": [1, 2]}
 
 
-def test_a_task_may_delay_another(stage: Stage):
+def test_a_task_may_delay_another(stage: Scene):
     # given
     start = time.time()
     # when
@@ -125,7 +124,7 @@ def test_a_task_may_delay_another(stage: Stage):
     stage.journal.assert_on_time([other])
 
 
-def test_a_retry_waits_for_its_countdown(stage: Stage):
+def test_a_retry_waits_for_its_countdown(stage: Scene):
     # when
     result = stage.send("retry", 3, 0.5)
     # then
@@ -136,7 +135,7 @@ def test_a_retry_waits_for_its_countdown(stage: Stage):
     stage.journal.assert_on_time([result.id])
 
 
-def test_an_automatic_retry_waits_for_its_countdown(stage: Stage):
+def test_an_automatic_retry_waits_for_its_countdown(stage: Scene):
     # when
     result = stage.send("stumble", 2, countdown=0.5)
     # then
@@ -147,7 +146,7 @@ def test_an_automatic_retry_waits_for_its_countdown(stage: Stage):
     stage.journal.assert_on_time([result.id])
 
 
-def test_what_expires_after_it_is_due_runs(stage: Stage):
+def test_what_expires_after_it_is_due_runs(stage: Scene):
     # when
     task = stage.send_note(countdown=1, expires=60)
     # then
@@ -157,7 +156,7 @@ def test_what_expires_after_it_is_due_runs(stage: Stage):
     assert receipt.expiration == "60000"
 
 
-def test_what_expires_before_it_is_due_is_revoked_then_and_never_runs(stage: Stage):
+def test_what_expires_before_it_is_due_is_revoked_then_and_never_runs(stage: Scene):
     # given
     start = time.time()
     # when
@@ -169,7 +168,7 @@ def test_what_expires_before_it_is_due_is_revoked_then_and_never_runs(stage: Sta
     assert not stage.journal.ran(result.id)
 
 
-def test_a_task_revoked_before_it_is_due_never_runs(stage: Stage):
+def test_a_task_revoked_before_it_is_due_never_runs(stage: Scene):
     # given
     result = stage.send("note", countdown=1.5)
     # when
@@ -180,7 +179,7 @@ def test_a_task_revoked_before_it_is_due_never_runs(stage: Stage):
     assert not stage.journal.ran(result.id)
 
 
-def test_each_link_of_a_chain_waits_for_its_own_countdown(stage: Stage):
+def test_each_link_of_a_chain_waits_for_its_own_countdown(stage: Scene):
     # given
     start = time.time()
     first = stage.task("note", 1).set(countdown=0.5)
@@ -196,7 +195,7 @@ def test_each_link_of_a_chain_waits_for_its_own_countdown(stage: Stage):
     stage.journal.assert_on_time([result.parent.id, result.id])
 
 
-def test_a_group_waits_as_a_whole(stage: Stage):
+def test_a_group_waits_as_a_whole(stage: Scene):
     # given
     start = time.time()
     # when
@@ -208,7 +207,7 @@ def test_a_group_waits_as_a_whole(stage: Stage):
     stage.journal.assert_on_time(ids)
 
 
-def test_a_skewed_group_runs_one_after_the_other(stage: Stage):
+def test_a_skewed_group_runs_one_after_the_other(stage: Scene):
     # given
     tasks = group(stage.task("note", n) for n in range(4)).skew(start=0.5, stop=2.5, step=0.5)
     # when
@@ -220,7 +219,7 @@ def test_a_skewed_group_runs_one_after_the_other(stage: Stage):
     stage.journal.assert_on_time(ids)
 
 
-def test_a_chord_whose_parts_all_wait_comes_to_its_end(stage: Stage):
+def test_a_chord_whose_parts_all_wait_comes_to_its_end(stage: Scene):
     # given
     start = time.time()
     header = [stage.task("note", n).set(countdown=0.5 + n / 4) for n in range(3)]
@@ -235,7 +234,7 @@ def test_a_chord_whose_parts_all_wait_comes_to_its_end(stage: Stage):
     stage.journal.assert_on_time([result.id, *ids])
 
 
-def test_celery_polls_a_chord_by_delayed_retries(stage: Stage, tmp_path: Path):
+def test_celery_polls_a_chord_by_delayed_retries(stage: Scene, tmp_path: Path):
     # given
     signal = tmp_path / "go"
     before = {each.id for each in stage.journal.received()}

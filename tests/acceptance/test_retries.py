@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from tests.acceptance.stage import Stage
+from tests.acceptance.scene import Scene
 
 RETRIES = 50
 
 
+@pytest.fixture(scope="module")
+def worker_options():
+    return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
+
+
 @pytest.mark.slow
-def test_fifty_retries_stay_on_their_queue_and_nothing_grows(new_stage):
-    # given
-    stage: Stage = new_stage()
-    stage.worker("--pool=threads", "--queues=celery,foo")
+def test_autoretry_backs_off_by_ever_longer_delays(stage: Scene):
+    # when
+    task = stage.send("back_off", 2, queue="foo").id
+    # then
+    runs = stage.journal.wait_for(task, times=3)
+    stage.journal.assert_on_time([task])
+    waits = [later.at - earlier.at for earlier, later in pairwise(runs)]
+    assert [run.retries for run in runs] == [0, 1, 2]
+    assert waits[0] >= 1
+    assert waits[1] >= 2
+    assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
+
+
+@pytest.mark.slow
+def test_fifty_retries_stay_on_their_queue_and_nothing_grows(stage: Scene):
     # when
     task = stage.send("retry", RETRIES, 0.125, queue="foo").id
     # then

@@ -7,18 +7,22 @@ from itertools import pairwise
 import pytest
 
 from tests.acceptance.journal import wait_until
+from tests.acceptance.scene import Scene
 from tests.acceptance.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def stage(new_stage):
-    stage = new_stage()
-    stage.worker("--pool=threads", "--queues=celery,foo", stock=True)
-    return stage
+def worker_transport():
+    return None
+
+
+@pytest.fixture(scope="module")
+def worker_options():
+    return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
 
 
 @pytest.mark.parametrize("queue", ["celery", "foo"])
-def test_a_delayed_task_runs_at_its_time(stage: Stage, queue: str):
+def test_a_delayed_task_runs_at_its_time(stage: Scene, queue: str):
     # when
     task = stage.send_note(countdown=1, queue=queue)
     # then
@@ -27,7 +31,7 @@ def test_a_delayed_task_runs_at_its_time(stage: Stage, queue: str):
 
 
 @pytest.mark.parametrize("queue", ["celery", "foo"])
-def test_its_retries_come_back_to_it_at_their_times(stage: Stage, queue: str):
+def test_its_retries_come_back_to_it_at_their_times(stage: Scene, queue: str):
     # when
     task = stage.send("retry", 3, 0.5, countdown=0.5, queue=queue).id
     # then
@@ -36,7 +40,7 @@ def test_its_retries_come_back_to_it_at_their_times(stage: Stage, queue: str):
     assert all(later.at - run.at >= 0.5 for run, later in pairwise(runs))
 
 
-def test_what_expires_before_it_is_due_does_not_run_there_either(stage: Stage):
+def test_what_expires_before_it_is_due_does_not_run_there_either(stage: Scene):
     # when
     expired = stage.send_note(countdown=1, expires=0.5)
     other = stage.send_note(countdown=1.5, expires=60)

@@ -21,6 +21,12 @@ ROOT = Path(__file__).parents[2]
 APP = "tests.acceptance.worker_app"
 
 
+def complaints(log: str) -> list[str]:
+    """Find what no log of a worker that is well holds."""
+    signs = ("Traceback", ": ERROR/", ": CRITICAL/")
+    return [line for line in log.splitlines() if any(sign in line for sign in signs)]
+
+
 class Worker(lab.worker.Worker):
     """`celery worker`; unless told otherwise with the prefork pool and one process in it."""
 
@@ -28,7 +34,7 @@ class Worker(lab.worker.Worker):
         self.alive = True
         self._asked = False
         super().__init__(
-            keeper, APP, _environment(deployment), "--concurrency=1", *options, timeout=60
+            keeper, APP, environment_of(deployment), "--concurrency=1", *options, timeout=60
         )
 
     def kill(self) -> None:
@@ -50,9 +56,7 @@ class Worker(lab.worker.Worker):
         self.kill()
 
     def complaints(self) -> list[str]:
-        """Find what no log of a worker that is well holds."""
-        signs = ("Traceback", ": ERROR/", ": CRITICAL/")
-        return [line for line in self.log().splitlines() if any(sign in line for sign in signs)]
+        return complaints(self.log())
 
 
 class Beat:
@@ -63,7 +67,7 @@ class Beat:
         log = keeper.folder / f"beat-{uuid.uuid4().hex}.log"
         argv = [sys.executable, "-m", "celery", "-A", APP, "beat", "--loglevel=INFO", "--pidfile="]
         schedule = f"--schedule={log.with_suffix('.schedule')}"
-        environment = {**os.environ, **_environment(deployment)}
+        environment = {**os.environ, **environment_of(deployment)}
         self._process = keeper.spawn([*argv, schedule], environment, log)
         wait_until(lambda: "beat: Starting..." in log.read_text(), "the start of beat")
 
@@ -71,5 +75,5 @@ class Beat:
         self._keeper.stop(self._process)
 
 
-def _environment(deployment: Deployment) -> dict[str, str]:
+def environment_of(deployment: Deployment) -> dict[str, str]:
     return {**deployment.environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

@@ -51,6 +51,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
     return found
 
 
+@pytest.mark.own_broker
 @pytest.mark.parametrize("again", ["restart", "stop and start", "kill and start"])
 def test_a_durable_message_and_the_ports_outlive(own: Broker, again: str) -> None:
     vhost, ports = own.vhost(), own.ports
@@ -77,6 +78,7 @@ def test_a_durable_message_and_the_ports_outlive(own: Broker, again: str) -> Non
     vhost.delete()
 
 
+@pytest.mark.own_broker
 def test_it_listens_on_its_own_ports_and_on_loopback_only(own: Broker) -> None:
     found = set().union(*(listeners(pid) for pid in own.pids))
     assert {port for _, port in found} == set(own.ports)
@@ -86,6 +88,7 @@ def test_it_listens_on_its_own_ports_and_on_loopback_only(own: Broker) -> None:
     }
 
 
+@pytest.mark.own_broker
 def test_virtual_hosts_are_worlds_of_their_own(own: Broker) -> None:
     one, other = own.vhost(), own.vhost()
     with one.connect() as connection:
@@ -105,6 +108,7 @@ def test_virtual_hosts_are_worlds_of_their_own(own: Broker) -> None:
         one.queues()
 
 
+@pytest.mark.own_broker
 def test_two_brokers_run_side_by_side_and_closing_one_leaves_nothing_of_it(own: Broker) -> None:
     with Broker(ROOT) as second:
         pids, folder = second.pids, second.folder
@@ -120,6 +124,7 @@ def test_a_missing_broker_is_an_error(tmp_path: Path) -> None:
         Broker(str(tmp_path))
 
 
+@pytest.mark.own_broker
 def test_a_broker_that_cannot_start_says_why() -> None:
     with pytest.raises(BrokerError, match="no_such_setting"), Broker(ROOT, {"no_such_setting": 1}):
         pass

@@ -14,6 +14,7 @@ LAYOUTS = [
     {"radix": [2, 3, 10, 10], "layout": "skip", "tick": 100},
     {"queue_per_delay": True},
     {"queue_per_delay": True, "radix": 4, "layout": "skip"},
+    {"lanes": 2},
 ]
 DELAYS = [1700, 400, 1250, 400, 300, 1250, 800, 1700, 400]
 
@@ -50,7 +51,9 @@ def test_each_message_arrives_once_and_never_early(connect, collect, topology, v
     names = {row["name"] for row in vhost.queues()} - {"q", made.parking}
     assert names, "the delays were not on the ladder"
     own = {name for name in names if name.startswith(made.own)}
-    assert names - own <= {each.name for each in made.whole.queues}
+    lanes = [{each.name for each in lane.whole.queues} for lane in made.lanes(wanted.lanes)]
+    assert names - own <= set.union(*lanes)
+    assert all(names & lane for lane in lanes), "a ladder was not used"
     # In ticks of 125 ms; the delays of one use have none.
     served = {f"{made.own}.{delay}ms" for delay in (500, 1250, 1750)}
     assert own == (served if wanted.queue_per_delay else set())

@@ -84,6 +84,7 @@ def test_a_delay_with_a_queue_of_its_own_waits_in_one_place_and_one_without_on_t
         Topology(Ladder(2000, (4, 4, 10)), "my-own_1", "classic"),
         Topology(Ladder.uniform(4), layout="skip"),
         Topology(Ladder.binary(), "a", "classic", "skip"),
+        Topology(layout="skip", lane=12),
     ],
 )
 def test_a_topology_is_read_back_from_the_name_of_any_part_of_its_ladder(topology):
@@ -109,6 +110,16 @@ def test_classic_levels_have_names_of_their_own_and_no_arguments_of_quorum_queue
     for queue in classic.whole.queues:
         assert dict(queue.arguments)["x-queue-type"] == "classic"
         assert "x-dead-letter-strategy" not in dict(queue.arguments)
+
+
+def test_lanes_have_names_of_their_own_and_one_delivery_side():
+    alone, *lanes = Topology().lanes(1) + Topology().lanes(3)
+
+    assert alone == Topology()
+    assert len({lane.prefix for lane in (alone, *lanes)}) == 4
+    assert {lane.delivery for lane in (alone, *lanes)} == {alone.delivery}
+    for queue in lanes[2].levels[0].queues:
+        assert dict(queue.arguments)["x-queue-leader-locator"] == "balanced"
 
 
 def test_no_queue_that_can_hold_a_message_expires_or_is_limited():

@@ -1,0 +1,179 @@
+"""The directives ``conformance-runs``, ``-cases`` and ``-ladders``: what recorded runs found.
+
+They read ``docs/reference/conformance/*.json``, which ``pytest tests/conformance
+--record-conformance`` writes, so the page says what the data say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
+FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
+HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
+#: How the table says it.
+SIGNS = {HELD: "yes", NOT_APPLICABLE: "does not apply"}
+DEFAULT_LADDER = "binary"
+WALK = "walk"
+
+Run = dict[str, Any]
+Rows = list[list[str]]
+
+
+def load(folder: Path = FOLDER) -> list[Run]:
+    """Read every recorded run, oldest RabbitMQ and Celery first."""
+    runs = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return sorted(runs, key=lambda run: [_numbers(run[each]) for each in _IDENTITY])
+
+
+def runs_table(runs: list[Run]) -> Rows:
+    """Make a row per RabbitMQ and a column per Celery: how many cases held, on which Pythons."""
+    celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
+    rows = [["RabbitMQ", *(f"Celery, Kombu {each}" for each in celeries)]]
+    for rabbitmq in dict.fromkeys(run["rabbitmq"] for run in runs):
+        cells = defaultdict(list)
+        for run in runs:
+            if run["rabbitmq"] == rabbitmq:
+                cells[_minor(run["celery"])].append(f"Python {run['python']}: {_count(run)}")
+        rows.append([rabbitmq, *(", ".join(cells[each]) for each in celeries)])
+    return rows
+
+
+def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
+    """Make a row per case and a column per place where it ran, all recorded runs together.
+
+    :param ladders: a column per ladder; otherwise per RabbitMQ and type of the ladder's queues.
+    """
+    found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
+    columns: dict[str, None] = {} if ladders else {WALK: None}
+    for run in runs:
+        for result in run["results"]:
+            column = _column(run, result, ladders=ladders)
+            if column is None:
+                continue
+            columns[column] = None
+            for outcome in (HELD, FAILED, NOT_APPLICABLE):
+                for case in result.get(outcome, ()):
+                    found[case][column].append((outcome, run))
+    used = [each for each in columns if any(_says(cells[each]) for cells in found.values())]
+    heads = [each[0].upper() + each[1:] if ladders or each == WALK else each for each in used]
+    rows = [["What holds", *heads]]
+    rows += [
+        [_escape(case), *(_cell(cells[each], ladders=ladders) for each in used)]
+        for case, cells in found.items()
+    ]
+    return [row for row in rows if any(row[1:])]
+
+
+def _column(run: Run, result: dict[str, Any], *, ladders: bool) -> str | None:
+    if ladders:
+        return None if result["on"] == WALK else str(result["ladder"])
+    if result["on"] == WALK:
+        return WALK
+    if result["ladder"] != DEFAULT_LADDER:
+        return None
+    return f"{_minor(run['rabbitmq'])}, {result['queue_type']}"
+
+
+def _cell(outcomes: list[tuple[str, Run]], *, ladders: bool) -> str:
+    failed = [_name(run) for outcome, run in outcomes if outcome == FAILED]
+    if failed:
+        return f"**no**: {', '.join(failed)}"
+    if ladders:
+        # Not every ladder has been tried on every RabbitMQ: say where.
+        held = [_minor(run["rabbitmq"]) for outcome, run in outcomes if outcome == HELD]
+        return ", ".join(dict.fromkeys(held))
+    said = {SIGNS[outcome] for outcome, _ in outcomes}
+    return SIGNS[HELD] if SIGNS[HELD] in said else "".join(said)
+
+
+def _says(outcomes: list[tuple[str, Run]]) -> bool:
+    """Whether a column has anything but what does not apply."""
+    return any(outcome != NOT_APPLICABLE for outcome, _ in outcomes)
+
+
+def _count(run: Run) -> str:
+    on_broker = [result for result in run["results"] if result["on"] != WALK]
+    held, failed = (
+        sum(len(result.get(outcome, ())) for result in on_broker) for outcome in (HELD, FAILED)
+    )
+    return f"all {held}" if not failed else f"**{failed} of {held + failed} failed**"
+
+
+def _name(run: Run) -> str:
+    return f"RabbitMQ {run['rabbitmq']}, Celery {run['celery']}, Python {run['python']}"
+
+
+_IDENTITY = ("rabbitmq", "celery", "python")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)]
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def as_markdown(rows: Rows) -> str:
+    """Write a table as the pages are written."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([*`|_\\])", r"\\\1", text)
+
+
+class _Table(SphinxDirective):
+    def rows(self) -> Iterable[list[str]]:
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        """Put the table where the directive stands."""
+        for path in FOLDER.glob("*.json"):
+            self.env.note_dependency(str(path))
+        return self.parse_text_to_nodes(as_markdown(list(self.rows())))
+
+
+class ConformanceRuns(_Table):
+    """The versions that were run."""
+
+    def rows(self) -> Rows:
+        """Make the rows."""
+        return runs_table(load())
+
+
+class ConformanceCases(_Table):
+    """What held where."""
+
+    def rows(self) -> Rows:
+        """Make the rows."""
+        return cases_table(load(), ladders=False)
+
+
+class ConformanceLadders(_Table):
+    """What held with which ladder."""
+
+    def rows(self) -> Rows:
+        """Make the rows."""
+        return [row for row in cases_table(load(), ladders=True) if all(row)]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    app.add_directive("conformance-runs", ConformanceRuns)
+    app.add_directive("conformance-cases", ConformanceCases)
+    app.add_directive("conformance-ladders", ConformanceLadders)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

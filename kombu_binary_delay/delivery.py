@@ -1,0 +1,291 @@
+"""The delivery side, as one connection makes it: the ways from delivery to destinations.
+
+It must not import what knows when a connection begins to delay or to consume.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from amqp.exceptions import NotFound, PreconditionFailed, ResourceLocked
+from kombu.log import get_logger
+
+from .channel import OwnChannel, bind, send, unbind
+from .errors import AddressError, TopologyError
+from .topology import IMITABLE, Binding, Topology
+
+logger = get_logger(__name__)
+
+#: The types of the exchanges that every RabbitMQ has.
+BUILT_IN = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.topic": "topic",
+}
+
+
+class Bound(NamedTuple):
+    """A binding that somebody made from an exchange to a queue or another exchange."""
+
+    exchange: str
+    destination: str
+    key: str
+    to_queue: bool
+
+
+class Delivery:
+    """What one connection has declared behind delivery.
+
+    :param own: the channel to declare on.
+    :param outlets: patterns of the names of queues that need an outlet, whoever declares them.
+    :param lost: called when the broker has told that something of ours is gone.
+    """
+
+    def __init__(
+        self,
+        own: OwnChannel,
+        topology: Topology,
+        outlets: tuple[str, ...],
+        lost: Callable[[], None],
+    ) -> None:
+        self._own = own
+        self._topology = topology
+        self._patterns = outlets
+        self._lost = lost
+        #: The types of exchanges, and whether queues refuse messages, where that is known.
+        self.types: dict[str, str] = dict(BUILT_IN)
+        self.refuses: dict[str, bool] = {}
+        # Only at least once does what a queue refuses come back, and hold up others.
+        self._has_outlets = topology.mirrors and topology.queue_type == "quorum"
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what stands on the broker."""
+        self._base = False
+        self._made: set[object] = set()
+
+    def doubt(self, *made: object) -> None:
+        """Forget whether some of it stands: a queue as ``("", queue)``, an exchange, a binding."""
+        self._made.difference_update(made)
+
+    def lay_base(self) -> None:
+        """Declare the delivery exchange and the parking queue."""
+        if self._base:
+            return
+        with self._own.lend("the delivery exchange and the parking queue") as channel:
+            send(channel, self._topology.base)
+            # One answer for all that was sent without waiting.
+            channel.exchange_declare(self._topology.delivery, "topic", passive=True)
+        self._base = True
+
+    def lay_base_again(self) -> None:
+        """Declare them even if they stood before."""
+        self._base = False
+        self.lay_base()
+
+    # -- queues on the default exchange --------------------------------------------------------
+
+    def lead_to(self, queue: str) -> bool:
+        """Bind a queue that is addressed through the default exchange; tell whether it exists.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        if ("", queue) in self._made:
+            return True
+        self.lay_base()
+        self._ask_for_outlet(queue)
+        with self._own.lend(
+            f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+        ) as channel:
+            try:
+                if self.has_outlet(queue):
+                    self._let_into(channel, queue)
+                else:
+                    self._bind_again(
+                        channel, self._topology.to_queue(queue).bindings, self.lay_base
+                    )
+            except NotFound:
+                if not self._topology.parking:
+                    raise TopologyError(
+                        f"the queue {queue!r} does not exist, and this ladder has no place where a "
+                        f"message without a destination could wait; declare the queue first"
+                    ) from None
+                logger.warning(
+                    "the queue %r does not exist: delayed messages for it are parked in %r unless "
+                    "it is declared and bound before they are due",
+                    queue,
+                    self._topology.parking,
+                )
+                return False
+            except ResourceLocked as exc:
+                raise TopologyError(
+                    f"the queue {queue!r} is exclusive to another connection, which RabbitMQ lets "
+                    f"nobody else bind; delay to a queue that is not exclusive"
+                ) from exc
+        self._made.add(("", queue))
+        return True
+
+    def has_outlet(self, queue: str) -> bool:
+        """Whether a queue is reached through an outlet, as far as that is known."""
+        return self._has_outlets and (
+            self.refuses.get(queue, False)
+            or any(fnmatchcase(queue, pattern) for pattern in self._patterns)
+        )
+
+    def _ask_for_outlet(self, queue: str) -> None:
+        """Find out whether others, who know the queue's arguments, have given it an outlet."""
+        if not self._has_outlets or queue in self.refuses or self.has_outlet(queue):
+            return
+        with self._own.lend(f"whether {queue!r} has an outlet") as channel:
+            try:
+                channel.queue_declare(self._topology.into_name(queue), passive=True)
+            except NotFound:
+                self.refuses[queue] = False
+            else:
+                self.refuses[queue] = True
+
+    def _let_into(self, channel: Any, queue: str) -> None:
+        part = self._topology.into(queue)
+        send(channel, part)
+        self._bind_again(channel, part.bindings, self.lay_base)
+
+    # -- bindings of other exchanges -----------------------------------------------------------
+
+    def mirror(self, bound: Bound) -> bool:
+        """Repeat a binding on the shadow of its exchange; tell whether what it binds exists.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        if bound in self._made:
+            return True
+        exchange_type = self._type_of(bound.exchange)
+        if not bound.to_queue:
+            self._type_of(bound.destination)
+        self._stand_around(bound)
+        if exchange_type in IMITABLE and not self._imitate(bound, exchange_type):
+            return False
+        self._made.add(bound)
+        return True
+
+    def _imitate(self, bound: Bound, exchange_type: str) -> bool:
+        if bound.to_queue:
+            self._ask_for_outlet(bound.destination)
+        outlet = bound.to_queue and self.has_outlet(bound.destination)
+        try:
+            mirrors = self._mirror_of(bound, exchange_type, outlet=outlet)
+        except AddressError as exc:
+            logger.warning("%s", exc)
+            return True
+        also = f"write on {bound.destination!r}" if bound.to_queue else ""
+        with self._own.lend(f"the binding of {bound.destination!r}", also) as channel:
+            try:
+                if outlet:
+                    self._let_into(channel, bound.destination)
+                self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
+                if outlet:
+                    # Someone who did not know may have led to the queue itself.
+                    unbind(channel, self._mirror_of(bound, exchange_type))
+            except NotFound:
+                # It went away since, and its bindings with it.
+                return False
+        return True
+
+    def unmirror(self, bound: Bound) -> None:
+        """Undo :meth:`mirror`, here or in another process.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        self._made.discard(bound)
+        exchange_type = self._type_of(bound.exchange)
+        if exchange_type not in IMITABLE:
+            return
+        outlet = bound.to_queue and self.has_outlet(bound.destination)
+        for way in {outlet, False}:
+            with self._own.lend(f"the removal of {bound}") as channel, suppress(NotFound):
+                # What is not there is unbound.
+                unbind(channel, self._mirror_of(bound, exchange_type, outlet=way))
+
+    def _mirror_of(
+        self, bound: Bound, exchange_type: str, *, outlet: bool = False
+    ) -> tuple[Binding, ...]:
+        target = self._topology.into_name(bound.destination) if outlet else bound.destination
+        return self._topology.mirror(
+            bound.exchange, exchange_type, target, bound.key, to_queue=bound.to_queue
+        )
+
+    def _bind_again(
+        self, channel: Any, bindings: tuple[Binding, ...], declare: Callable[[], None]
+    ) -> None:
+        """Bind; where it is our side that has gone meanwhile, declare that and bind again."""
+        try:
+            bind(channel, bindings)
+        except NotFound as exc:
+            if not self._topology.is_named_in(str(exc)):
+                raise
+            self._lost()
+            declare()
+            bind(channel, bindings)
+
+    # -- exchanges -----------------------------------------------------------------------------
+
+    def stand_behind(self, exchange: str) -> None:
+        """Declare the shadow of an exchange, with an outlet where it routes by headers.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        if exchange in self._made:
+            return
+        self.lay_base()
+        by_headers = self.types.get(exchange) == "headers"
+        part = self._topology.outlet(exchange) if by_headers else self._topology.shadow(exchange)
+        also = f"write on the exchange {exchange!r}" if by_headers else ""
+        with self._own.lend(f"the way to the exchange {exchange!r}", also) as channel:
+            send(channel, part)
+            bind(channel, part.bindings)
+        self._made.add(exchange)
+
+    def _stand_around(self, bound: Bound) -> None:
+        self.stand_behind(bound.exchange)
+        if not bound.to_queue:
+            self.stand_behind(bound.destination)
+
+    def remove_shadow(self, exchange: str) -> None:
+        """Remove the way to an exchange that is gone.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        self._made.discard(exchange)
+        with self._own.lend(f"the removal of the way to {exchange!r}") as channel:
+            channel.exchange_delete(self._topology.shadow_name(exchange))
+            # What an outlet held would expire into nothing, now that its exchange is gone.
+            channel.queue_delete(self._topology.outlet_name(exchange))
+
+    def _type_of(self, exchange: str) -> str:
+        """Tell the type of an exchange that stands; ask the broker where nobody here declared it.
+
+        AMQP has no such question. A declaration with an argument that no exchange has is refused,
+        and RabbitMQ names the type it found first of all.
+        """
+        if exchange not in self.types:
+            with self._own.lend(
+                f"the type of the exchange {exchange!r}", f"configure on the exchange {exchange!r}"
+            ) as channel:
+                try:
+                    channel.exchange_declare(
+                        exchange, "fanout", arguments={"x-binary-delay-probe": str(uuid4())}
+                    )
+                except PreconditionFailed as exc:
+                    found = re.search(r"arg 'type' .* current is '?([\w-]+)", str(exc))
+                    self.types[exchange] = found[1] if found else "fanout"
+                else:
+                    # It was gone, and only the question made it.
+                    channel.exchange_delete(exchange, if_unused=True)
+                    return "topic"
+        return self.types[exchange]

@@ -1,0 +1,122 @@
+"""The ladder side of one connection: which levels stand, and the means to raise more.
+
+It must not import what knows destinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from amqp.exceptions import NotFound, ResourceLocked
+
+from .channel import OwnChannel, bind, send
+from .topology import Topology
+
+#: The most queues for one delay each that a connection makes, and the delays that it counts.
+MAX_OWN_QUEUES = 64
+MAX_DELAYS = 1024
+
+
+class Levels:
+    """What one connection has declared of one ladder.
+
+    :param own: the channel to declare on.
+    :param queue_per_delay: whether a delay that repeats gets a queue of its own.
+    :param lay_base: declares what the levels stand on, even if it stood before.
+    """
+
+    def __init__(
+        self,
+        own: OwnChannel,
+        topology: Topology,
+        lay_base: Callable[[], None],
+        *,
+        queue_per_delay: bool,
+    ) -> None:
+        self._own = own
+        self.topology = topology
+        self._lay_base = lay_base
+        self._queue_per_delay = queue_per_delay
+        self.forget()
+        #: Whether a level that stands may be taken to stand on all that is below it.
+        self._trusts = True
+
+    def forget(self) -> None:
+        """Forget what stands on the broker: it has told us that something is gone."""
+        self._trusts = False
+        self._height = -1
+        self._delays: dict[tuple[int, ...], bool] = {}
+
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange to publish a message to."""
+        return self.topology.own if self._queue_per_delay else self.topology.entry(digits)
+
+    def prepare(self, digits: tuple[int, ...]) -> None:
+        """Let all stand that a delay needs.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        height = self.topology.needs(digits)
+        if height > self._height:
+            self._raise_to(height)
+        if self._queue_per_delay and not self._delays.get(digits):
+            self._serve(digits)
+
+    def _raise_to(self, height: int) -> None:
+        """Declare the levels up to ``height``, lowest first.
+
+        A level's exchange is declared after all that is below it, so where the highest one takes
+        its own bindings again, all of the rest stands: one round trip for a new connection. Unless
+        somebody has deleted a part of it: then, each level is declared again.
+        """
+        levels = self.topology.levels
+        if not self._trusts:
+            self._mend(height)
+        with self._own.lend(f"the levels up to {height}") as channel:
+            try:
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                bind(channel, levels[0].bindings + levels[height].bindings)
+            except NotFound:
+                self._lay_base()
+                for level in levels[: height + 1]:
+                    send(channel, level)
+                bind(channel, levels[height].bindings)
+            if self._queue_per_delay:
+                send(channel, self.topology.own_base)
+                new = range(self._height + 1, height + 1)
+                bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
+        self._height = height
+
+    def _mend(self, height: int) -> None:
+        """Declare all levels up to ``height``, and bind those that stand above it, again."""
+        levels = self.topology.levels
+        self._lay_base()
+        with self._own.lend(f"the levels up to {height}") as channel:
+            for level in levels[: height + 1]:
+                send(channel, level)
+            # Levels above lost their way into what was gone. The first that is not there ends it.
+            with suppress(NotFound):
+                for level in levels[height:]:
+                    bind(channel, level.bindings)
+        self._trusts = True
+
+    def _serve(self, digits: tuple[int, ...]) -> None:
+        """Give a delay a queue of its own, from its second use on, and to the first few only.
+
+        An application whose delays hardly ever repeat would litter the broker with queues.
+        """
+        if digits not in self._delays:
+            if len(self._delays) == MAX_DELAYS:
+                self._delays = {each: True for each, served in self._delays.items() if served}
+            self._delays[digits] = False
+        elif sum(self._delays.values()) < MAX_OWN_QUEUES:
+            # Held by whoever makes such a queue or prunes one: so none is pruned while it is made.
+            lock = f"{self.topology.own}.lock"
+            with self._own.lend("a queue for one delay") as channel, suppress(ResourceLocked):
+                channel.queue_declare(lock, exclusive=True, auto_delete=True)
+                part = self.topology.own_queue(digits)
+                send(channel, part)
+                bind(channel, part.bindings)
+                channel.queue_delete(lock)
+                self._delays[digits] = True

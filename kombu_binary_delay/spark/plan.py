@@ -1,0 +1,380 @@
+"""Will the brokers carry it: what each level queue takes in, gives away and holds, by the minute.
+
+A message's whole way is arithmetic: it enters the queue of its first digit when it is published,
+and each further queue when it leaves the one before. So the plan of a ladder is a sum over messages
+and digits, made with numpy on the executors and added up by Spark. It must not touch a broker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kombu_binary_delay.ladder import Ladder
+from kombu_binary_delay.topology import Topology
+
+from .columns import due_micros, has
+
+#: One row for each scope and minute in which something entered or left.
+PLAN_SCHEMA = (
+    "ladder string, scope string, level int, digit bigint, queue string, ttl_ms bigint, "
+    "minute timestamp, entered bigint, left bigint, waiting bigint, most bigint, "
+    "waiting_bytes bigint"
+)
+#: What a row of a plan counts: a level queue; the ladder as a whole; and what never enters it.
+QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
+    "queue",
+    "ladder",
+    "at once",
+    "beyond the ladder",
+    "no due time",
+)
+
+_COUNTS = (
+    "variant int, scope int, level int, digit bigint, ttl_ms bigint, bin bigint, "
+    "entered bigint, left bigint, bytes_in bigint, bytes_out bigint"
+)
+_NONE = np.iinfo(np.int64).min
+_CHUNK = 500_000  # rows that are counted at once: sorting many costs less than merging often
+_Counts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A ladder, and from how long before the due time it is used.
+
+    :param ladder: its tick and radices.
+    :param horizon: seconds; a message is published no sooner than this before it is due, as by a
+        rolling job. None publishes it when the data say.
+    :param queue_per_delay: whether each distinct delay has a queue of its own, as the setting of
+        that name gives to those that are asked for again.
+    """
+
+    ladder: Ladder
+    horizon: float | None = None
+    queue_per_delay: bool = False
+
+    @property
+    def name(self) -> str:
+        """The ladder's name, and what else sets the variant apart."""
+        own = ", a queue per delay" if self.queue_per_delay else ""
+        within = "" if self.horizon is None else f", within {self.horizon:g} s"
+        return f"{self.ladder.name}{own}{within}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a broker may be asked to carry; None does not limit.
+
+    :param waiting: messages on the ladder at any moment.
+    :param queue_waiting: messages in one level queue at any moment.
+    :param bytes: of the messages on the ladder at any moment, one copy of each.
+    :param hops_per_second: messages that level queues dead-letter, mean of a minute.
+    :param published_per_second: messages that enter the ladder, mean of a minute.
+    :param queues: distinct level queues.
+    :param beyond: messages whose delay is longer than the ladder.
+    :param undated: rows without a due time.
+    """
+
+    waiting: float | None = None
+    queue_waiting: float | None = None
+    bytes: float | None = None
+    hops_per_second: float | None = None
+    published_per_second: float | None = None
+    queues: float | None = None
+    beyond: float | None = 0
+    undated: float | None = 0
+
+
+def plan(
+    df: DataFrame,
+    ladders: Ladder | Variant | Sequence[Ladder | Variant],
+    *,
+    message_bytes: int = 500,
+    every: int = 60,
+) -> DataFrame:
+    """Count the messages of every level queue, minute by minute, on one or several ladders.
+
+    :param df: one row a message. ``eta`` is a timestamp, or ``countdown`` a number of seconds from
+        ``published``; ``published`` is a timestamp, and now where there is no such column;
+        ``bytes`` is the size of the message, and ``message_bytes`` where there is none.
+    :param every: the length of a "minute", in seconds.
+    :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
+        ``most`` what no moment in it exceeds. A minute without a row is like the one before it.
+        Broker time is not in it: a message leaves a queue the moment that it is due.
+    :raises ValueError: where a parameter or a column is not as said here.
+    """
+    variants = _variants(ladders)
+    if every < 1:
+        raise ValueError(f"every must be at least 1 s, got {every!r}")
+    if message_bytes < 0:
+        raise ValueError(f"message_bytes must not be negative, got {message_bytes!r}")
+    now = time.time_ns() // 1000
+    published = F.unix_micros("published") if has(df, "published") else F.lit(now)
+    size = F.col("bytes").cast("bigint") if has(df, "bytes") else F.lit(message_bytes)
+    rows = df.select(
+        F.coalesce(published, F.lit(now)).cast("bigint").alias("published"),
+        F.coalesce(due_micros(df, published), F.lit(_NONE)).cast("bigint").alias("due"),
+        F.coalesce(size, F.lit(message_bytes)).cast("bigint").alias("bytes"),
+    )
+    width = every * 1_000_000
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for chunk in _chunks(batches):
+            for number, variant in enumerate(variants):
+                yield from _count(number, variant, *chunk, width)
+
+    keys = ["variant", "scope", "level", "digit", "ttl_ms", "bin"]
+    counted = (
+        rows.mapInArrow(count, _COUNTS)
+        .groupBy(*keys)
+        .agg(*(F.sum(each).alias(each) for each in ("entered", "left", "bytes_in", "bytes_out")))
+    )
+    so_far = (
+        Window.partitionBy("variant", "scope", "level", "digit")
+        .orderBy("bin")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    waiting = F.sum(F.col("entered") - F.col("left")).over(so_far)
+    waiting_bytes = F.sum(F.col("bytes_in") - F.col("bytes_out")).over(so_far)
+    is_queue = F.col("scope") == SCOPES.index(QUEUE)
+    return counted.select(
+        _nth([variant.name for variant in variants], F.col("variant")).alias("ladder"),
+        _nth(SCOPES, F.col("scope")).alias("scope"),
+        F.when(is_queue & (F.col("level") >= 0), F.col("level")).alias("level"),
+        F.when(is_queue, F.col("digit")).alias("digit"),
+        F.when(is_queue, _queue_name(variants)).alias("queue"),
+        F.when(is_queue, F.col("ttl_ms")).alias("ttl_ms"),
+        F.timestamp_micros(F.col("bin") * width).alias("minute"),
+        "entered",
+        "left",
+        waiting.alias("waiting"),
+        (waiting + F.col("left")).alias("most"),
+        waiting_bytes.alias("waiting_bytes"),
+    )
+
+
+def summarize(plan: DataFrame, *, every: int = 60) -> DataFrame:
+    """Reduce a plan to one row a ladder: what :class:`Limits` speak of, and the hops.
+
+    :param every: the length of a "minute" in seconds, as it was given to :func:`plan`.
+    """
+    scope = F.col("scope")
+
+    def total(name: str, column: str = "entered") -> Column:
+        return F.coalesce(F.sum(F.when(scope == name, F.col(column))), F.lit(0))
+
+    def peak(name: str, column: str) -> Column:
+        return F.coalesce(F.max(F.when(scope == name, F.col(column))), F.lit(0))
+
+    by_minute = plan.groupBy("ladder", "minute").agg(
+        F.sum(F.when(scope == QUEUE, F.col("left"))).alias("hops"),
+        F.sum(F.when(scope == LADDER, F.col("entered"))).alias("published"),
+    )
+    rates = by_minute.groupBy("ladder").agg(
+        (F.coalesce(F.max("hops"), F.lit(0)) / every).alias("hops_per_second"),
+        (F.coalesce(F.max("published"), F.lit(0)) / every).alias("published_per_second"),
+    )
+    deepest = F.max_by("queue", F.when(scope == QUEUE, F.col("most")))
+    return (
+        plan.groupBy("ladder")
+        .agg(
+            total(LADDER).alias("messages"),
+            total(QUEUE).alias("hops"),
+            peak(LADDER, "most").alias("waiting"),
+            F.max_by("minute", F.when(scope == LADDER, F.col("most"))).alias("waiting_at"),
+            peak(QUEUE, "most").alias("queue_waiting"),
+            deepest.alias("deepest_queue"),
+            peak(LADDER, "waiting_bytes").alias("bytes"),
+            F.count_distinct(F.when(scope == QUEUE, F.col("queue"))).alias("queues"),
+            total(AT_ONCE).alias("at_once"),
+            total(BEYOND).alias("beyond"),
+            total(UNDATED).alias("undated"),
+        )
+        .join(rates, "ladder")
+        .withColumn(
+            "hops_per_message",
+            F.when(F.col("messages") > 0, F.col("hops") / F.col("messages")).otherwise(F.lit(0.0)),
+        )
+    )
+
+
+def check(summary: DataFrame, limits: Limits) -> DataFrame:
+    """Hold a summary against limits: ``ladder, limit, planned, allowed, passed``, a row a limit."""
+    given = {name: value for name, value in asdict(limits).items() if value is not None}
+    judged = [
+        F.struct(
+            F.lit(name).alias("limit"),
+            F.col(name).cast("double").alias("planned"),
+            F.lit(float(value)).alias("allowed"),
+            (F.col(name) <= value).alias("passed"),
+        )
+        for name, value in given.items()
+    ]
+    if not judged:
+        raise ValueError(
+            f"no limit is given; set one of {', '.join(each.name for each in fields(Limits))}"
+        )
+    return summary.select("ladder", F.explode(F.array(*judged)).alias("each")).select(
+        "ladder", "each.*"
+    )
+
+
+# -- counting, on the executors ---------------------------------------------------------------
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, Any, Any]]:
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _CHUNK:
+            yield _arrays(held)
+            held, rows = [], 0
+    if rows:
+        yield _arrays(held)
+
+
+def _arrays(batches: list[pa.RecordBatch]) -> tuple[Any, Any, Any]:
+    table = pa.Table.from_batches(batches)
+    published, due, size = (column.to_numpy() for column in table.columns)
+    return published, due, size
+
+
+def _count(
+    number: int, variant: Variant, published: Any, due: Any, size: Any, width: int
+) -> Iterator[pa.RecordBatch]:
+    """Count what one chunk of messages does to one ladder, times in microseconds."""
+    ladder = variant.ladder
+    if variant.horizon is not None:
+        # Of what has no due time, the difference would overflow.
+        earliest = np.where(due == _NONE, published, due) - round(variant.horizon * 1_000_000)
+        published = np.maximum(published, earliest)
+    undated = due == _NONE
+    at_once = ~undated & (due <= published)
+    # Rounded up to ticks: never early.
+    ticks = -(-(np.where(undated, published, due) - published) // (ladder.tick * 1000))
+    beyond = ticks * ladder.tick > ladder.maximum
+    delayed = ~(undated | at_once | beyond)
+    for scope, mask in ((AT_ONCE, at_once), (BEYOND, beyond), (UNDATED, undated)):
+        if mask.any():
+            bins = published[mask] // width
+            yield _rows(number, scope, -1, 0, bins, bins, size[mask])
+    at, ticks, size = published[delayed], ticks[delayed], size[delayed]
+    if not len(at):
+        return
+    end = at + ticks * (ladder.tick * 1000)
+    yield _rows(number, LADDER, -1, 0, at // width, end // width, size)
+    if variant.queue_per_delay:
+        yield _rows(number, QUEUE, -1, ticks, at // width, end // width, size, ladder.tick)
+        return
+    highest = int(ticks.max())
+    base = ladder.maximum // ladder.tick + 1
+    for level, radix in zip(reversed(range(ladder.levels)), ladder.radices, strict=True):
+        base //= radix
+        if base > highest:
+            continue
+        digits = ticks // base
+        waits = digits.nonzero()[0]
+        ticks = ticks - digits * base
+        if not len(waits):
+            continue
+        digit, enters, weight = digits[waits], at[waits], base * ladder.tick
+        leaves = enters + digit * (weight * 1000)
+        at[waits] = leaves
+        first, last = enters // width, leaves // width
+        yield _rows(number, QUEUE, level, digit, first, last, size[waits], weight)
+
+
+def _rows(
+    number: int,
+    scope: str,
+    level: int,
+    digit: Any,
+    first: Any,
+    last: Any,
+    size: Any,
+    weight: int = 0,
+) -> pa.RecordBatch:
+    digit_in, entered_at, entered, bytes_in = _tally(digit, first, size)
+    digit_out, left_at, left, bytes_out = _tally(digit, last, size)
+    ins, outs = np.zeros(len(entered_at), np.int64), np.zeros(len(left_at), np.int64)
+    rows = len(ins) + len(outs)
+    digits = np.concatenate([digit_in, digit_out])
+    return pa.RecordBatch.from_pydict(
+        {
+            "variant": np.full(rows, number, np.int32),
+            "scope": np.full(rows, SCOPES.index(scope), np.int32),
+            "level": np.full(rows, level, np.int32),
+            "digit": digits,
+            "ttl_ms": digits * weight,
+            "bin": np.concatenate([entered_at, left_at]),
+            "entered": np.concatenate([entered, outs]),
+            "left": np.concatenate([ins, left]),
+            "bytes_in": np.concatenate([bytes_in, outs]),
+            "bytes_out": np.concatenate([ins, bytes_out]),
+        }
+    )
+
+
+def _tally(digit: Any, bins: Any, size: Any) -> tuple[Any, Any, Any, Any]:
+    """Count equal digits in equal bins, and add up their sizes: digit, bin, count, bytes."""
+    low = bins.min()
+    span = int(bins.max() - low) + 1
+    places = (digit * span) + (bins - low)
+    lowest = int(places.min())
+    places -= lowest
+    room = int(places.max()) + 1
+    if room <= 4 * len(bins):
+        counts = np.bincount(places, minlength=room)
+        found = counts.nonzero()[0]
+        counts = counts[found]
+        sums = np.bincount(places, weights=size, minlength=room)[found]
+    else:
+        found, places, counts = np.unique(places, return_inverse=True, return_counts=True)
+        sums = np.bincount(places, weights=size)
+    digits, bins = np.divmod(found + lowest, span)
+    return digits, bins + low, counts.astype(np.int64), sums.astype(np.int64)
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def _variants(given: Ladder | Variant | Sequence[Ladder | Variant]) -> tuple[Variant, ...]:
+    listed = (given,) if isinstance(given, (Ladder, Variant)) else tuple(given)
+    variants = tuple(each if isinstance(each, Variant) else Variant(each) for each in listed)
+    names = [variant.name for variant in variants]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"ladders to compare must be given, each once; got {names!r}")
+    for variant in variants:
+        if variant.horizon is not None and not variant.horizon > 0:
+            raise ValueError(f"horizon must be above 0 s, got {variant.horizon!r}")
+    return variants
+
+
+def _nth(values: Sequence[str], index: Column) -> Column:
+    return F.element_at(F.array(*map(F.lit, values)), index + 1)
+
+
+def _queue_name(variants: Sequence[Variant]) -> Column:
+    """Name a level queue as the topology does."""
+    digit = F.col("digit").cast("string")
+    queue = F.lit(None).cast("string")
+    for number, variant in enumerate(variants):
+        topology = Topology(variant.ladder)
+        if variant.queue_per_delay:
+            name = F.concat(F.lit(f"{topology.own}."), F.col("ttl_ms").cast("string"), F.lit("ms"))
+        else:
+            names = [topology.level_name(level) for level in range(variant.ladder.levels)]
+            level = F.greatest(F.col("level"), F.lit(0))
+            name = F.concat(_nth(names, level), F.lit("."), digit)
+        queue = F.when(F.col("variant") == number, name).otherwise(queue)
+    return queue

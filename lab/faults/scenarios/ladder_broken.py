@@ -1,0 +1,109 @@
+"""Somebody deletes the ladder, or a part of it, under a running publisher; or made it otherwise.
+
+Messages that wait in a queue are gone with it. So exchanges go, and queues only when they are
+empty. What an exchange's absence makes unroutable is parked; it is sent on at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kombu import Connection
+from kombu.exceptions import KombuError
+
+from lab.faults.lab import Case, Lab
+from lab.faults.ledger import CONFIRMED
+from lab.faults.party import TRANSPORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SECOND = 3  # the level of 1 s
+HIGHEST = 6  # the level of 8 s: delays are shorter than 16 s
+
+
+def delete(lab: Lab, exchanges: Iterable[str]) -> None:
+    """Delete exchanges, as an administrator would."""
+    with lab.vhost.connect() as connection:
+        channel = connection.channel()
+        for name in exchanges:
+            channel.exchange_delete(name)
+
+
+def one_level(lab: Lab) -> list[str]:
+    """Name the exchange of a level in the middle."""
+    return [lab.topology.level_name(SECOND)]
+
+
+def delivery(lab: Lab) -> list[str]:
+    """Name the delivery exchange."""
+    return [lab.topology.delivery]
+
+
+def parking(lab: Lab) -> list[str]:
+    """Name the exchange before the parking queue."""
+    return [lab.topology.parking]
+
+
+def all_levels(lab: Lab) -> list[str]:
+    """Name the exchanges of all levels."""
+    return [lab.topology.level_name(level) for level in range(HIGHEST, -1, -1)]
+
+
+def deleted(lab: Lab, parts: Callable[[Lab], list[str]]) -> None:
+    """Delete a part twice; a publisher that starts later has it made whole again."""
+    lab.queue("inbox")
+    lab.stand("inbox")
+    lab.consumer("inbox")
+    publisher = lab.publisher(["inbox"], 600, 60)
+    for each in (1, 2):
+        lab.wait_for(CONFIRMED, each * 200)
+        delete(lab, parts(lab))
+    publisher.wait(60)
+    lab.publisher(["inbox"], 30, 30, name="later").wait(60)
+    time.sleep(10)
+    parked = lab.parked()
+    # Whatever was in the way is mended: what is sent from here on needs nobody's help.
+    lab.publisher(["inbox"], 300, 100, name="mended").wait(60)
+    time.sleep(10)
+    lab.notes["parked"] = parked
+    lab.check("parked after the ladder was mended", lab.parked() - parked, 0)
+    lab.redrive()
+    lab.settle(patience=120)
+    # One may meet the ladder twice while it goes: then it raises, and the publisher knows.
+    lab.check("publishes that raised", lab.verdict().refused, 2)
+
+
+def otherwise(lab: Lab) -> None:
+    """Make a level queue with other arguments: a clear error, and nothing else is disturbed."""
+    lab.queue("inbox")
+    lab.stand("inbox", longest=1.0)
+    name = lab.topology.levels[HIGHEST].queues[0].name
+    lab.queue(name, x_message_ttl=1)
+    lab.consumer("inbox")
+    short = lab.publisher(["inbox"], 200, 100, (0.2, 0.9), name="short")
+    with Connection(lab.vhost.url, transport=TRANSPORT) as connection:
+        producer = connection.Producer()
+        refused = ""
+        try:
+            producer.publish("x", routing_key="inbox", headers={"x-delay": 9000})
+        except KombuError as exc:
+            refused = str(exc)
+        lab.notes["error"] = refused
+        lab.check("no error that names the queue", int(name not in refused), 0)
+        lab.check("no remedy in it", int("delete it" not in refused), 0)
+        # The channel is as it was.
+        producer.publish("plain", routing_key="elsewhere")
+    short.wait(60)
+    lab.settle()
+
+
+CASES = (
+    Case("ladder broken", "one level's exchange deleted", partial(deleted, parts=one_level)),
+    Case("ladder broken", "all levels' exchanges deleted", partial(deleted, parts=all_levels)),
+    Case("ladder broken", "delivery exchange deleted", partial(deleted, parts=delivery)),
+    Case("ladder broken", "parking exchange deleted", partial(deleted, parts=parking)),
+    Case("ladder broken", "a queue with other arguments", otherwise, short=True),
+)

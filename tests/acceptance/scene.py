@@ -1,0 +1,68 @@
+"""What a test sees of a deployment: the app as its publisher has it, a journal, and the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kombu_binary_delay import Topology
+from tests.acceptance.journal import Journal
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+
+    from lab.server import Server, VHost
+    from tests.acceptance.app import Deployment
+
+#: The first RabbitMQ whose quorum queues have a message TTL.
+QUORUM_SINCE = (3, 10)
+
+
+def topology_on(broker: Server) -> Topology:
+    version = tuple(int(number) for number in broker.version.split(".")[:2])
+    return Topology(queue_type="quorum" if version >= QUORUM_SINCE else "classic")
+
+
+class Scene:
+    """One deployment in one virtual host.
+
+    :param app: made from the deployment.
+    """
+
+    def __init__(self, vhost: VHost, deployment: Deployment, app: Celery) -> None:
+        self.vhost = vhost
+        self.deployment = deployment
+        self.topology = topology_on(vhost.broker)
+        self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
+        self.journal = Journal(Path(deployment.journal))
+        self._app = app
+
+    @property
+    def app(self) -> Celery:
+        """The publisher's."""
+        return self._app
+
+    def task(self, name: str, *args: object) -> Signature:
+        return self.app.tasks[name].s(*args)
+
+    def send(self, name: str, *args: object, **options: Any) -> AsyncResult:
+        return self.app.tasks[name].apply_async(args, **options)
+
+    def send_note(self, *args: object, **options: Any) -> str:
+        return str(self.send("note", *args, **options).id)
+
+    def waiting(self) -> int:
+        """Count the messages that wait on the ladder, now."""
+        return sum(self.vhost.waiting(*self.levels).values())
+
+    def parked(self) -> int:
+        """Count the messages that found no destination."""
+        return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
+
+    def exchanges(self) -> set[str]:
+        return {row["name"] for row in self.vhost.exchanges()}
+
+    def queues(self) -> set[str]:
+        return {row["name"] for row in self.vhost.queues()}

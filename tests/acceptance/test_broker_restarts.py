@@ -1,0 +1,74 @@
+"""The broker ends and comes back while tasks wait: all arrive, and none early."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lab.broker import SETTLES_SOON, Broker
+from tests.acceptance.journal import wait_until
+from tests.acceptance.setup import PROCESSES, Setup
+
+pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
+
+#: A quorum queue that is younger than about a second when its broker is killed comes back empty.
+OLD_ENOUGH = 1.5
+#: A broker that comes back has its queues to recover, a worker waits longer each time it fails.
+AFTER_A_RESTART = 60.0
+#: A countdown that ends when the broker is most likely up again.
+LAST = 6.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """Give a broker of our own to stop and to kill."""
+    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def nodes() -> str:
+    return PROCESSES
+
+
+@pytest.fixture(scope="module")
+def shape():
+    return "careful"
+
+
+@pytest.fixture(scope="module")
+def worker_stays_well():
+    """Its log tells of the broker that was not there."""
+    return False
+
+
+@pytest.mark.parametrize(
+    ("end", "same_worker"),
+    [("SIGTERM", False), ("SIGKILL", True)],
+    ids=["stopped, new worker", "killed, worker reconnects"],
+)
+def test_a_broker_that_restarts_loses_nothing(celery_setup: Setup, end: str, *, same_worker: bool):
+    # given
+    if end == "SIGKILL" and celery_setup.topology.queue_type == "classic":
+        pytest.skip("RabbitMQ before 3.10 may lose what moves between levels when it is killed")
+    journal = celery_setup.journal
+    celery_setup.send_note(countdown=LAST)  # makes the levels
+    time.sleep(OLD_ENOUGH)
+    before = [celery_setup.send_note(n, countdown=0.5 + n / 8) for n in range(32)]
+    after = [celery_setup.send_note(n, countdown=LAST - n / 8) for n in range(8)]
+    wait_until(lambda: journal.ran(before[3]), "the first runs")
+    # when
+    celery_setup.broker.kill(end)
+    celery_setup.broker.restart()
+    if not same_worker:
+        celery_setup.worker.kill()
+        celery_setup.worker.restart()
+    # then
+    tasks = before + after
+    journal.wait_for(*tasks, timeout=AFTER_A_RESTART)
+    journal.assert_on_time(tasks, late=AFTER_A_RESTART)
+    # and
+    journal.wait_for(celery_setup.send_note(countdown=0.5))

@@ -1,0 +1,98 @@
+"""What a run of the suite found, kept in a file of its own for the table in the documentation.
+
+One file per RabbitMQ, Celery and Python. It is written only by a run of every case that could run.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import defaultdict
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kombu_binary_delay.topology import QUEUE_TYPES
+from tests.conformance.cases import CASES
+from tests.conformance.table import LADDERS, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "conformance"
+HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
+WALK, BROKER = "walk", "broker"
+#: What a test of the suite tells of itself, see pytest's `record_property`.
+PROPERTY = "conformance"
+
+#: What it ran on, the ladder, and the type of the ladder's queues.
+Column = tuple[str, str, str]
+
+
+def expected() -> Iterator[tuple[Column, Case]]:
+    """List every case of every column, as the suite runs them."""
+    default = next(iter(LADDERS))
+    for on, ladder, queue_type in product((WALK, BROKER), LADDERS, QUEUE_TYPES):
+        for case in CASES:
+            runs = ladder == default or case.levels if on == BROKER else not case.broker
+            if runs:
+                yield (on, ladder, queue_type), case
+
+
+class Recorder:
+    """A plugin of pytest that listens to the tests of the suite."""
+
+    def __init__(self) -> None:
+        self._found: dict[Column, dict[str, str]] = defaultdict(dict)
+        self._rabbitmq = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        told: dict[str, Any] = dict(report.user_properties)
+        if PROPERTY not in told:
+            return
+        on, ladder, queue_type, case = told[PROPERTY]
+        self._rabbitmq = told.get(BROKER, self._rabbitmq)
+        cases = self._found[on, ladder, queue_type]
+        if report.failed:
+            cases[case] = FAILED
+        elif report.skipped:
+            cases[case] = NOT_APPLICABLE
+        elif report.when == "call":
+            cases[case] = HELD
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if all(each.name in self._found[column] for column, each in expected()):
+            path = self._write()
+            terminalreporter.line(f"conformance: recorded in {path}", green=True)
+        else:
+            terminalreporter.line("conformance: NOT recorded, since not every case ran", red=True)
+
+    def _write(self) -> Path:
+        run = self._run()
+        name = "rabbitmq-{rabbitmq}-celery-{celery}-python-{python}.json".format(**run)
+        FOLDER.mkdir(exist_ok=True)
+        path = FOLDER / name
+        path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
+        return path
+
+    def _run(self) -> dict[str, Any]:
+        return {
+            "rabbitmq": self._rabbitmq,
+            "celery": version("celery"),
+            "kombu": version("kombu"),
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "results": [
+                {"on": on, "ladder": ladder, "queue_type": queue_type, **_by_outcome(cases)}
+                for (on, ladder, queue_type), cases in sorted(self._found.items())
+            ],
+        }
+
+
+def _by_outcome(cases: dict[str, str]) -> dict[str, list[str]]:
+    outcomes: dict[str, list[str]] = defaultdict(list)
+    for case, outcome in cases.items():
+        outcomes[outcome].append(case)
+    return dict(sorted(outcomes.items()))

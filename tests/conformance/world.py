@@ -1,0 +1,161 @@
+"""What a case of the conformance suite can do, on the walk of the topology and on a broker alike.
+
+A world holds one user's exchanges, queues and bindings, and messages on their way. `WalkWorld` is
+pure; `BrokerWorld` is a virtual host of a real RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kombu_binary_delay import Settings
+
+#: Long enough for what a case does before the message is due, in milliseconds.
+SOON = 250
+LATER = 1500
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message as the consumer sees it."""
+
+    queue: str
+    body: Any
+    waited: float  # milliseconds between publish and arrival
+    exchange: str
+    key: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+
+
+class World(ABC):
+    """Declares, publishes and waits; what every case does, whatever it runs on."""
+
+    #: Whether there is no clock, so that any delay can be waited for.
+    is_pure = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.topology = settings.topology()
+        self.lanes = self.topology.lanes(settings.lanes)
+        self._delays: dict[str, float] = {}
+
+    # -- what a user's program does ------------------------------------------------------------
+
+    @abstractmethod
+    def exchange(self, name: str, kind: str) -> None:
+        """Declare an exchange."""
+
+    @abstractmethod
+    def queue(self, name: str, **arguments: Any) -> None:
+        """Declare a queue."""
+
+    @abstractmethod
+    def bind(self, queue: str, exchange: str, key: str = "", **arguments: Any) -> None:
+        """Bind a queue."""
+
+    @abstractmethod
+    def unbind(self, queue: str, exchange: str, key: str = "") -> None:
+        """Unbind a queue."""
+
+    @abstractmethod
+    def bind_exchange(self, destination: str, source: str, key: str = "") -> None:
+        """Bind an exchange to another."""
+
+    @abstractmethod
+    def unbind_exchange(self, destination: str, source: str, key: str = "") -> None:
+        """Unbind an exchange from another."""
+
+    @abstractmethod
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue."""
+
+    @abstractmethod
+    def delete_exchange(self, name: str) -> None:
+        """Delete an exchange."""
+
+    @abstractmethod
+    def new_process(self, **options: Any) -> None:
+        """Go on in a process that has declared nothing yet.
+
+        :param options: transport options of its connection.
+        """
+
+    @abstractmethod
+    def now(self) -> float:
+        """Tell the publisher's clock, in seconds since the epoch."""
+
+    def publish(
+        self,
+        body: Any,
+        exchange: str = "",
+        key: str = "",
+        delay: float | str | None = SOON,
+        headers: dict[str, Any] | None = None,
+        **properties: Any,
+    ) -> None:
+        """Publish with a delay in milliseconds; no two bodies of a world may be alike."""
+        headers = dict(headers or {})
+        if delay is not None:
+            headers["x-delay"] = delay
+        self._remember(body, float(delay or 0))
+        self._publish(body, exchange, key, headers, properties)
+
+    def publish_task(self, body: Any, key: str, countdown: float) -> None:
+        """Publish as Celery does with a countdown in milliseconds: task protocol 2."""
+        eta = datetime.fromtimestamp(self.now(), timezone.utc) + timedelta(milliseconds=countdown)
+        self._remember(body, max(countdown, 0))
+        self._publish(body, "", key, {"task": "tasks.add", "eta": eta.isoformat()}, {})
+
+    # -- what comes of it ----------------------------------------------------------------------
+
+    def arrivals(self, count: int) -> list[Arrival]:
+        """Consume from every queue until ``count`` messages came, and none of them early."""
+        arrived = self._arrivals(count)
+        for each in arrived:
+            assert each.waited >= self.delay_of(each.body), f"early: {each}"
+        return arrived
+
+    def expect(self, reached: dict[str, list[Any]], parked: int = 0) -> list[Arrival]:
+        """These messages reach these queues once each and nothing else; so many are parked."""
+        arrived = self.arrivals(sum(map(len, reached.values())))
+        found = Counter((each.queue, json.dumps(each.body)) for each in arrived)
+        wanted = Counter((q, json.dumps(body)) for q, bodies in reached.items() for body in bodies)
+        assert found == wanted
+        assert self.parked(parked) == parked
+        return arrived
+
+    def delay_of(self, body: Any) -> float:
+        """Tell the delay that this body was published with, in milliseconds."""
+        return self._delays[json.dumps(body)]
+
+    def _remember(self, body: Any, delay: float) -> None:
+        number = json.dumps(body)
+        assert number not in self._delays, f"two messages with the body {number}"
+        self._delays[number] = delay
+
+    @abstractmethod
+    def parked(self, count: int) -> int:
+        """Count the messages in the parking queue, when there are ``count`` at last."""
+
+    @abstractmethod
+    def waiting(self, count: int) -> int:
+        """Count the messages on the ladder, when there are ``count`` at last."""
+
+    @abstractmethod
+    def _publish(
+        self,
+        body: Any,
+        exchange: str,
+        key: str,
+        headers: dict[str, Any],
+        properties: dict[str, Any],
+    ) -> None: ...
+
+    @abstractmethod
+    def _arrivals(self, count: int) -> list[Arrival]: ...

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, summarize
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+END = 10_000  # seconds after noon: the journal's last event
+
+
+def at(seconds):
+    return NOON + timedelta(seconds=seconds)
+
+
+def receipt(task_id, due=100.0, status=s.PUBLISHED, key=None, queue="mail", hops=3):
+    key = key or f"key of {task_id}"
+    return ("job", key, task_id, "send", queue, at(due), at(0), hops, 0, 0, status, None)
+
+
+def event(kind, task_id, seconds, due=100.0, retries=0, task="send", queue="mail", state=None):
+    return (kind, task_id, retries, task, queue, at(seconds), at(due), "125ms-2x31", 3, state, None)
+
+
+def scheduled(task_id, **more):
+    return event(s.SCHEDULED, task_id, 0.0, **more)
+
+
+def released(task_id, seconds, **more):
+    return event(s.RELEASED, task_id, seconds, **more)
+
+
+def executed(task_id, seconds, **more):
+    return event(s.EXECUTED, task_id, seconds, state="SUCCESS", **more)
+
+
+def arrives(task_id, seconds, **more):
+    return [released(task_id, seconds, **more), executed(task_id, seconds + 0.01, **more)]
+
+
+#: The last thing that anybody wrote, of a task that is none of ours here.
+LAST = [released("last", END, due=END, task=None)]
+
+
+@pytest.fixture
+def judge(spark):
+    def judge(receipts, events, **options):
+        return audit(
+            spark.createDataFrame(receipts, s.RECEIPTS) if receipts is not None else None,
+            spark.createDataFrame([*events, *LAST], s.JOURNAL),
+            **options,
+        ).where("task_id != 'last'")
+
+    return judge
+
+
+def test_every_planted_fate_gets_its_verdict(judge):
+    soon = END - 1
+    planted = {
+        "fine": (receipt("fine"), arrives("fine", 100.2), s.OK),
+        "to the microsecond": (
+            receipt("to the microsecond", due=100.000001),
+            arrives("to the microsecond", 100.000001, due=100.001),
+            s.OK,
+        ),
+        "early": (receipt("early"), arrives("early", 99.999), s.EARLY),
+        "late": (receipt("late"), arrives("late", 105.1), s.LATE),
+        "twice": (receipt("twice"), [*arrives("twice", 101), *arrives("twice", 102)], s.DUPLICATE),
+        "gone": (receipt("gone"), [scheduled("gone")], s.LOST_IN_THE_LADDER),
+        "dropped": (receipt("dropped"), [released("dropped", 101)], s.LOST_AFTER_RELEASE),
+        "far": (receipt("far", due=9e9), [scheduled("far", due=9e9)], s.STILL_WAITING),
+        "on its way": (receipt("on its way", due=soon), [], s.STILL_WAITING),
+        "in the worker": (
+            receipt("in the worker", due=soon),
+            [released("in the worker", soon, due=soon)],
+            s.STILL_WAITING,
+        ),
+        "redelivered": (
+            receipt("redelivered"),
+            [released("redelivered", 101), *arrives("redelivered", 102)],
+            s.OK,
+        ),
+        "nacked": (receipt("nacked", status=s.NACKED), [scheduled("nacked")], s.NOT_PUBLISHED),
+        "nacked, yet it came": (
+            receipt("nacked, yet it came", status=s.UNKNOWN),
+            arrives("nacked, yet it came", 101),
+            s.OK,
+        ),
+        "tried again": (receipt("tried again", status=s.NACKED), arrives("tried again", 101), s.OK),
+        "before the journal": (
+            receipt("before the journal", due=-100),
+            [],
+            s.UNDECIDED,
+        ),
+    }
+    receipts = [each[0] for each in planted.values()]
+    events = [event for each in planted.values() for event in each[1]]
+    found = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
+    assert found == {name: each[2] for name, each in planted.items()}
+
+
+def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
+    events = [scheduled("a"), released("a", 101), executed("a", 101.5)]
+    expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)
+    row = spark.createDataFrame([(*expected, "SUCCESS", s.OK)], s.VERDICTS)
+    assertDataFrameEqual(judge([receipt("a")], events), row)
+
+
+def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):
+    events = [*arrives("a", 101), scheduled("a", retries=1, due=200.0)]
+    events += arrives("a", 200.5, retries=1, due=200.0)
+    found = {row.retries: row.verdict for row in judge([receipt("a")], events).collect()}
+    assert found == {0: s.OK, 1: s.OK}
+
+
+def test_a_consumer_without_celery_has_its_message_when_it_is_released(judge):
+    [row] = judge(None, [released("plain", 101, task=None)]).collect()
+    assert (row.verdict, row.lateness) == (s.OK, 1.0)
+
+
+def test_a_journal_that_ends_too_soon_proves_no_loss(judge):
+    options = {"patience": END}
+    [row] = judge([receipt("quiet")], [scheduled("quiet")], **options).collect()
+    assert row.verdict == s.STILL_WAITING
+    [row] = judge([receipt("quiet")], [scheduled("quiet")], until=at(3 * END), **options).collect()
+    assert row.verdict == s.LOST_IN_THE_LADDER
+
+
+def test_without_a_journal_nothing_is_said_of_anything(spark):
+    receipts = spark.createDataFrame([receipt("a")], s.RECEIPTS)
+    [row] = audit(receipts, spark.createDataFrame([], s.JOURNAL)).collect()
+    assert row.verdict == s.UNDECIDED
+
+
+def test_losses_among_many_are_found_exactly(judge):
+    names = [f"task-{number}" for number in range(2000)]
+    lost, early, twice = set(names[7::500]), set(names[11::400]), set(names[13::300])
+    events = []
+    for name in names:
+        events.append(scheduled(name))
+        if name not in lost:
+            events += arrives(name, 99 if name in early else 100.5)
+        if name in twice:
+            events += arrives(name, 103)
+    found = judge([receipt(name) for name in names], events)
+    by_verdict: dict[str, set[str]] = {}
+    for row in found.collect():
+        by_verdict.setdefault(row.verdict, set()).add(row.task_id)
+    assert by_verdict == {
+        s.LOST_IN_THE_LADDER: lost,
+        s.EARLY: early,
+        s.DUPLICATE: twice,
+        s.OK: set(names) - lost - early - twice,
+    }
+
+
+def test_lateness_is_told_by_hour_queue_task_and_hops(judge):
+    receipts = [receipt(f"{n}", hops=n % 2, due=100 + 3600 * (n % 2)) for n in range(1000)]
+    events = [
+        each
+        for n in range(1000)
+        for each in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
+    ]
+    events = [(*each[:8], None, *each[9:]) for each in events]
+    told = lateness(judge(receipts, events))
+    groups = {(row.grouping, row.value): row for row in told.collect()}
+    everyone = groups["all", "all"]
+    assert everyone.tasks == 1000
+    shares = (everyone.p50, everyone.p90, everyone.p99, everyone.p999, everyone.worst)
+    assert shares == pytest.approx((0.499, 0.899, 0.989, 0.998, 0.999))
+    sizes = {group: row.tasks for group, row in groups.items()}
+    assert sizes == {
+        ("all", "all"): 1000,
+        ("hour", "2030-01-01 12:00"): 500,
+        ("hour", "2030-01-01 13:00"): 500,
+        ("queue", "mail"): 1000,
+        ("task", "send"): 1000,
+        ("hops", "0"): 500,
+        ("hops", "1"): 500,
+    }
+
+
+def test_thresholds_decide_what_passes(judge):
+    events = [*arrives("a", 100.5), *arrives("b", 110), *arrives("b", 111), scheduled("c")]
+    verdicts = judge([receipt("a"), receipt("b"), receipt("c")], events)
+    summary = summarize(verdicts, Thresholds(lost=0, duplicates=1, p99=5))
+    assert summary["tasks"] == 3
+    assert {name: count for name, count in summary["verdicts"].items() if count} == {
+        s.OK: 1,
+        s.DUPLICATE: 1,
+        s.LOST_IN_THE_LADDER: 1,
+    }
+    assert summary["thresholds"] == {
+        "early": {"measured": 0, "allowed": 0, "passed": True},
+        "lost": {"measured": 1, "allowed": 0, "passed": False},
+        "duplicates": {"measured": 1, "allowed": 1, "passed": True},
+        "p99": {"measured": 10, "allowed": 5, "passed": False},
+    }
+    assert not summary["passed"]
+    assert summarize(verdicts, Thresholds(lost=1))["passed"]
+
+
+def test_an_audit_of_nothing_has_numbers_all_the_same(spark):
+    summary = summarize(spark.createDataFrame([], s.VERDICTS))
+    assert (summary["tasks"], summary["passed"], summary["lateness"]["p99"]) == (0, True, None)
+
+
+@pytest.mark.parametrize("option", ["late_after", "patience"])
+def test_a_negative_time_is_refused(judge, option):
+    with pytest.raises(ValueError, match=f"{option} must be a number of seconds >= 0, got -1"):
+        judge(None, [], **{option: -1})
+
+
+def test_the_verdicts_have_the_schema_they_say(judge, spark):
+    found = judge([receipt("a")], arrives("a", 101)).schema
+    assert found.simpleString() == spark.createDataFrame([], s.VERDICTS).schema.simpleString()

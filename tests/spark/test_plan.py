@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.testing import assertDataFrameEqual
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.address import Destination, format_address
+from kombu_binary_delay.spark.plan import (
+    AT_ONCE,
+    BEYOND,
+    LADDER,
+    PLAN_SCHEMA,
+    QUEUE,
+    UNDATED,
+    Limits,
+    Variant,
+    check,
+    plan,
+    summarize,
+)
+from kombu_binary_delay.walk import walk
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+BINARY = Ladder.binary()
+RADIX_4 = Ladder(125, (4,) * 15)
+PER_DELAY = Variant(Ladder.binary(tick=1000), queue_per_delay=True)
+VARIANTS = [Variant(BINARY), Variant(RADIX_4), PER_DELAY]
+DAY = 86400
+RANDOM = random.Random(6)
+
+
+def reminders(spark, count, longest=3 * DAY):
+    rows = [
+        (NOON + timedelta(seconds=RANDOM.uniform(0, DAY)), RANDOM.uniform(0.001, longest))
+        for _ in range(count)
+    ]
+    return rows, spark.createDataFrame(rows, "published timestamp, countdown double")
+
+
+def ticks(ladder, countdown):
+    return -(-round(countdown * 1_000_000 + 0.49999) // (ladder.tick * 1000))
+
+
+def in_and_out(row):
+    return row.entered, row.left
+
+
+def minutes(plan, *scopes):
+    return [row for row in plan.collect() if row.scope in scopes]
+
+
+def test_a_delay_of_ten_seconds_waits_eight_and_two(spark):
+    df = spark.createDataFrame([(NOON, 10)], "published timestamp, countdown int")
+    ladder = Ladder.binary(levels=4, tick=1000)
+    name = Topology(ladder).level_name
+    eight, two = (3, 1, f"{name(3)}.1", 8000), (1, 1, f"{name(1)}.1", 2000)
+    at = [NOON + timedelta(seconds=second) for second in (0, 8, 10)]
+    expected = [
+        (ladder.name, QUEUE, *eight, at[0], 1, 0, 1, 1, 500),
+        (ladder.name, QUEUE, *eight, at[1], 0, 1, 0, 1, 0),
+        (ladder.name, QUEUE, *two, at[1], 1, 0, 1, 1, 500),
+        (ladder.name, QUEUE, *two, at[2], 0, 1, 0, 1, 0),
+        (ladder.name, LADDER, None, None, None, None, at[0], 1, 0, 1, 1, 500),
+        (ladder.name, LADDER, None, None, None, None, at[2], 0, 1, 0, 1, 0),
+    ]
+    planned = plan(df, ladder, every=1)
+    assertDataFrameEqual(planned, spark.createDataFrame(expected, PLAN_SCHEMA))
+
+
+def hops(variant, countdown):
+    if variant.queue_per_delay:
+        return 1
+    ladder = variant.ladder
+    return sum(digit > 0 for digit in ladder.digits(ticks(ladder, countdown) * ladder.tick))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_what_enters_leaves_again_and_is_the_number_of_digits_above_zero(spark, variant):
+    rows, df = reminders(spark, 3000)
+    planned = plan(df, variant)
+    digits = [hops(variant, seconds) for _, seconds in rows]
+    in_queues = minutes(planned, QUEUE)
+    entered, left = (sum(counts) for counts in zip(*map(in_and_out, in_queues), strict=True))
+    assert entered == left == sum(digits)
+    everything = minutes(planned, QUEUE, LADDER)
+    assert min(row.waiting for row in everything) == 0
+    assert min(row.waiting_bytes for row in everything) == 0
+    assert all(row.most >= row.waiting for row in everything)
+    last = {row.queue: row for row in sorted(everything, key=lambda row: row.minute)}
+    assert {(row.waiting, row.waiting_bytes) for row in last.values()} == {(0, 0)}
+    [summary] = summarize(planned).collect()
+    assert (summary.messages, summary.hops) == (len(rows), sum(digits))
+
+
+@pytest.mark.parametrize("ladder", [BINARY, RADIX_4], ids=lambda ladder: ladder.name)
+def test_a_plan_agrees_with_the_walk_through_the_topology(spark, ladder):
+    rows, df = reminders(spark, 40, longest=30 * DAY)
+    topology = Topology(ladder)
+    part = topology.whole + topology.to_queue("mail")
+    entered: Counter[object] = Counter()
+    left: Counter[object] = Counter()
+    for published, seconds in rows:
+        digits = ladder.digits(ticks(ladder, seconds) * ladder.tick)
+        way = walk(part, topology.entry(digits), format_address(digits, Destination("", "mail")))
+        at = published
+        for wait in way.waits:
+            entered[wait.queue, at.replace(second=0, microsecond=0)] += 1
+            at += timedelta(milliseconds=wait.ttl)
+            left[wait.queue, at.replace(second=0, microsecond=0)] += 1
+    found = minutes(plan(df, ladder), QUEUE)
+    key = lambda row: (row.queue, row.minute.replace(tzinfo=timezone.utc))  # noqa: E731
+    assert {key(row): row.entered for row in found if row.entered} == entered
+    assert {key(row): row.left for row in found if row.left} == left
+
+
+def test_ladders_are_compared_side_by_side_with_and_without_a_horizon(spark):
+    _, df = reminders(spark, 1000)
+    variants: list[Ladder | Variant] = [BINARY, RADIX_4, Variant(BINARY, horizon=3600)]
+    together = summarize(plan(df, variants)).drop("waiting_at", "deepest_queue")
+    apart = [
+        summarize(plan(df, each)).drop("waiting_at", "deepest_queue").collect()[0]
+        for each in variants
+    ]
+    assertDataFrameEqual(together, apart)
+    binary, radix_4, rolling = (row.asDict() for row in apart)
+    assert radix_4["hops"] < binary["hops"]
+    assert rolling["waiting"] < binary["waiting"] / 10
+    assert rolling["messages"] == binary["messages"] == 1000
+
+
+def test_a_delay_with_a_queue_of_its_own_waits_in_one_place(spark):
+    df = spark.createDataFrame([(NOON, 90.0)] * 2, "published timestamp, countdown double")
+    [queue] = {row.queue for row in minutes(plan(df, PER_DELAY), QUEUE)}
+    assert queue == Topology(PER_DELAY.ladder).own_queue((1, 0, 1, 1, 0, 1, 0)).queues[0].name
+
+
+def test_what_never_enters_the_ladder_is_counted_by_its_reason(spark):
+    hour = NOON + timedelta(hours=1)
+    rows = [(NOON, hour), (NOON, NOON), (hour, NOON), (NOON, None), (NOON, NOON.replace(year=2100))]
+    df = spark.createDataFrame(rows, "published timestamp, eta timestamp")
+    counts: Counter[str] = Counter()
+    for row in plan(df, Variant(BINARY, horizon=1e12)).collect():
+        if row.scope != QUEUE:
+            counts[row.scope] += row.entered
+    assert counts == {LADDER: 1, AT_ONCE: 2, UNDATED: 1, BEYOND: 1}
+
+
+def test_the_bytes_of_each_message_are_added_up(spark):
+    rows = [(NOON, 60.0, 100), (NOON, 60.0, 900), (NOON, 60.0, None)]
+    df = spark.createDataFrame(rows, "published timestamp, countdown double, bytes int")
+    [summary] = summarize(plan(df, BINARY, message_bytes=7)).collect()
+    assert (summary.bytes, summary.waiting) == (1007, 3)
+
+
+def test_limits_pass_or_fail_one_by_one(spark):
+    rows = [(NOON, 3600.0)] * 120
+    df = spark.createDataFrame(rows, "published timestamp, countdown double")
+    summary = summarize(plan(df, BINARY))
+    limits = Limits(waiting=120, queue_waiting=119, published_per_second=2, bytes=59_999)
+    verdicts = {row.limit: (row.planned, row.passed) for row in check(summary, limits).collect()}
+    assert verdicts == {
+        "waiting": (120, True),
+        "queue_waiting": (120, False),
+        "published_per_second": (2, True),
+        "bytes": (60_000, False),
+        "beyond": (0, True),
+        "undated": (0, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ladders", "options", "words"),
+    [
+        ([], {}, "each once"),
+        ([BINARY, BINARY], {}, "each once"),
+        (Variant(BINARY, horizon=0), {}, "above 0 s, got 0"),
+        (BINARY, {"every": 0}, "at least 1 s, got 0"),
+        (BINARY, {"message_bytes": -1}, "not be negative, got -1"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_at_the_call(spark, ladders, options, words):
+    _, df = reminders(spark, 1)
+    with pytest.raises(ValueError, match=words):
+        plan(df, ladders, **options)
+
+
+def test_rows_without_any_due_time_are_refused_by_the_columns_they_have(spark):
+    with pytest.raises(ValueError, match=r"eta \(timestamp\) or countdown .*\['id'\]"):
+        plan(spark.range(1).select(F.col("id")), BINARY)
+
+
+def test_no_limit_at_all_is_refused(spark):
+    with pytest.raises(ValueError, match="waiting, queue_waiting"):
+        check(spark.range(1), Limits(beyond=None, undated=None))

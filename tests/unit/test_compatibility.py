@@ -1,0 +1,121 @@
+"""The table of what holds where says what recorded runs found, and no more."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.cases import CASES
+from tests.conformance.record import FOLDER, expected
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def table():
+    spec = importlib.util.spec_from_file_location(
+        "conformance_table", ROOT / "docs" / "_ext" / "conformance_table.py"
+    )
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def runs(table):
+    return table.load(FOLDER)
+
+
+def outcomes(runs, *wanted):
+    return {
+        ((result["on"], result["ladder"], result["queue_type"]), case)
+        for run in runs
+        for result in run["results"]
+        for outcome in wanted
+        for case in result.get(outcome, ())
+    }
+
+
+def test_every_case_that_the_suite_runs_has_held_in_a_recorded_run_and_no_other_is_recorded(runs):
+    cases = {(column, case.name) for column, case in expected()}
+
+    assert outcomes(runs, "held") == cases, "record a run, see CONTRIBUTING.md"
+    assert outcomes(runs, "held", "failed", "does not apply") == cases
+
+
+def test_no_two_cases_have_one_name():
+    names = [case.name for case in CASES]
+
+    assert len(names) == len(set(names))
+
+
+def test_every_rabbitmq_and_every_celery_that_tox_crosses_is_recorded(runs):
+    env_list = (ROOT / "tox.ini").read_text()
+    crossed = re.search(r"py\{([\d,]+)\}-celery\{([\d,]+)\}-rabbitmq\{([\d,]+)\}", env_list)
+    assert crossed
+    pythons, celeries, rabbitmqs = (
+        {f"{each[0]}.{each[1:]}" for each in group.split(",")} for group in crossed.groups()
+    )
+
+    def recorded(what):
+        return {".".join(run[what].split(".")[:2]) for run in runs}
+
+    assert recorded("rabbitmq") == rabbitmqs
+    assert recorded("celery") == celeries == recorded("kombu")
+    assert recorded("python") >= pythons
+
+
+def test_the_page_has_a_row_for_every_case_and_every_rabbitmq(table, runs):
+    page = (ROOT / "docs" / "reference" / "compatibility.md").read_text()
+    names = {case.name.replace("*", r"\*") for _, case in expected()}
+
+    assert {row[0] for row in table.cases_table(runs, ladders=False)[1:]} == names
+    assert {row[0] for row in table.runs_table(runs)[1:]} == {run["rabbitmq"] for run in runs}
+    for what in ("runs", "cases", "ladders"):
+        assert f"```{{conformance-{what}}}" in page
+
+
+def record(held=(), failed=(), *, rabbitmq="4.3.6", queue_type="quorum", on="broker"):
+    result = {"on": on, "ladder": "binary", "queue_type": queue_type}
+    results = [{**result, "held": list(held), "failed": list(failed)}]
+    return {
+        "rabbitmq": rabbitmq,
+        "celery": "5.7.0",
+        "kombu": "5.7.1",
+        "python": "3.13",
+        "results": results,
+    }
+
+
+def test_what_failed_once_does_not_hold_and_the_table_says_where(table):
+    runs = [record(held=["a"]), record(failed=["a"])]
+
+    assert table.cases_table(runs, ladders=False) == [
+        ["What holds", "4.3, quorum"],
+        ["a", "**no**: RabbitMQ 4.3.6, Celery 5.7.0, Python 3.13"],
+    ]
+    assert table.runs_table(runs) == [
+        ["RabbitMQ", "Celery, Kombu 5.7"],
+        ["4.3.6", "Python 3.13: all 1, Python 3.13: **1 of 1 failed**"],
+    ]
+
+
+def test_of_a_ladder_the_table_says_where_it_was_tried(table):
+    runs = [record(held=["a"], rabbitmq="3.8.9"), record(held=["a"]), record(held=["a"])]
+
+    assert table.cases_table(runs, ladders=True) == [["What holds", "Binary"], ["a", "3.8, 4.3"]]
+
+
+def test_what_did_not_run_somewhere_is_left_open_there(table):
+    runs = [record(held=["a *"]), record(held=["b"], rabbitmq="3.8.9", queue_type="classic")]
+
+    assert table.cases_table(runs, ladders=False) == [
+        ["What holds", "4.3, quorum", "3.8, classic"],
+        ["a \\*", "yes", ""],
+        ["b", "", "yes"],
+    ]
