@@ -15,7 +15,8 @@ from .values import Delay
 from .verb import Out, ladder, verb
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
-_OTHERS = ("svg",)
+_MONITORS = ("alerts", "grafana")
+_OTHERS = ("svg", *_MONITORS)
 
 
 @click.command()
@@ -49,6 +50,8 @@ def export(
       mermaid      a flowchart for Markdown
       graphviz     the DOT language
       svg          a picture of the ladder, and of one message's way
+      grafana      a dashboard, over RabbitMQ's own metrics in Prometheus
+      alerts       alerting rules for Prometheus
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -68,6 +71,9 @@ def _write(
     if name == "svg":
         longest = topology.ladder.maximum
         return formats.svg(topology, min(int(delay), longest), (queues or ("mail",))[0]) + "\n"
+    if name in _MONITORS:
+        monitor: str = getattr(formats, name)(topology)
+        return monitor
     part: Part = sum((topology.to_queue(queue) for queue in queues), topology.whole)
     if name == "kubernetes":
         return formats.kubernetes(part, vhost, cluster)
