@@ -10,18 +10,15 @@ project = "kombu-binary-delay"
 author = "The kombu_binary_delay authors"
 project_copyright = author  # LICENSE names the year
 
-<<<<<<< HEAD
-extensions = ["myst_parser", "sphinx.ext.autodoc", "cli_help", "ladder_figure", "settings_table"]
-=======
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "cli_help",
     "conformance_table",
     "faults_table",
     "ladder_figure",
     "settings_table",
 ]
->>>>>>> main
 exclude_patterns = ["_build", "examples"]
 nitpicky = True
 nitpick_ignore_regex = [

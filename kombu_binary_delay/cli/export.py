@@ -15,13 +15,12 @@ from .values import Delay
 from .verb import Out, ladder, verb
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
-_OF_TOPOLOGY = ("alerts", "grafana")
+_MONITORS = ("alerts", "grafana")
+_OTHERS = ("svg", *_MONITORS)
 
 
 @click.command()
-@click.argument(
-    "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
-)
+@click.argument("format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OTHERS])))
 @click.option(
     "--output", "-o", type=click.File("w"), default="-", help="A file; else the terminal."
 )
@@ -51,8 +50,8 @@ def export(
       mermaid      a flowchart for Markdown
       graphviz     the DOT language
       svg          a picture of the ladder, and of one message's way
-      grafana      a dashboard over RabbitMQ's Prometheus plugin
-      alerts       rules for Prometheus: stuck levels, parked messages, lateness
+      grafana      a dashboard, over RabbitMQ's own metrics in Prometheus
+      alerts       alerting rules for Prometheus
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -72,9 +71,9 @@ def _write(
     if name == "svg":
         longest = topology.ladder.maximum
         return formats.svg(topology, min(int(delay), longest), (queues or ("mail",))[0]) + "\n"
-    if name in _OF_TOPOLOGY:
-        drawn: str = getattr(formats, name)(topology)
-        return drawn
+    if name in _MONITORS:
+        monitor: str = getattr(formats, name)(topology)
+        return monitor
     part: Part = sum((topology.to_queue(queue) for queue in queues), topology.whole)
     if name == "kubernetes":
         return formats.kubernetes(part, vhost, cluster)
