@@ -48,6 +48,7 @@ from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
+from .journal import follow_celery
 from .settings import Settings
 from .urls import display, enlist, settle
 
@@ -82,7 +83,10 @@ class ChannelMixin(_Above):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
-        return super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        result = super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        if asked and (journal := self._declarer.journal) is not None:
+            journal.scheduled(msg, routing_key)
+        return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -202,6 +206,8 @@ class ChannelMixin(_Above):
                 if on_ladder:
                     # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
                     info["exchange"] = destination.exchange
+                if (journal := self._declarer.journal) is not None:
+                    journal.released(raw_message.properties, destination)
             if headers:
                 unwrap(raw_message.properties, owns)
                 if on_ladder and topology.delay_header:
@@ -375,6 +381,8 @@ class TransportMixin(_Above):
         settings = Settings.from_transport_options(self.client.transport_options)
         connection = super().establish_connection()
         connection.binary_delay = Declarer(connection, settings)
+        if settings.journal is not None:
+            follow_celery()
         if settings.protocol_1:
             # Of this connection alone.
             reading = {"_reads_bodies": True}
