@@ -3,7 +3,7 @@
 # the project and one of its dependency groups and, for what runs a broker, RabbitMQ from the
 # distribution. Whatever is there already is left as it is; a second run does nothing.
 #
-#   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, test, docs, dev
+#   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
 #   PYTHON=python3.12 lab/install.sh test
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,6 +29,10 @@ missing_packages() {
         [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ] || [ -e $server ] || echo rabbitmq-server
         # Celery needs time zones, which minimal systems lack.
         [ -e /usr/share/zoneinfo/UTC ] || echo tzdata
+    esac
+    # Spark runs on Java.
+    case $group in pipeline|test|dev)
+        command -v java >/dev/null || echo default-jre-headless
     esac
     # Debian has this part of the standard library in a package of its own.
     [ -e .venv ] || "$python" -c 'import ensurepip' 2>/dev/null ||

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.prepare import task_id
-from kombu_binary_delay.spark.publish import publish
+from kombu_binary_delay.spark.publish import Progress, publish
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
 
@@ -61,7 +61,7 @@ def waiting(vhost, count):
 
 
 def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, receipts, vhost):
-    told = []
+    told: list[Progress] = []
     progress = run(reminders(500), slice_rows=200, on_progress=told.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
     assert [each.remaining for each in told] == sorted((t.remaining for t in told), reverse=True)

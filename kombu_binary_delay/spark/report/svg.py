@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 960, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 64, 34, 14, 34
 #: Colours that differ in print and for colour-blind eyes too (Okabe and Ito's).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#999999")
 
