@@ -14,6 +14,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "ladder_figure",
+    "pipeline_tables",
     "settings_table",
     "conformance_table",
 ]
