@@ -44,6 +44,8 @@ REMINDERS = int(os.environ.get("REMINDERS", "100000"))
 #: Two cores publish and execute some hundred tasks a second beside each other.
 SPREAD = max(20.0, REMINDERS / 600)  # seconds over which they are due
 LEAD = max(10.0, REMINDERS / 4000)  # seconds until the first is due
+EVERY = 5  # seconds: a "minute" of the plan
+ORIGIN = 1_900_000_000.0  # the plan's idea of the start, a whole number of those
 PATIENCE = 600  # seconds after the last one is due
 FOLDER = Path("build", "pipeline-demo")
 
@@ -60,10 +62,9 @@ class Pipeline:
 
     def run(self) -> bool:
         """Tell it; return whether nothing was lost and nothing early."""
-        first = time.time() + LEAD
-        self._reminders(first).write.parquet(self._path("reminders"))
+        self._reminders().write.parquet(self._path("reminders"))
         reminders = self._spark.read.parquet(self._path("reminders"))
-        self._plan(reminders)
+        self._plan(_due(reminders, ORIGIN))
         Worker(
             self._keeper,
             "lab.pipeline_app",
@@ -75,9 +76,10 @@ class Pipeline:
             timeout=120,
         )
         self.say("a worker runs; Spark publishes, and one of its executors will be killed")
+        start = -(-time.time() // EVERY) * EVERY
         with Depths(self._vhost) as depths:
             publish(
-                reminders,
+                _due(reminders, start),
                 job_id="demo",
                 broker=self._vhost.url,
                 app="lab.pipeline_app:app",
@@ -87,8 +89,8 @@ class Pipeline:
             )
             killed = self._died.exists()
             self.say("an executor was killed, as it should" if killed else "no executor was killed")
-            self._wait_until_all_is_quiet(first + SPREAD)
-        return self._audit(depths.seen) and killed
+            self._wait_until_all_is_quiet(start + LEAD + SPREAD)
+        return self._audit(depths.seen, start) and killed
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -97,24 +99,23 @@ class Pipeline:
     def _path(self, name: str) -> str:
         return str(self._folder / name)
 
-    def _reminders(self, first: float) -> DataFrame:
-        """Generate whom to remind of what, and when."""
-        at = F.lit(first) + F.rand(seed=6) * SPREAD
+    def _reminders(self) -> DataFrame:
+        """Generate whom to remind of what, and how many seconds after the start."""
         return self._spark.range(REMINDERS).select(
             F.concat(F.lit("customer-"), "id").alias("key"),
             F.when(F.col("id") % 10 == 0, "lab.pipeline_app.bill")
             .otherwise("lab.pipeline_app.remind")
             .alias("task"),
             F.array("id").alias("args"),
-            F.timestamp_micros((at * 1_000_000).cast("bigint")).alias("eta"),
+            (F.lit(LEAD) + F.rand(seed=6) * SPREAD).alias("after"),
         )
 
     def _plan(self, reminders: DataFrame) -> None:
         binary = Ladder.binary()
         ladders = [Variant(binary), Variant(Ladder(125, (4,) * 15)), Variant(binary, horizon=30)]
-        plan(reminders, ladders, every=5).write.parquet(self._path("plan"))
+        plan(reminders, ladders, every=EVERY).write.parquet(self._path("plan"))
         planned = self._spark.read.parquet(self._path("plan"))
-        summary = summarize(planned, every=5).cache()
+        summary = summarize(planned, every=EVERY).cache()
         for row in summary.orderBy("ladder").collect():
             self.say(
                 f"plan {row.ladder}: {row.messages:,} messages, {row.hops_per_message:.1f} hops "
@@ -139,7 +140,7 @@ class Pipeline:
             quiet = quiet + 1 if held == 0 and time.time() > last_due else 0
             self.say(f"{held:,} messages on the broker")
 
-    def _audit(self, seen: list[tuple[datetime, str, int]]) -> bool:
+    def _audit(self, seen: list[tuple[datetime, str, int]], start: float) -> bool:
         export_journal(self._spark, self._vhost.url, self._path("journal"))
         judged = audit(
             self._spark.read.schema(s.RECEIPTS).parquet(self._path("receipts")),
@@ -152,7 +153,11 @@ class Pipeline:
         verdicts = self._spark.read.parquet(self._path("verdicts"))
         lateness(verdicts).write.parquet(self._path("lateness"))
         depths = self._spark.createDataFrame(seen, "at timestamp, queue string, waiting bigint")
-        planned = self._spark.read.parquet(self._path("plan"))
+        # A plan is the same whenever it begins.
+        shift = F.make_dt_interval(secs=F.lit(start - ORIGIN))
+        planned = self._spark.read.parquet(self._path("plan")).withColumn(
+            "minute", F.col("minute") + shift
+        )
         found = figures(
             verdicts,
             thresholds=Thresholds(unknown=0, unpublished=0),
@@ -170,6 +175,17 @@ class Pipeline:
         self.say("nothing lost, nothing early" if good else "FAILED: lost, early or not told of")
         self.say(str(report))
         return good
+
+
+def _due(reminders: DataFrame, start: float) -> DataFrame:
+    """Say when each reminder is due, and from when on it may be published."""
+    at = (F.lit(start) + F.col("after")) * 1_000_000
+    return reminders.withColumns(
+        {
+            "eta": F.timestamp_micros(at.cast("bigint")),
+            "published": F.timestamp_seconds(F.lit(start)),
+        }
+    )
 
 
 class Depths:
