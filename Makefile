@@ -1,6 +1,6 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
-.PHONY: help demo pipeline-demo test test-here brokers lint docs clean
+.PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
@@ -13,6 +13,10 @@ demo: ## real tasks wait in a real broker; a worker is killed, the broker restar
 pipeline-demo: ## a hundred thousand delayed tasks from Spark, and a report that proves them
 	@lab/install.sh pipeline
 	@exec .venv/bin/python -m lab.pipeline
+
+faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stories of that name
+	@lab/install.sh demo
+	@exec .venv/bin/python -m lab.faults $(ARGS)
 
 test: ## the test suite, on private brokers old and new; ARGS="-k word" goes to pytest
 	@lab/install.sh test
@@ -27,6 +31,10 @@ test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
 
 brokers: ## unpack RabbitMQ 3.8, 3.10, 4.0 and 4.3, for the whole matrix: `tox`
 	@exec lab/unpack.sh all
+
+bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only sees that it runs
+	@lab/install.sh bench
+	@exec .venv/bin/python -m benchmarks $(ARGS)
 
 lint: ## style, types and the import contract
 	@lab/install.sh test

@@ -13,10 +13,11 @@ project_copyright = author  # LICENSE names the year
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "conformance_table",
+    "faults_table",
     "ladder_figure",
     "pipeline_tables",
     "settings_table",
-    "conformance_table",
 ]
 exclude_patterns = ["_build", "examples"]
 nitpicky = True

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from urllib.parse import unquote
 
@@ -68,7 +69,7 @@ def format_address(
     :raises AddressError: where a topic key does not fit.
     """
     way = route(destination, topic=topic, outlet=outlet)
-    return "".join(f"{digit}." for digit in reversed(digits)) + way
+    return ".".join([*map(str, reversed(digits)), way])
 
 
 def parse_address(
@@ -102,6 +103,7 @@ def has_digest(key: str) -> bool:
     return ".!" in key
 
 
+@lru_cache(maxsize=1024)
 def route(destination: Destination, *, topic: bool = False, outlet: bool = False) -> str:
     """Write what follows the digits of an address: the mark, the exchange and the key.
 

@@ -57,7 +57,18 @@ class Outcome:
 class _Entry:
     """A message on its way: at first buffered, then sent, then settled."""
 
-    __slots__ = ("due", "exchange", "mark", "message", "options", "returned", "routing_key", "tag")
+    __slots__ = (
+        "due",
+        "exchange",
+        "mark",
+        "message",
+        "options",
+        "packed",
+        "returned",
+        "routing_key",
+        "tag",
+        "ticks",
+    )
 
     def __init__(
         self, message: Any, exchange: str, routing_key: str, options: tuple[Any, ...], tag: Any
@@ -70,6 +81,9 @@ class _Entry:
         self.tag = tag
         #: Microseconds since the epoch, where it asks for a delay.
         self.due: int | None = None
+        #: What is to be published instead, while the delay is of so many ticks.
+        self.packed: tuple[Any, str, str] | None = None
+        self.ticks = 0
         #: By which a returned message is recognised: AMQP does not number them.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
@@ -121,6 +135,9 @@ class PublishBatch:
         self.max_size = max_size
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
+        declarer = getattr(self._connection, "binary_delay", None)
+        #: In microseconds.
+        self._tick = declarer.topology.ladder.tick * 1000 if declarer else 1
         self._own: _ConfirmChannel | None = None
         self._number = 0
         self._buffer: deque[_Entry] = deque()
@@ -168,7 +185,7 @@ class PublishBatch:
                 # Where zero is asked for, the message is due, and loses its header all the same.
                 entry.due = due_time(headers, now) or 0
                 # What is wrong with it is to be raised here, not when it is sent.
-                self.channel.delayed(message, entry.due, now, exchange, routing_key)
+                self._pack(entry, now)
             self._buffer.append(entry)
             # A callback that publishes while the batch waits must not make it wait in itself.
             if len(self._buffer) >= self.max_size and not self._busy:
@@ -249,11 +266,11 @@ class PublishBatch:
         try:
             own = self._open()
             if entry.due is not None:
-                # Its delay is shorter by now, so it is written anew.
                 now = time.time_ns() // 1000
-                message, exchange, key = self.channel.delayed(
-                    message, entry.due, now, exchange, key
-                )
+                if entry.ticks != self._ticks(entry.due, now):
+                    # Its delay is shorter by now, so it is written anew.
+                    self._pack(entry, now)
+                message, exchange, key = entry.packed or (message, exchange, key)
         except BinaryDelayError as exc:
             self._settle(entry, DISCARDED, 0, str(exc))
             return
@@ -285,6 +302,16 @@ class PublishBatch:
         declarer = getattr(self._connection, "binary_delay", None)
         if entry.due is not None and declarer is not None and declarer.journal is not None:
             declarer.journal.scheduled(message, key)
+
+    def _pack(self, entry: _Entry, now: int) -> None:
+        due = entry.due or 0
+        entry.packed = self.channel.delayed(
+            entry.message, due, now, entry.exchange, entry.routing_key
+        )
+        entry.ticks = self._ticks(due, now)
+
+    def _ticks(self, due: int, now: int) -> int:
+        return max(-((now - due) // self._tick), 0)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)

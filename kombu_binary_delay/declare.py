@@ -21,7 +21,7 @@ from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
 from .settings import Settings
-from .topology import IMITABLE
+from .topology import IMITABLE, Topology
 
 logger = get_logger(__name__)
 
@@ -113,7 +113,9 @@ class Declarer:
             self.activate()
         if not exchange:
             for queue in keys:
-                self._lead_to(queue)
+                # No queue has an empty name; to bind, that is the one that a channel declared last.
+                if queue:
+                    self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
         # After the delivery side, which finds out whether a part of the whole is gone.
@@ -132,6 +134,13 @@ class Declarer:
             return self.topology.address(digits, destination, topic=topic)
         outlet = self.delivery.has_outlet(destination.routing_key)
         return self.topology.address(digits, destination, outlet=outlet)
+
+    def believes(self, destination: Destination, topology: Topology) -> bool:
+        """Whether a message from a ladder was published to where its key says.
+
+        An ancestor's key has no exchange: it may be a queue's name, or one of a topic exchange.
+        """
+        return topology.mirrors or destination.routing_key in self._queues
 
     # -- for a connection that binds, consumes or unbinds --------------------------------------
 

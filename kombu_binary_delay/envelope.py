@@ -28,6 +28,9 @@ _ENDS = {
     for part in ("exchange", "queue", "reason")
 }
 _DEATH_HEADERS = (_DEATHS, *_ENDS)
+_COPIES = ("CC", "BCC")
+#: What a message on its first way out seldom has.
+_RARE = frozenset({HEADER, *_DEATH_HEADERS, *_COPIES})
 
 Owns = Callable[[object], bool]
 
@@ -51,15 +54,16 @@ def wrap(
     key = address(destination)
     if has_digest(key):
         packed["to"] = [destination.exchange, destination.routing_key]
-    _take_off(headers, owns)
     headers.pop(X_DELAY, None)
-    deaths = {name: headers.pop(name) for name in _DEATH_HEADERS if name in headers}
-    if deaths:
-        packed["death"] = deaths
-    for name, keys in _copies(headers):
-        headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
-        if name == "CC":
-            packed["cc"] = keys
+    if not _RARE.isdisjoint(headers):
+        _take_off(headers, owns)
+        deaths = {name: headers.pop(name) for name in _DEATH_HEADERS if name in headers}
+        if deaths:
+            packed["death"] = deaths
+        for name, keys in _copies(headers):
+            headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
+            if name == "CC":
+                packed["cc"] = keys
     properties = dict(properties)
     if properties.get("expiration") is not None:
         packed["expiration"] = properties.pop("expiration")
@@ -70,6 +74,8 @@ def wrap(
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
     """List the routing keys that a message has besides its own."""
+    if not any(name in headers for name in _COPIES):
+        return []
     return [key for _, keys in _copies(headers) for key in keys]
 
 
@@ -102,7 +108,7 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
 
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    found = ((name, headers.get(name)) for name in ("CC", "BCC"))
+    found = ((name, headers.get(name)) for name in _COPIES)
     # RabbitMQ itself refuses what is no list of strings; amqp writes a tuple as one.
     listed = ((name, list(keys) if isinstance(keys, tuple) else keys) for name, keys in found)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]

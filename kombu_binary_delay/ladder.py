@@ -130,6 +130,10 @@ class Ladder:
         """The longest delay in milliseconds: every digit at its highest."""
         return self.weights[0] * self.radices[0] - self.tick
 
+    @cached_property
+    def _is_binary(self) -> bool:
+        return set(self.radices) == {2}
+
     def digits(self, delay: float) -> tuple[int, ...]:
         """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
 
@@ -143,6 +147,9 @@ class Ladder:
                 f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
             )
         rest = -int(-delay // self.tick)
+        if self._is_binary:
+            # Several times as fast, on the path of every delayed publish.
+            return tuple(map(int, f"{rest:b}")) if rest else ()
         digits = []
         for radix in reversed(self.radices):
             if not rest:

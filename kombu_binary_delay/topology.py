@@ -167,7 +167,12 @@ class Topology:
 
     def level_name(self, level: int) -> str:
         """Name the exchange of a level; 0 is the lowest, -1 what is below it: delivery."""
-        return f"{self.prefix}.level-{level:02d}" if level >= 0 else self.delivery
+        return self._level_names[level]
+
+    @cached_property
+    def _level_names(self) -> tuple[str, ...]:
+        names = (f"{self.prefix}.level-{level:02d}" for level in range(self.ladder.levels))
+        return (*names, self.delivery)
 
     def shadow_name(self, exchange: str) -> str:
         """Name the shadow of an exchange."""

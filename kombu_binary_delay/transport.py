@@ -34,6 +34,7 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
+from .ancestors import ANCESTRAL
 from .batch import PublishBatch
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
@@ -50,6 +52,7 @@ from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
 from .journal import follow_celery
 from .settings import Settings
+from .topology import Topology
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
@@ -71,7 +74,15 @@ class ChannelMixin(_Above):
     # -- outward -------------------------------------------------------------------------------
 
     def _basic_publish(
-        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        msg: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        argsig: str = "Bssbb",
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
@@ -83,7 +94,10 @@ class ChannelMixin(_Above):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
-        result = super()._basic_publish(msg, exchange, routing_key, *args, **kwargs)
+        # One by one: to gather them in a dict and spread it again would cost a microsecond.
+        result = super()._basic_publish(
+            msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
+        )
         if asked and (journal := self._declarer.journal) is not None:
             journal.scheduled(msg, routing_key)
         return result
@@ -137,32 +151,49 @@ class ChannelMixin(_Above):
             return msg, exchange, routing_key
         declarer = self._declarer
         topology = declarer.topology
+        theirs = ANCESTRAL.get(exchange, topology)
+        if theirs is not topology:
+            # A retry of what came by another system's ladder goes the way it came.
+            digits = theirs.ladder.digits((due - now) / 1000)
+            destination = Destination(exchange, routing_key)
+            entry = theirs.entry(digits)
+            return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
-
         lane = declarer.lane(msg.properties)
 
-        def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
-            properties, key = wrap(
-                msg.properties,
-                destination,
-                -(-due // 1000),
-                lambda each: declarer.address(digits, each),
-                topology.owns,
-            )
-            if topology.delay_header:
-                seconds = topology.ladder.delay(digits) // 1000
-                properties[_HEADERS][topology.delay_header] = seconds
-            return _copy(msg, properties), lane.entry(digits), key
+        def packed(left: float) -> tuple[tuple[int, ...], tuple[Any, str, str]]:
+            digits = topology.ladder.digits(left / 1000)
+            entry, address = lane.entry(digits), declarer.address
+            return digits, self._packed(msg, due, topology, digits, destination, address, entry)
 
-        digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
-        packed = pack(digits)
+        digits, to_publish = packed(due - now)
         if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
-            left = max(due - time.time_ns() // 1000, 1)
-            packed = pack(topology.ladder.digits(left / 1000))
-        return packed
+            _, to_publish = packed(max(due - time.time_ns() // 1000, 1))
+        return to_publish
+
+    def _packed(
+        self,
+        msg: Any,
+        due: int,
+        topology: Topology,
+        digits: tuple[int, ...],
+        destination: Destination,
+        address: Callable[[tuple[int, ...], Destination], str],
+        entry: str,
+    ) -> tuple[Any, str, str]:
+        properties, key = wrap(
+            msg.properties,
+            destination,
+            -(-due // 1000),
+            lambda each: address(digits, each),
+            topology.owns,
+        )
+        if topology.delay_header:
+            properties[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
+        return _copy(msg, properties), entry, key
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -192,9 +223,11 @@ class ChannelMixin(_Above):
     def message_to_python(self, raw_message: Any) -> Any:
         """Make a Kombu message that looks as if just published to its destination."""
         headers = raw_message.properties.get(_HEADERS)
-        topology = self._declarer.topology
-        owns = topology.owns
         info = raw_message.delivery_info
+        declarer = self._declarer
+        # Another system's ladder may lead here, too.
+        topology = ANCESTRAL.get(info.get("exchange"), declarer.topology)
+        owns = topology.owns
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
             try:
@@ -203,10 +236,10 @@ class ChannelMixin(_Above):
                 pass
             else:
                 info["routing_key"] = destination.routing_key
-                if on_ladder:
-                    # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
-                if (journal := self._declarer.journal) is not None:
+                if (journal := declarer.journal) is not None:
                     journal.released(raw_message.properties, destination)
             if headers:
                 unwrap(raw_message.properties, owns)
@@ -420,4 +453,6 @@ def register() -> None:
 
 def _copy(msg: Any, properties: dict[str, Any]) -> Any:
     # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
-    return amqp.Message(msg.body, **properties)
+    copy = amqp.Message(msg.body)
+    copy.properties = properties
+    return copy

@@ -227,6 +227,7 @@ def session() -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

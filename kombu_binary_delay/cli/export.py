@@ -15,11 +15,13 @@ from .values import Delay
 from .verb import Out, ladder, verb
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
-_OTHERS = ("svg",)
+_OF_TOPOLOGY = ("alerts", "grafana")
 
 
 @click.command()
-@click.argument("format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OTHERS])))
+@click.argument(
+    "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
+)
 @click.option(
     "--output", "-o", type=click.File("w"), default="-", help="A file; else the terminal."
 )
@@ -49,6 +51,8 @@ def export(
       mermaid      a flowchart for Markdown
       graphviz     the DOT language
       svg          a picture of the ladder, and of one message's way
+      grafana      a dashboard over RabbitMQ's Prometheus plugin
+      alerts       rules for Prometheus: stuck levels, parked messages, lateness
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -68,6 +72,9 @@ def _write(
     if name == "svg":
         longest = topology.ladder.maximum
         return formats.svg(topology, min(int(delay), longest), (queues or ("mail",))[0]) + "\n"
+    if name in _OF_TOPOLOGY:
+        drawn: str = getattr(formats, name)(topology)
+        return drawn
     part: Part = sum((topology.to_queue(queue) for queue in queues), topology.whole)
     if name == "kubernetes":
         return formats.kubernetes(part, vhost, cluster)

@@ -17,6 +17,7 @@ from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Topology
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
+_OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace")
 _SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
 
 
@@ -63,6 +64,20 @@ class Site:
             transport_options={KEY: dict(self.given)},
             connect_timeout=10,
         )
+
+    def on(self, topology: Topology) -> Site:
+        """Take a ladder of our own in place of that of the settings."""
+        if topology == self.settings.topology():
+            return self
+        given = {
+            **{name: value for name, value in self.given.items() if name not in _OF_A_LADDER},
+            "tick": topology.ladder.tick,
+            "radix": topology.ladder.radices,
+            "layout": topology.layout,
+            "queue_type": topology.queue_type,
+            "namespace": topology.namespace,
+        }
+        return Site(self.url, self.ssl, self.management_url, given)
 
     def management(self, connection: Any) -> Management:
         """Find the management API of a connection's broker."""

@@ -8,7 +8,17 @@ from .definitions import definitions
 from .graphviz import graphviz
 from .kubernetes import kubernetes
 from .mermaid import mermaid
+from .monitoring import alerts, grafana
 from .svg import svg
 from .terraform import terraform
 
-__all__ = ["definitions", "graphviz", "kubernetes", "mermaid", "svg", "terraform"]
+__all__ = [
+    "alerts",
+    "definitions",
+    "grafana",
+    "graphviz",
+    "kubernetes",
+    "mermaid",
+    "svg",
+    "terraform",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu_binary_delay.topology import Binding, Topology
 
-from .live import Live, Row, arguments, leaving, ready, unseen
+from .live import Live, Row, arguments, leaving, ready
 from .management import Management
 
 #: A dead-letter worker of RabbitMQ holds at most this many messages that nobody confirms.
@@ -96,10 +96,15 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
             groups[ladder].append(name)
         elif name.endswith(".parking"):
             parked += counted.get(name, 0)
+        elif name.endswith(".poison") and counted.get(name):
+            troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif name.startswith(outlet):
-            outlets += counted.get(name, 0) + unseen(live.queues[name])
-            if trouble := _trouble(live.queues[name], leaving(live.queues[name])):
-                troubles.append(f"{name}: {trouble}")
+            outlets += counted.get(name, 0) + leaving(live.queues[name])
+            if leaving(live.queues[name]) >= WORKER_HOLDS:
+                troubles.append(
+                    f"{name}: {leaving(live.queues[name])} messages are due and refused by what it "
+                    f"leads to, which is full or does not confirm; no others are held up"
+                )
     longest = _Longest(live)
     ladders = [
         _standing(name, queues, live, counted, longest, current=name == topology.prefix)
@@ -149,7 +154,7 @@ def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
         row = live.queues[queue]
         held = leaving(row)
         ttl = int(arguments(row).get("x-message-ttl", 0))
-        messages = counted.get(queue, 0) + unseen(row)
+        messages = counted.get(queue, 0) + held
         waiting.append(
             Waiting(queue, ttl, longest.queue(queue), messages, held, _trouble(row, held))
         )

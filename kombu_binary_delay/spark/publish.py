@@ -159,10 +159,8 @@ def publish(
         )
         tell(progress)
     # There is no word of Spark's for deleting files.
-    staged.limit(0).write.mode("overwrite").parquet(f"{staging}-none")
-    spark.read.schema(staged.schema).parquet(f"{staging}-none").write.mode("overwrite").parquet(
-        staging
-    )
+    nothing = spark.createDataFrame([], staged.schema)
+    nothing.write.mode("overwrite").parquet(staging)
     return progress
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
@@ -13,6 +16,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.prepare import task_id
 from kombu_binary_delay.spark.publish import Progress, publish
+from lab.keeper import Keeper
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
 
@@ -187,3 +191,32 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
             time.sleep(0.05)
     assert message is not None
     assert message.headers["id"] == task_id("job", "k")
+
+
+@pytest.mark.slow
+def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
+    with Keeper("driver") as keeper:
+        log = tmp_path / "driver.log"
+        script = str(Path(__file__).with_name("killed_driver.py"))
+        argv = [sys.executable, script, vhost.url, receipts, "4000"]
+        root = str(Path(__file__).parents[2])
+        driver = keeper.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
+        deadline = time.monotonic() + 300
+        while "\n1000" not in log.read_text() and time.monotonic() < deadline:
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.1)
+        time.sleep(0.5)
+        keeper.kill(driver)
+    done = read(spark, receipts).count()
+    assert 1000 <= done < 4000
+    df = spark.range(4000).select(
+        F.concat(F.lit("key-"), "id").alias("key"),
+        F.lit("shop.remind").alias("task"),
+        (F.lit(86400.0) + F.col("id")).alias("countdown"),
+    )
+    progress = run(df, resume=True)
+    assert (progress.already, progress.published) == (done, 4000 - done)
+    rows = read(spark, receipts).collect()
+    assert len(rows) == len({row.key for row in rows}) == 4000
+    # Of one slice at most, messages are there twice.
+    assert 4000 <= waiting(vhost, 4000) <= 4600

@@ -1,0 +1,65 @@
+"""Purpose: measure everything, on private brokers, and write what was found.
+
+    python -m benchmarks [--quick] [--rounds N] [--only NAME,...] [--into FOLDER]
+
+Each section is written as soon as it is measured, to FOLDER/results/NAME.json; then the tables and
+charts of docs/explanation/performance.md are written from all that lies there. Without --into, they
+are the ones of the documentation. RABBITMQ_ROOT chooses another broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import publishing, travel, waiting
+from benchmarks.rig import Row, Scale, machine, say
+from lab.broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "performance"
+
+SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
+    **publishing.sections(),
+    **travel.sections(),
+    **waiting.sections(),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--quick", action="store_true", help="only see that it all runs")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(SECTIONS)}")
+    parser.add_argument("--into", type=Path, help="the folder to write to")
+    given = parser.parse_args(arguments)
+    only = given.only.split(",") if given.only else list(SECTIONS)
+    if unknown := [name for name in only if name not in SECTIONS]:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    into = given.into or (Path(tempfile.mkdtemp(prefix="bench-")) if given.quick else DOCS)
+    scale = Scale(given.quick, given.rounds)
+    for name in only:
+        # A broker of its own for each, so that none inherits what another has left.
+        with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+            found = SECTIONS[name](broker, scale)
+            save(into, name, {"machine": machine(broker), "rounds": scale.turns, "found": found})
+    from benchmarks import report  # noqa: PLC0415 - drawing needs what measuring does not
+
+    report.write(into)
+    say(f"written to {into}")
+
+
+def save(into: Path, name: str, result: Row) -> None:
+    path = into / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

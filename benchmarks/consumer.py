@@ -1,0 +1,61 @@
+"""Purpose: the process that takes what arrives, for travel.py, and tells how late it was.
+
+    python -m benchmarks.consumer HOST:PORT VHOST COUNT
+
+Says ``ready``; then, when all have come or nothing more comes, how many came and the greatest size
+of their headers in bytes; then the lateness of each in milliseconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import struct
+import sys
+import time
+
+import amqp
+
+from benchmarks.variants import INBOX
+
+DUE = struct.Struct("<d")
+PATIENCE = 60.0
+
+
+def main(address: str, vhost: str, count: int) -> None:
+    lateness: list[float] = []
+    sample: list[amqp.Message] = []
+    gc.disable()
+
+    def take(message: amqp.Message) -> None:
+        now = time.time()
+        body = message.body
+        if isinstance(body, str):
+            body = body.encode("latin1")
+        lateness.append((now - DUE.unpack_from(body)[0]) * 1000)
+        if len(lateness) % 100 == 1:
+            sample.append(message)
+
+    with amqp.Connection(address, virtual_host=vhost) as connection:
+        channel = amqp.Channel(connection, auto_decode=False)
+        channel.open()
+        channel.basic_consume(INBOX, callback=take, no_ack=True)
+        print("ready", flush=True)
+        try:
+            while len(lateness) < count:
+                connection.drain_events(timeout=PATIENCE)
+        except TimeoutError:
+            pass
+        size = max((_size(message) for message in sample), default=0)
+        print(len(lateness), size, flush=True)
+        print(*(f"{each:.3f}" for each in lateness), flush=True)
+
+
+def _size(message: amqp.Message) -> int:
+    headers = message.properties.get("application_headers")
+    if not headers:
+        return 0
+    return len(amqp.Message(application_headers=headers)._serialize_properties())  # noqa: SLF001
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,291 @@
+"""Purpose: what a publish costs the publisher: CPU, rate, bytes, and the first delayed one.
+
+Each way to publish has a connection of its own, and they take turns. Queues that would fill up
+drop their oldest messages; delayed ones wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from celery import Celery
+from kombu import Connection, Exchange, Queue
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange,
+    declare_native_delayed_delivery_exchanges_and_queues,
+)
+
+from benchmarks.rig import Row, Scale, in_turns, summary
+from kombu_binary_delay import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lab.broker import Broker, VHost
+
+Publish = "Callable[[int], None]"
+
+OURS = "kombu_binary_delay:Transport"
+STOCK = "pyamqp"
+BODY = "x" * 200
+LONGEST = 3600  # seconds
+
+_random = random.Random(1)  # noqa: S311 - the same delays for everybody
+DELAYS = [_random.randint(1, LONGEST) for _ in range(4096)]
+
+#: What Celery's native delivery needs: a quorum queue on a topic exchange.
+TASKS = Queue(
+    "tasks",
+    Exchange("tasks", "topic"),
+    routing_key="tasks",
+    queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000},
+)
+#: With a quorum queue, Celery would not leave the delay to the worker.
+CLASSIC = Queue(
+    "held",
+    Exchange("held", "topic"),
+    routing_key="held",
+    queue_arguments={"x-max-length": 1000},
+)
+INBOX = Queue("inbox", queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000})
+
+
+def nothing(argument: str) -> None:
+    """Do what the task does."""
+
+
+class Way:
+    """A way to publish, with a connection of its own."""
+
+    def __init__(self, vhost: VHost, transport: str, *, confirm: bool = False) -> None:
+        self.stack = ExitStack()
+        options = {"confirm_publish": confirm}
+        self.connection = self.stack.enter_context(
+            Connection(vhost.url, transport=transport, transport_options=options)
+        )
+
+    def run(self, count: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class ByKombu(Way):
+    """Kombu's Producer.publish()."""
+
+    def __init__(
+        self, vhost: VHost, transport: str, *, delayed: bool = False, **options: Any
+    ) -> None:
+        super().__init__(vhost, transport, **options)
+        INBOX(self.connection.default_channel).declare()
+        self.producer = self.connection.Producer()
+        self.delayed = delayed
+
+    def run(self, count: int) -> None:
+        publish = self.producer.publish
+        if self.delayed:
+            for number in range(count):
+                publish(
+                    BODY,
+                    routing_key="inbox",
+                    headers={"x-delay": DELAYS[number % 4096] * 1000},
+                )
+        else:
+            for _ in range(count):
+                publish(BODY, routing_key="inbox", headers={})
+
+
+class ByBatch(ByKombu):
+    """The same inside of Producer.batch()."""
+
+    def run(self, count: int) -> None:
+        with self.producer.batch():
+            super().run(count)
+
+
+class ByCelery(Way):
+    """A Celery task's apply_async()."""
+
+    def __init__(
+        self,
+        vhost: VHost,
+        transport: str,
+        *,
+        delayed: bool = False,
+        direct: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(vhost, transport, **options)
+        queue = CLASSIC if direct else TASKS
+        app = Celery(
+            "bench",
+            broker=vhost.url,
+            broker_transport=transport,
+            task_queues=[queue],
+            task_default_queue=queue.name,
+            task_default_exchange=queue.exchange.name,
+            task_default_exchange_type=queue.exchange.type,
+            task_default_routing_key=queue.routing_key,
+            task_ignore_result=True,
+            set_as_current=False,
+        )
+        self.task = app.task(name="task")(nothing)
+        queue(self.connection.default_channel).declare()
+        self.producer = self.stack.enter_context(app.amqp.Producer(self.connection))
+        self.delayed = delayed
+
+    def run(self, count: int) -> None:
+        send = self.task.apply_async
+        for number in range(count):
+            countdown = DELAYS[number % 4096] if self.delayed else None
+            send(("an argument",), countdown=countdown, producer=self.producer)
+
+
+class ByNative(ByCelery):
+    """The same by Celery's native delayed delivery."""
+
+    def __init__(self, vhost: VHost) -> None:
+        super().__init__(vhost, STOCK, delayed=True)
+        declare_native_delayed_delivery_exchanges_and_queues(self.connection, "quorum")
+        bind_queue_to_native_delayed_delivery_exchange(self.connection, TASKS)
+
+
+#: By the keys of the results: titles, and how each is made.
+WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
+    "kombu": ("Kombu's own transport", lambda v: ByKombu(v, STOCK)),
+    "ours": ("ours, no delay", lambda v: ByKombu(v, OURS)),
+    "ours-delayed": ("ours, delayed", lambda v: ByKombu(v, OURS, delayed=True)),
+    "kombu-confirm": (
+        "Kombu's own, confirmed one by one",
+        lambda v: ByKombu(v, STOCK, confirm=True),
+    ),
+    "ours-confirm": ("ours, confirmed one by one", lambda v: ByKombu(v, OURS, confirm=True)),
+    "ours-confirm-delayed": (
+        "ours, delayed, confirmed one by one",
+        lambda v: ByKombu(v, OURS, confirm=True, delayed=True),
+    ),
+    "batch": ("ours, confirmed in batches", lambda v: ByBatch(v, OURS)),
+    "batch-delayed": (
+        "ours, delayed, confirmed in batches",
+        lambda v: ByBatch(v, OURS, delayed=True),
+    ),
+    "celery": ("Celery on Kombu's own transport", lambda v: ByCelery(v, STOCK)),
+    "celery-held": (
+        "Celery on Kombu's own transport, delayed by the worker",
+        lambda v: ByCelery(v, STOCK, direct=True, delayed=True),
+    ),
+    "celery-ours": ("Celery on ours, no delay", lambda v: ByCelery(v, OURS)),
+    "celery-native": ("Celery, native delayed delivery", ByNative),
+    "celery-ours-delayed": ("Celery on ours, delayed", lambda v: ByCelery(v, OURS, delayed=True)),
+}
+
+
+def cost(broker: Broker, scale: Scale) -> Row:
+    """Measure CPU and rate of each way, in turns of a few hundred messages."""
+    vhost = broker.vhost()
+    ways = {name: make(vhost) for name, (_, make) in WAYS.items()}
+    slow = {name for name in ways if "confirm" in name}
+    count = scale.pick(1000, 20)
+
+    def measure(name: str) -> Row:
+        way, messages = ways[name], count // 4 if name in slow else count
+        gc.collect()
+        start, cpu = time.perf_counter(), time.process_time()
+        way.run(messages)
+        cpu = time.process_time() - cpu
+        return {
+            "cpu_us": cpu / messages * 1e6,
+            "rate": messages / (time.perf_counter() - start),
+        }
+
+    for way in ways.values():
+        way.run(scale.pick(200, 2))
+    runs = in_turns(list(ways), scale.turns * 5, measure, "publish")
+    for way in ways.values():
+        way.close()
+    vhost.delete()
+    return summary(runs, "kombu")
+
+
+def first(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Time the first delayed publish of a process, on a broker without and with the ladder."""
+    ladders: dict[str, dict[str, Any]] = {
+        "ours, 8 levels": {"levels": 8},
+        "ours, 16 levels": {"levels": 16},
+        "ours, 31 levels": {},
+        "ours, radix 4": {"radix": 4},
+    }
+
+    def connected(vhost: VHost, settings: dict[str, Any], longest: int) -> float:
+        options = {"binary_delay": settings}
+        with Connection(vhost.url, transport=OURS, transport_options=options) as connection:
+            INBOX(connection.default_channel).declare()
+            producer = connection.Producer()
+            start = time.perf_counter()
+            producer.publish(BODY, routing_key="inbox", headers={"x-delay": longest})
+            return (time.perf_counter() - start) * 1000
+
+    def measure(name: str) -> Row:
+        vhost = broker.vhost()
+        if name == "celery-native":
+            with Connection(vhost.url, transport=STOCK) as connection:
+                TASKS(connection.default_channel).declare()
+                start = time.perf_counter()
+                declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+                bind_queue_to_native_delayed_delivery_exchange(connection, TASKS)
+                nothing_there = (time.perf_counter() - start) * 1000
+                start = time.perf_counter()
+                declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+                bind_queue_to_native_delayed_delivery_exchange(connection, TASKS)
+                row = {"cold_ms": nothing_there, "warm_ms": (time.perf_counter() - start) * 1000}
+        else:
+            settings = ladders[name]
+            longest = Settings(**settings).ladder.maximum - 60_000
+            longest = max(longest, 20_000)
+            row = {
+                "cold_ms": connected(vhost, settings, longest),
+                "warm_ms": connected(vhost, settings, longest),
+            }
+        vhost.delete()
+        return row
+
+    return summary(in_turns([*ladders, "celery-native"], scale.turns, measure, "first"))
+
+
+def size(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Count the bytes that one publish sends."""
+    del scale
+    vhost = broker.vhost()
+    found = {}
+    for name in ("kombu", "ours", "ours-delayed", "celery", "celery-native", "celery-ours-delayed"):
+        way = WAYS[name][1](vhost)
+        way.run(1)
+        sent: list[int] = []
+        transport = way.producer.channel.connection.transport  # type: ignore[attr-defined]
+        with patch.object(transport, "_write", count_writes(transport, sent)):
+            way.run(1)
+        found[name] = {"bytes": {"median": sum(sent)}}
+        way.close()
+    vhost.delete()
+    return found
+
+
+def count_writes(transport: Any, sent: list[int]) -> Callable[[Any], None]:
+    write = transport._write  # noqa: SLF001 - every frame goes through it
+
+    def count(data: Any) -> None:
+        sent.append(len(data))
+        write(data)
+
+    return count
+
+
+def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
+    """Name what can be measured here."""
+    return {"publishing": cost, "first": first, "size": size}

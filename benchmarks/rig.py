@@ -1,0 +1,170 @@
+"""Purpose: what every measurement needs: the broker's CPU, runs in turns, medians and ratios.
+
+Nothing here knows what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lab.broker import Broker
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: all of it, or just enough to see that it runs."""
+
+    quick: bool = False
+    rounds: int = 3
+
+    def pick(self, full: Any, quick: Any) -> Any:
+        return quick if self.quick else full
+
+    @property
+    def idle(self) -> float:
+        """How long to watch an idle broker, in seconds."""
+        return float(self.pick(1.5, 0.1))
+
+    @property
+    def turns(self) -> int:
+        """How often each is measured."""
+        return int(self.pick(self.rounds, 1))
+
+
+def broker_cpu(broker: Broker) -> float:
+    """Tell the seconds of CPU that the node has used so far."""
+    return sum(map(_cpu, broker.pids[:1]))
+
+
+def idle_cpu(broker: Broker, seconds: float) -> float:
+    """Watch the node do nothing, and tell how much CPU it takes for that: seconds a second."""
+    start, before = time.monotonic(), broker_cpu(broker)
+    time.sleep(seconds)
+    return (broker_cpu(broker) - before) / (time.monotonic() - start)
+
+
+def broker_memory(broker: Broker) -> int:
+    """Tell the resident memory of the node, in bytes."""
+    return resident(broker.pids[0])
+
+
+def resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def disk(folder: Path) -> int:
+    """Tell the bytes of disk that a folder takes."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def in_turns(
+    names: Sequence[str], rounds: int, measure: Callable[[str], Row], what: str
+) -> dict[str, list[Row]]:
+    """Measure each name once a round, every second round backwards.
+
+    So whatever else the machine does is spread evenly over them.
+    """
+    runs: dict[str, list[Row]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in list(names) if number % 2 == 0 else list(names)[::-1]:
+            row = measure(name)
+            runs[name].append(row)
+            say(f"{what} {number + 1}/{rounds} {name}: {brief(row)}")
+    return runs
+
+
+def summary(runs: dict[str, list[Row]], base: str | None = None) -> dict[str, Row]:
+    """Take medians with their spread and, per figure, the median ratio to ``base`` of each round.
+
+    A ratio is taken round by round: what slowed one down slowed both.
+    """
+    return {
+        name: {
+            figure: _figure([row[figure] for row in rows], _base(runs, base, figure))
+            for figure in rows[0]
+            if isinstance(rows[0][figure], (int, float))
+        }
+        for name, rows in runs.items()
+    }
+
+
+def _base(runs: dict[str, list[Row]], base: str | None, figure: str) -> list[float] | None:
+    return [row[figure] for row in runs[base]] if base and figure in runs[base][0] else None
+
+
+def _figure(values: list[float], bases: list[float] | None) -> Row:
+    found: Row = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    if bases and all(bases):
+        ratios = [value / other for value, other in zip(values, bases, strict=True)]
+        found["ratio"] = statistics.median(ratios)
+    return found
+
+
+def percentiles(values: Iterable[float]) -> Row:
+    """Tell p50, p99 and the greatest of some values."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return {
+        "p50": ordered[last // 2],
+        "p99": ordered[round(last * 0.99)],
+        "max": ordered[-1],
+    }
+
+
+def machine(broker: Broker) -> Row:
+    """Tell on what all this ran."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "rabbitmq": broker.version,
+        "erlang": broker.api("GET", "overview")["erlang_version"],
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("kombu", "amqp", "celery")},
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def brief(row: Row) -> str:
+    return " ".join(
+        f"{name}={value:.4g}" for name, value in row.items() if isinstance(value, (int, float))
+    )
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S", time.gmtime()), text, file=sys.stderr, flush=True)
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    return found.stdout.strip()

@@ -1,0 +1,251 @@
+"""Purpose: the ways to delay that are compared, each as one entry of a table.
+
+All are asked the same: declare what you need, and say where a message for the inbox with this delay
+goes. Celery's ladder is made by Kombu's own functions, the others as their sources have them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu import Connection, Exchange, Queue
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange,
+    calculate_routing_key,
+    declare_native_delayed_delivery_exchanges_and_queues,
+)
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.ancestors import CELERY, NSERVICEBUS
+from kombu_binary_delay.envelope import HEADER
+
+if TYPE_CHECKING:
+    import amqp
+
+    from kombu_binary_delay.topology import Part
+    from lab.broker import VHost
+
+INBOX = "inbox"
+
+
+class Entry(NamedTuple):
+    """Where to publish a message, and how long it will wait in queues, in milliseconds."""
+
+    exchange: str
+    key: str
+    headers: dict[str, Any]
+    wait: int
+
+
+class Variant:
+    """A way to delay; this one does not."""
+
+    title: str
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        """Make all that it needs."""
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        """Say where a message with a delay in milliseconds goes."""
+        del channel, delay
+        return Entry("", INBOX, {}, 0)
+
+
+class Floor(Variant):
+    """No delay at all: what any message costs."""
+
+    title = "no delay"
+
+
+@dataclass
+class OnLadder(Variant):
+    """A ladder whose topology is a value.
+
+    from_top: enter at the highest level, whatever the delay.
+    longest:  where given, no queue waits longer, in milliseconds. The way is the same, only sooner
+              done; so a day's delays can be measured in seconds.
+    """
+
+    title: str
+    topology: Topology
+    from_top: bool = False
+    longest: int | None = None
+    _to: Destination = field(default_factory=lambda: Destination("", INBOX))
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        del vhost
+        declare(channel, self.topology.whole + self.topology.to_queue(INBOX), self.longest)
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        del channel
+        topology, ladder = self.topology, self.topology.ladder
+        digits = topology.ladder.digits(delay)
+        key, exchange = topology.address(digits, self._to), topology.entry(digits)
+        if self.from_top:
+            key = key.replace("@", "0." * (ladder.levels - len(digits)) + "@", 1)
+            exchange = topology.level_name(ladder.levels - 1)
+        waits = [d * w for d, w in zip(digits, ladder.weights[-len(digits) :], strict=True) if d]
+        wait = sum(min(each, self.longest or each) for each in waits)
+        headers = {HEADER: {"due": int(time.time() * 1000) + delay}}
+        if topology.delay_header:
+            headers = {topology.delay_header: delay // 1000}
+        elif topology is CELERY:
+            headers = {}
+        return Entry(exchange, key, headers, wait)
+
+
+@dataclass
+class CeleryNative(Variant):
+    """Celery's native delayed delivery, made by the functions that Celery calls."""
+
+    title: str
+    queue_type: str = "quorum"
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        del channel
+        inbox = Queue(INBOX, Exchange("inbox", "topic"), INBOX, no_declare=True)
+        with Connection(vhost.url, transport="pyamqp") as connection:
+            inbox.exchange(connection.default_channel).declare()
+            declare_native_delayed_delivery_exchanges_and_queues(connection, self.queue_type)
+            bind_queue_to_native_delayed_delivery_exchange(connection, inbox)
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        del channel
+        return Entry("celery_delayed_27", calculate_routing_key(delay // 1000, INBOX), {}, delay)
+
+
+@dataclass
+class QueuePerDelay(Variant):
+    """A queue for each delay, that goes when it has not been used for a while.
+
+    As in Symfony's AMQP transport and the articles: the publisher declares it each time, and
+    ``x-expires`` is the delay and ten seconds more.
+    """
+
+    title: str
+    queue_type: str = "classic"
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        name = f"delay_inbox_{delay}"
+        channel.queue_declare(
+            name,
+            durable=True,
+            auto_delete=False,
+            arguments={
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": delay,
+                "x-expires": delay + 10_000,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": INBOX,
+            },
+        )
+        return Entry("", name, {}, delay)
+
+
+@dataclass
+class OwnQueues(OnLadder):
+    """Ours, where each delay has its own queue on top of the ladder."""
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        super().declare(vhost, channel)
+        topology = self.topology
+        declare(channel, topology.own_base)
+        for level in range(topology.ladder.levels):
+            for binding in topology.own_enter(level):
+                bind(channel, binding)
+        self._made: set[tuple[int, ...]] = set()
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        digits = self.topology.ladder.digits(delay)
+        if digits not in self._made:
+            self._made.add(digits)
+            declare(channel, self.topology.own_queue(digits))
+        return super().enter(channel, delay)._replace(exchange=self.topology.own, wait=delay)
+
+
+@dataclass
+class Bare(Variant):
+    """Nothing but dead-lettering: queues of one second each, one after the other.
+
+    The broker's own price for a hop: no topic exchange, no address.
+    """
+
+    title: str
+    hops: int
+    queue_type: str = "quorum"
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        del vhost
+        for hop in range(self.hops):
+            arguments: dict[str, Any] = {
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": 1000,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": f"hop-{hop - 1}" if hop else INBOX,
+            }
+            if self.queue_type == "quorum":
+                arguments["x-dead-letter-strategy"] = "at-least-once"
+                arguments["x-overflow"] = "reject-publish"
+            channel.queue_declare(
+                f"hop-{hop}", durable=True, auto_delete=False, arguments=arguments
+            )
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        del channel, delay
+        return Entry("", f"hop-{self.hops - 1}", {}, 1000 * self.hops)
+
+
+def peers(queue_type: str) -> dict[str, Variant]:
+    """Return all that are compared, by their names in the results."""
+    binary = Topology(queue_type=queue_type)
+    radix4 = Topology(Ladder.uniform(4), queue_type=queue_type)
+    skip = Topology(queue_type=queue_type, layout="skip")
+    return {
+        "floor": Floor(),
+        "ours": OnLadder("ours: binary, chain", binary),
+        "radix-4": OnLadder("ours: radix 4", radix4),
+        "skip": OnLadder("ours: binary, skip", skip),
+        "own-queues": OwnQueues("ours: queue per delay", binary),
+        "from-top": OnLadder("binary, entered at the top", binary, from_top=True),
+        "celery-native": CeleryNative("Celery's native delivery", queue_type),
+        "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
+        "symfony": QueuePerDelay("queue per delay with x-expires", queue_type),
+    }
+
+
+def shortened(longest: int) -> dict[str, Variant]:
+    """Return ladders that wait no longer than ``longest`` milliseconds a queue."""
+    return {
+        "ours": OnLadder("ours: binary, chain", Topology(), longest=longest),
+        "radix-4": OnLadder("ours: radix 4", Topology(Ladder.uniform(4)), longest=longest),
+        "skip": OnLadder("ours: binary, skip", Topology(layout="skip"), longest=longest),
+        "celery-native": OnLadder("Celery's native delivery", CELERY, longest=longest),
+        "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS, longest=longest),
+    }
+
+
+def declare(channel: amqp.Channel, part: Part, longest: int | None = None) -> None:
+    """Declare a part of a topology on a plain channel."""
+    for exchange in part.exchanges:
+        channel.exchange_declare(
+            exchange.name,
+            exchange.type,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(exchange.arguments),
+        )
+    for queue in part.queues:
+        arguments = dict(queue.arguments)
+        if longest and "x-message-ttl" in arguments:
+            arguments["x-message-ttl"] = min(int(arguments["x-message-ttl"]), longest)
+        channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments)
+    for binding in part.bindings:
+        bind(channel, binding)
+
+
+def bind(channel: amqp.Channel, binding: Any) -> None:
+    make = channel.queue_bind if binding.to_queue else channel.exchange_bind
+    make(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))

@@ -1,0 +1,226 @@
+"""Purpose: what many waiting messages cost: the broker's memory, disk and restart, and a worker's.
+
+The messages are published in batches, with confirms, through our transport.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+import uuid
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from kombu import Connection, Queue
+
+from benchmarks.rig import Row, Scale, broker_memory, disk, percentiles, resident, say
+from kombu_binary_delay import PublishBatch
+from lab.keeper import Keeper
+from lab.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lab.broker import Broker, VHost
+
+OURS = "kombu_binary_delay:Transport"
+HOUR, DAY = 3_600_000, 86_400_000  # milliseconds
+BODY = "x" * 300
+
+
+def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Let more and more messages wait, for an hour to a day, and restart the broker each time."""
+    draw = random.Random(1)  # noqa: S311 - no secret
+    vhost = broker.vhost()
+    with Connection(vhost.url, transport=OURS) as connection:
+        _inbox(connection)
+        # All levels stand, empty, and have been at work.
+        _publish(vhost, 10, lambda: DAY)
+        _release(vhost, scale.pick(1000, 10))
+    time.sleep(scale.pick(5, 0))
+    empty, empty_disk = broker_memory(broker), disk(broker.folder)
+    found: dict[str, Row] = {"0": {"memory": empty, "disk": empty_disk}}
+    waiting = 0
+    for count in scale.pick((10_000, 100_000, 1_000_000), (100,)):
+        start = time.monotonic()
+        _publish(vhost, count - waiting, lambda: draw.randint(HOUR, DAY))
+        rate = (count - waiting) / (time.monotonic() - start)
+        waiting = count
+        time.sleep(scale.pick(10, 0))
+        row: Row = {
+            "publish_rate": rate,
+            "memory": broker_memory(broker),
+            "memory_per_message": (broker_memory(broker) - empty) / count,
+            "disk": disk(broker.folder),
+            "disk_per_message": (disk(broker.folder) - empty_disk) / count,
+            **_release(vhost, scale.pick(10_000, 20)),
+        }
+        start = time.monotonic()
+        broker.restart()
+        row["restart_seconds"] = time.monotonic() - start
+        _reachable(vhost)
+        row["usable_seconds"] = time.monotonic() - start
+        after = _release(vhost, scale.pick(10_000, 20))
+        row |= {f"{name}_after_restart": value for name, value in after.items()}
+        row["memory_after_restart"] = broker_memory(broker)
+        say(f"waiting {count}: {row}")
+        found[str(count)] = row
+    return found
+
+
+def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Let tasks wait for an hour, and weigh the worker that will run them."""
+    count = scale.pick(100_000, 100)
+    found = {}
+    for name, transport in (("celery", "pyamqp"), ("ours", OURS)):
+        vhost = broker.vhost()
+        with Keeper("bench") as keeper:
+            env = {
+                "BENCH_BROKER": vhost.url,
+                "BENCH_TRANSPORT": transport,
+                "PYTHONPATH": os.pathsep.join(["."]),
+            }
+            process = Worker(keeper, "benchmarks.worker_app", env, "-P", "solo")
+            empty = process.memory()
+            _tasks(vhost, transport, count)
+            end = time.monotonic() + scale.pick(240, 10)
+            while name == "celery" and time.monotonic() < end and _held(vhost) < count:
+                time.sleep(1)
+            time.sleep(scale.pick(3, 0))
+            found[name] = {
+                "held": _held(vhost),
+                "empty": empty,
+                "memory": resident(process.pid),
+                "per_task": (resident(process.pid) - empty) / count,
+            }
+        say(f"worker {name}: {found[name]}")
+        vhost.delete()
+    return found
+
+
+def _inbox(connection: Connection) -> None:
+    arguments = {"x-queue-type": "quorum"}
+    Queue("inbox", queue_arguments=arguments, channel=connection.default_channel).declare()
+
+
+def _publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
+    with Connection(vhost.url, transport=OURS) as connection:
+        channel = connection.default_channel
+        _inbox(connection)
+        with PublishBatch(channel) as batch:
+            for _ in range(count):
+                message = channel.prepare_message(
+                    BODY,
+                    content_type="text/plain",
+                    content_encoding="utf-8",
+                    headers={"x-delay": delay()},
+                    properties={"delivery_mode": 2},
+                )
+                batch.publish(message, routing_key="inbox")
+
+
+def _release(vhost: VHost, count: int) -> Row:
+    """Let some messages wait for four seconds beside all the others, and see them come."""
+    arrivals: list[float] = []
+    ready = threading.Event()
+
+    def consume() -> None:
+        with vhost.connect() as connection:
+            channel = connection.channel()
+            channel.basic_consume(
+                "inbox", callback=lambda _: arrivals.append(time.time()), no_ack=True
+            )
+            ready.set()
+            while len(arrivals) < count:
+                connection.drain_events(timeout=60)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    ready.wait(30)
+    sent: list[float] = []
+
+    def delay() -> int:
+        sent.append(time.time())
+        return 4000
+
+    start = time.monotonic()
+    _publish(vhost, count, delay)
+    rate = count / (time.monotonic() - start)
+    thread.join(120)
+    if len(arrivals) < count:
+        raise RuntimeError(f"{len(arrivals)} of {count} arrived")
+    # One delay, one way: they come in the order in which they were sent.
+    late = percentiles(came - went - 4 for came, went in zip(arrivals, sent, strict=True))
+    return {
+        "short_publish_rate": rate,
+        "release_rate": count / (arrivals[-1] - arrivals[0]),
+        "late_p50_ms": late["p50"] * 1000,
+        "late_p99_ms": late["p99"] * 1000,
+    }
+
+
+def _reachable(vhost: VHost) -> None:
+    """Wait until what a publisher needs is there, as queues come back one after the other."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        with suppress(OSError, amqp.AMQPError):
+            return _publish(vhost, 1, lambda: DAY)
+        time.sleep(0.2)
+    raise TimeoutError("nothing can be published after the restart")
+
+
+def _task_messages(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    body = json.dumps(
+        [[1], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+    )
+    for _ in range(count):
+        name = str(uuid.uuid4())
+        yield (
+            body,
+            {
+                "lang": "py",
+                "task": "task",
+                "id": name,
+                "root_id": name,
+                "eta": eta,
+                "retries": 0,
+                "timelimit": [None, None],
+                "argsrepr": "(1,)",
+                "kwargsrepr": "{}",
+                "origin": "bench",
+            },
+        )
+
+
+def _tasks(vhost: VHost, transport: str, count: int) -> None:
+    with Connection(vhost.url, transport=transport) as connection:
+        channel = connection.default_channel
+        with PublishBatch(channel) as batch:
+            for body, headers in _task_messages(count):
+                message = channel.prepare_message(
+                    body,
+                    content_type="application/json",
+                    content_encoding="utf-8",
+                    headers=headers,
+                    properties={"delivery_mode": 2, "correlation_id": headers["id"]},
+                )
+                batch.publish(message, routing_key="celery")
+
+
+def _held(vhost: VHost) -> int:
+    """Count the tasks that the worker has taken and not finished."""
+    for row in vhost.queues():
+        if row["name"] == "celery":
+            return int(row.get("messages_unacknowledged", 0))
+    return 0
+
+
+def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
+    """Name what can be measured here."""
+    return {"waiting": broker, "worker": worker}

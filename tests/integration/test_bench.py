@@ -1,0 +1,30 @@
+"""The benchmark runs, section by section, and writes what it found. Nothing is said of speed."""
+
+import json
+
+import pytest
+
+from benchmarks.__main__ import SECTIONS, main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_of_the_benchmark_runs(section, tmp_path):
+    main(["--quick", "--only", section, "--into", str(tmp_path)])
+
+    result = json.loads((tmp_path / "results" / f"{section}.json").read_text())
+    assert result["machine"]["rabbitmq"]
+    assert result["found"]
+    missing = {name: row.get("missing") for name, row in result["found"].items()}
+    assert all(figure is None or figure["most"] == 0 for figure in missing.values()), missing
+    early = {name: row.get("early") for name, row in result["found"].items()}
+    assert all(figure is None or figure["most"] == 0 for figure in early.values()), early
+    table = (tmp_path / "tables" / f"{section}.md").read_text()
+    assert table.startswith("|  |")
+    assert len(table.splitlines()) > 4
+
+
+def test_an_unknown_section_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--quick", "--only", "speed"])
+    assert "there is no speed" in capsys.readouterr().err
