@@ -151,6 +151,8 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
     _needs_spark()
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
 
+    if options["app"] is None:
+        options["broker"] = _given(options["broker"])
     if options["settings"] is not None:
         options["settings"] = json.loads(options["settings"])
     with _Watch() as watch:
@@ -369,9 +371,11 @@ def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
 
 
 def _given(broker: str | None) -> str:
-    if broker is None:
+    # What was said before the verb, to the whole tool, counts for it as well.
+    url = broker or getattr(click.get_current_context().obj, "url", None)
+    if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
-    return broker
+    return str(url)
 
 
 def _show(df: DataFrame) -> None:
