@@ -4,7 +4,7 @@
 # distribution; for the tests, also Prometheus. Whatever is there already is left as it is; a
 # second run does nothing.
 #
-#   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, test, docs, dev
+#   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
 #   PYTHON=python3.12 lab/install.sh test
 set -eu
 cd "$(dirname "$0")/.."
@@ -34,6 +34,10 @@ missing_packages() {
     esac
     case $group in test | dev)
         [ -e $prometheus ] || echo prometheus # and promtool: alerting rules are tested on it
+    esac
+    # Spark runs on Java.
+    case $group in pipeline | test | dev)
+        command -v java >/dev/null || echo default-jre-headless
     esac
     # Debian has this part of the standard library in a package of its own.
     [ -e .venv ] || "$python" -c 'import ensurepip' 2>/dev/null ||
