@@ -75,11 +75,14 @@ class Status:
     troubles: tuple[str, ...]
 
 
-def status(connection: Any, management: Management, topology: Topology) -> Status:
+def status(
+    connection: Any, management: Management, topology: Topology, lanes: Iterable[str] = ()
+) -> Status:
     """Look at every ladder in the namespace of ``topology``.
 
     :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
         rest, such as rates, is the management API's, and up to ten seconds old.
+    :param lanes: the names of the ladders in use, where there are several side by side.
     :raises UnreachableError: where the API does not answer.
     """
     live = Live.read(management, rates=True)
@@ -106,8 +109,9 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
                     f"leads to, which is full or does not confirm; no others are held up"
                 )
     longest = _Longest(live)
+    in_use = {topology.prefix, *lanes}
     ladders = [
-        _standing(name, queues, live, counted, longest, current=name == topology.prefix)
+        _standing(name, queues, live, counted, longest, current=name in in_use)
         for name, queues in groups.items()
     ]
     troubles += [
