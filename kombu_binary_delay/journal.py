@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from .batch import PublishBatch
 from .delay import due_time
 from .envelope import HEADER
 from .errors import AddressError, BinaryDelayError
-from .settings import STREAM, Settings
+from .settings import KEY, STREAM, Settings
 from .topology import VERSION, Topology
 
 logger = get_logger(__name__)
@@ -166,13 +166,24 @@ class Journal:
 # -- what Celery's signals tell ---------------------------------------------------------------
 
 
-def follow_celery() -> None:
-    """Let the Celery that is loaded, if one is, tell which delayed tasks it has executed."""
+def follow_celery(options: Any) -> None:
+    """Let the Celery that is loaded, if one is, tell which delayed tasks it has executed.
+
+    Each transport calls it as it is made, for a worker makes one before its children, in which
+    tasks are executed, and connects after.
+
+    :param options: the transport options.
+    """
     signals = sys.modules.get("celery.signals")
-    if signals is not None:
+    if signals is not None and _wants_journal(options):
         signals.task_prerun.connect(_begins, dispatch_uid="binary-delay-journal")
         signals.task_postrun.connect(_ends, dispatch_uid="binary-delay-journal")
         signals.task_revoked.connect(_revoked, dispatch_uid="binary-delay-journal")
+
+
+def _wants_journal(options: Any) -> bool:
+    given = options.get(KEY) if isinstance(options, Mapping) else None
+    return isinstance(given, Mapping) and given.get("journal") is not None
 
 
 def _begins(task: Any = None, **_: Any) -> None:
@@ -197,6 +208,8 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
     def of(name: str) -> Any:
         return request.get(name) if isinstance(request, dict) else getattr(request, name, None)
 
+    if not _wants_journal(app.conf.broker_transport_options):
+        return
     info = of("delivery_info") or {}
     headers = {"id": of("id"), "task": task, "retries": of("retries") or 0, "eta": of("eta")}
     _desk.write(

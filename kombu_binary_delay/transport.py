@@ -399,6 +399,7 @@ class TransportMixin(_Above):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         stand_aside()
+        follow_celery(client.transport_options)
         settle(client, type(self), self.alias)
         super().__init__(client, **kwargs)
 
@@ -414,8 +415,6 @@ class TransportMixin(_Above):
         settings = Settings.from_transport_options(self.client.transport_options)
         connection = super().establish_connection()
         connection.binary_delay = Declarer(connection, settings)
-        if settings.journal is not None:
-            follow_celery()
         if settings.protocol_1:
             # Of this connection alone.
             reading = {"_reads_bodies": True}

@@ -2,7 +2,8 @@
 
 ``spark.read.format("binary_delay_journal")`` reads what is there, and ``readStream`` goes on from
 there, by the offsets of the stream, so that what has been read can be read again. Options:
-``broker`` (a URL), ``namespace`` (``kbd``) and, for a read, ``partitions`` (1).
+``broker`` (a URL), ``namespace`` (``kbd``) and, for a read in batch, ``partitions`` (1) and
+``start``, an offset (0).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import kombu
 import pyarrow as pa
 from amqp.exceptions import NotFound
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
@@ -53,33 +55,37 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         spark.dataSource.register(JournalSource)
         options = {"broker": where, "namespace": namespace}
         return spark.read.format(FORMAT).options(**options).load()
-    if any(each.endswith(".parquet") for each in _names(spark, where)):
-        return spark.read.schema(s.JOURNAL).parquet(where)
-    return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
+    if _has_lines(spark, where):
+        return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
+    return spark.read.schema(s.JOURNAL).parquet(where)
 
 
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
     """Add to a Parquet table what the stream has got since the last export.
 
-    Beside the table, in ``<path>-checkpoint``, Spark keeps how far it has come.
+    How far the last one came is read from the table itself, by the offsets of the stream. One
+    export at a time.
     """
     spark.dataSource.register(JournalSource)
-    options = {"broker": broker, "namespace": namespace}
-    query = (
-        spark.readStream.format(FORMAT)
-        .options(**options)
-        .load()
-        .writeStream.format("parquet")
-        .option("checkpointLocation", f"{path}-checkpoint")
-        .trigger(availableNow=True)
-        .start(path)
-    )
-    query.awaitTermination()
+    options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
+    spark.read.format(FORMAT).options(**options).load().write.mode("append").parquet(path)
 
 
-def _names(spark: SparkSession, folder: str) -> list[str]:
-    listed = spark.read.format("binaryFile").load(folder).select("path")
-    return [row["path"] for row in listed.limit(10).collect()]
+def _behind(spark: SparkSession, path: str) -> int:
+    """Tell the offset behind the last event in a table."""
+    try:
+        table = spark.read.schema(s.JOURNAL).parquet(path)
+    except AnalysisException as exc:
+        if "PATH_NOT_FOUND" not in str(exc):
+            raise
+        return 0
+    last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
+    return 0 if last is None else int(last) + 1
+
+
+def _has_lines(spark: SparkSession, folder: str) -> bool:
+    files = spark.read.format("binaryFile").option("pathGlobFilter", "*.jsonl*").load(folder)
+    return not files.select("path").limit(1).isEmpty()
 
 
 def _columns(raw: DataFrame) -> DataFrame:
@@ -125,15 +131,6 @@ class JournalSource(DataSource):
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Read on."""
         return _StreamReader(dict(self.options))
-
-
-class _Range(InputPartition):
-    """Offsets from ``start``, up to but not including ``end``."""
-
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__((start, end))
-        self.start = start
-        self.end = end
 
 
 class _Stream:
@@ -222,15 +219,17 @@ class _Reader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._stream = _Stream(options)
         self._number = int(options.get("partitions", "1"))
+        self._start = int(options.get("start", "0"))
 
     def partitions(self) -> Sequence[InputPartition]:
-        start, end = self._stream.start(), self._stream.end()
-        step = max(1, -(-(end - start) // self._number))
-        return [_Range(at, min(at + step, end)) for at in range(start, end, step)]
+        start, end = max(self._start, self._stream.start()), self._stream.end()
+        if start >= end:
+            return [InputPartition((0, 0))]  # Spark makes none into one without a value
+        step = -(-(end - start) // self._number)
+        return [InputPartition((at, min(at + step, end))) for at in range(start, end, step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Range)  # noqa: S101 - we made it
-        yield from self._stream.rows(partition.start, partition.end)
+        yield from self._stream.rows(*partition.value)
 
 
 class _StreamReader(DataSourceStreamReader):
@@ -240,15 +239,15 @@ class _StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
         return {"offset": self._stream.start()}
 
-    def latestOffset(self, *_: Any) -> dict[str, int]:  # noqa: N802 - Spark's
+    # Before 4.2, Spark calls it without arguments; and takes one that has none as of then.
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's
         return {"offset": max(self._stream.end(), self._stream.start())}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [_Range(start["offset"], end["offset"])]
+        return [InputPartition((start["offset"], end["offset"]))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Range)  # noqa: S101 - we made it
-        yield from self._stream.rows(partition.start, partition.end)
+        yield from self._stream.rows(*partition.value)
 
 
 def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:

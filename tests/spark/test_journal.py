@@ -9,13 +9,13 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.journal import export_journal, read_journal
+from kombu_binary_delay.spark.journal import FORMAT, JournalSource, export_journal, read_journal
 from kombu_binary_delay.spark.send import Sender, Target
 
 
 @pytest.fixture
 def write(vhost):
-    def write(ids, journal="stream", countdown=0.2):
+    def write(ids, journal="stream", countdown=5.0):
         rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
         for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
             pass
@@ -76,9 +76,31 @@ def test_local_files_are_read_as_the_stream_is(spark, vhost, write, tmp_path):
     ]
 
 
-def test_without_a_broker_the_source_is_refused(spark, vhost):
-    from kombu_binary_delay.spark.journal import FORMAT, JournalSource  # noqa: PLC0415
+def test_a_stream_is_read_on_and_can_be_read_again(spark, vhost, write, tmp_path):
+    spark.dataSource.register(JournalSource)
 
+    def read_on(name):
+        query = (
+            spark.readStream.format(FORMAT)
+            .option("broker", vhost.url)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / name))
+        )
+        query.awaitTermination()
+        rows = spark.read.schema(s.JOURNAL).parquet(str(tmp_path / name)).collect()
+        return sorted(row.offset for row in rows)
+
+    write([f"a{n}" for n in range(10)], countdown=3600.0)
+    assert read_on("first") == list(range(10))
+    write([f"b{n}" for n in range(15)], countdown=3600.0)
+    assert read_on("first") == list(range(25))
+    assert read_on("second") == list(range(25))
+
+
+def test_without_a_broker_the_source_is_refused(spark, vhost):
     spark.dataSource.register(JournalSource)
     with pytest.raises(Exception, match="needs the option broker"):
         spark.read.format(FORMAT).load().count()

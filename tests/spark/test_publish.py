@@ -17,6 +17,7 @@ from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.prepare import task_id
 from kombu_binary_delay.spark.publish import Progress, publish
 from lab.keeper import Keeper
+from tests.spark.dying_app import order
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
 
@@ -143,12 +144,12 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
 
 
 def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
-    spark, reminders, run, receipts, vhost, tmp_path, monkeypatch
+    spark, reminders, run, receipts, vhost
 ):
     # An executor's Python dies in the middle of its rows, once.
-    monkeypatch.setenv("KBD_TEST_DIES_ONCE", str(tmp_path / "died"))
+    order(vhost.url).touch()
     progress = run(reminders(3000), app="tests.spark.dying_app:app", publishers=1)
-    assert (tmp_path / "died").exists()
+    assert not order(vhost.url).exists()
     assert progress.published == 3000
     rows = read(spark, receipts).collect()
     assert len({row.key for row in rows}) == len(rows) == 3000
