@@ -47,7 +47,7 @@ def scrape(broker):
 
 
 @pytest.fixture
-def ladder(vhost, connect):
+def ladder(scrape, vhost, connect):
     """A ladder before a queue that takes its messages and one, unknown to it, that refuses them."""
     return Ladders(vhost, connect)
 
