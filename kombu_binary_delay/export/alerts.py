@@ -44,7 +44,7 @@ def _rules(ask: Questions) -> Iterator[_Rule]:
         "Nothing leaves {{ $labels.queue }} in {{ $labels.vhost }}",
         "{{ $value }} messages in it are due. What they lead to is gone, full, or does not "
         "confirm, and holds up all behind them: find the destination that does not take its "
-        "messages, and give it room, or an outlet.",
+        "messages, and give it room, or an outlet. See 'kombu-binary-delay verify' and 'status'.",
     )
     if ask.parking:
         yield _Rule(
@@ -54,7 +54,7 @@ def _rules(ask: Questions) -> Iterator[_Rule]:
             "warning",
             "{{ $value }} messages are parked in {{ $labels.vhost }}",
             "Their destination was gone when they were due. Declare or bind it again, then send "
-            "on what is in {{ $labels.queue }}.",
+            "on what is in {{ $labels.queue }}: 'kombu-binary-delay redrive'.",
         )
     if ask.outlets:
         yield _Rule(

@@ -17,6 +17,7 @@ import yaml
 from kombu import Queue
 
 from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.address import Destination
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.ops import create
 from lab.prometheus import TOOL, Prometheus
@@ -46,7 +47,7 @@ def scrape(broker):
 
 
 @pytest.fixture
-def ladder(vhost, connect):
+def ladder(scrape, vhost, connect):
     """A ladder before a queue that takes its messages and one, unknown to it, that refuses them."""
     return Ladders(vhost, connect)
 
@@ -55,6 +56,7 @@ class Ladders:
     def __init__(self, vhost, connect):
         self._connect = connect
         self.vhost = vhost.name
+        self.plain = connect("amqp", vhost.url)
         self.connection = self.prepare(vhost)
 
     def prepare(self, vhost):
@@ -64,6 +66,13 @@ class Ladders:
         Queue("mail")(plain.channel()).declare()
         create(plain, SMALL, SMALL.whole + SMALL.to_queue("full") + SMALL.to_queue("mail"))
         return self._connect(url=vhost.url, binary_delay={"tick": 1000, "levels": 4})
+
+    def publish_past_the_outlet(self, queue, *delays):
+        """As a program did before anybody knew that the queue refuses messages."""
+        for delay in delays:
+            digits = SMALL.ladder.digits(delay)
+            address = SMALL.address(digits, Destination("", queue))
+            self.plain.Producer().publish("m", exchange=SMALL.entry(digits), routing_key=address)
 
     def publish(self, queue, *delays, connection=None):
         producer = (connection or self.connection).Producer()
@@ -180,7 +189,7 @@ def test_alerts_fire_for_what_is_wrong_and_not_for_what_is_busy(broker, ladder, 
         with Prometheus(scrape, hurried(alerts(SMALL))) as prometheus:
             ladder.publish("gone", 1000)
             ladder.publish("known", *[2000] * 40)
-            ladder.publish("full", *[8000] * 40)
+            ladder.publish_past_the_outlet("full", *[8000] * 40)
             firing = fires_until(
                 prometheus,
                 {"BinaryDelayLevelStuck", "BinaryDelayParked", "BinaryDelayOutletFilling"},
