@@ -46,6 +46,7 @@ _TRAVEL = (
     Column("max, ms", "max"),
     Column("published a second", "publish_rate"),
     Column("bytes of headers", "header_bytes"),
+    Column("missing", "missing"),
 )
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,

@@ -17,6 +17,7 @@ extensions = [
     "conformance_table",
     "faults_table",
     "ladder_figure",
+    "pipeline_tables",
     "settings_table",
 ]
 exclude_patterns = ["_build", "examples"]

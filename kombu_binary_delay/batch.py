@@ -298,6 +298,10 @@ class PublishBatch:
             del self._sent[self._number]
             self._number -= 1
             self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+            return
+        declarer = getattr(self._connection, "binary_delay", None)
+        if entry.due is not None and declarer is not None and declarer.journal is not None:
+            declarer.journal.scheduled(message, key)
 
     def _pack(self, entry: _Entry, now: int) -> None:
         due = entry.due or 0
@@ -412,6 +416,9 @@ class PublishBatch:
 
     def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(entry)
+        if state == CONFIRMED and self._on_outcome is None:
+            # Nobody asks.
+            return
         self._settled.append((entry, Outcome(entry.tag, state, code, text)))
 
     def _unmark(self, entry: _Entry) -> None:

@@ -18,6 +18,7 @@ from .address import Destination
 from .channel import OwnChannel
 from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
+from .journal import Journal
 from .levels import Levels
 from .settings import Settings
 from .topology import IMITABLE, Topology
@@ -44,6 +45,10 @@ class Declarer:
         self.own = OwnChannel(connection, settings.namespace)
         self._declares = settings.declare != "never"
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
+        self.journal: Journal | None = None
+        if settings.journal is not None:
+            server = connection.server_properties
+            self.journal = Journal(settings, self.topology, self.own.lend, server)
         self.delivery = Delivery(self.own, self.topology, settings.outlets, self._lost)
         self._lanes = [
             Levels(

@@ -50,6 +50,7 @@ from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
+from .journal import follow_celery
 from .settings import Settings
 from .topology import Topology
 from .urls import display, enlist, settle
@@ -94,9 +95,12 @@ class ChannelMixin(_Above):
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
         # One by one: to gather them in a dict and spread it again would cost a microsecond.
-        return super()._basic_publish(
+        result = super()._basic_publish(
             msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
         )
+        if asked and (journal := self._declarer.journal) is not None:
+            journal.scheduled(msg, routing_key)
+        return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -235,6 +239,8 @@ class ChannelMixin(_Above):
                 # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
                 if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
+                if (journal := declarer.journal) is not None:
+                    journal.released(raw_message.properties, destination)
             if headers:
                 unwrap(raw_message.properties, owns)
                 if on_ladder and topology.delay_header:
@@ -393,6 +399,7 @@ class TransportMixin(_Above):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         stand_aside()
+        follow_celery(client.transport_options)
         settle(client, type(self), self.alias)
         super().__init__(client, **kwargs)
 

@@ -16,6 +16,7 @@ from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
 from .site import Site, options
+from .spark import spark
 from .status import status
 from .teardown import teardown
 from .verify import verify
@@ -68,7 +69,19 @@ def binary_delay(
 
 for _option in options():
     binary_delay.params.append(_option)
-for _verb in (create, verify, status, explain, export, redrive, migrate, transfer, prune, teardown):
+for _verb in (
+    create,
+    verify,
+    status,
+    explain,
+    export,
+    redrive,
+    migrate,
+    transfer,
+    prune,
+    teardown,
+    spark,
+):
     binary_delay.add_command(_verb)
 
 

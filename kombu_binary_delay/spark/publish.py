@@ -159,10 +159,8 @@ def publish(
         )
         tell(progress)
     # There is no word of Spark's for deleting files.
-    staged.limit(0).write.mode("overwrite").parquet(f"{staging}-none")
-    spark.read.schema(staged.schema).parquet(f"{staging}-none").write.mode("overwrite").parquet(
-        staging
-    )
+    nothing = spark.createDataFrame([], staged.schema)
+    nothing.write.mode("overwrite").parquet(staging)
     return progress
 
 
@@ -225,7 +223,9 @@ def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]
         return
     number = -(-rows // slice_rows)
     shares = [index / number for index in range(1, number)]
-    bounds = sorted({int(at) for at in ready.approxQuantile("due", shares, 0.1 / number)})
+    # Spark cannot be asked for no share at all.
+    found = ready.approxQuantile("due", shares, 0.1 / number) if shares else []
+    bounds = sorted({int(at) for at in found})
     due = F.col("due")
     for low, high in zip([None, *bounds], [*bounds, None], strict=True):
         part = ready if low is None else ready.where(due >= low)

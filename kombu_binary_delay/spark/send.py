@@ -72,7 +72,7 @@ class Target:
         return Settings.from_transport_options(self.transport_options())
 
 
-@dataclass
+@dataclass(eq=False)
 class Sent:
     """A row on its way, and what its receipt will say."""
 
@@ -104,6 +104,7 @@ class _Producer(kombu.Producer):
 
     batch: PublishBatch
     current: Sent
+    patience: float
 
     def publish(self, body: Any, **options: Any) -> Any:
         # Whoever tries again is the sender, which knows of all the messages in the window.
@@ -132,8 +133,16 @@ class _Producer(kombu.Producer):
             self.maybe_declare(entity)
         sent = self.current
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        # A message without a destination is to be told of, not dropped.
-        self.batch.publish(message, exchange, routing_key, mandatory=True, tag=sent)
+        # A message without a destination is to be told of, not dropped; and a broker that is away
+        # without a word is away all the same.
+        self.batch.publish(
+            message,
+            exchange,
+            routing_key,
+            mandatory=True,
+            confirm_timeout=self.patience,
+            tag=sent,
+        )
 
 
 @dataclass
@@ -275,6 +284,7 @@ class Sender:
             )
             channel = self._connection.default_channel
             self._producer = _Producer(channel)
+            self._producer.patience = target.patience
             window = WINDOW if target.rate is None else max(1, min(WINDOW, int(target.rate / 10)))
             self._producer.batch = PublishBatch(channel, window, self._on_outcome)
         producer: _Producer = self._producer
