@@ -1,6 +1,6 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
-.PHONY: help demo test test-here brokers bench lint docs clean
+.PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
@@ -9,6 +9,14 @@ help: ## this text
 demo: ## real tasks wait in a real broker; a worker is killed, the broker restarted, nothing lost
 	@lab/install.sh demo
 	@exec .venv/bin/python -m lab.demo
+
+pipeline-demo: ## a hundred thousand delayed tasks from Spark, and a report that proves them
+	@lab/install.sh pipeline
+	@exec .venv/bin/python -m lab.pipeline
+
+faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stories of that name
+	@lab/install.sh demo
+	@exec .venv/bin/python -m lab.faults $(ARGS)
 
 test: ## the test suite, on private brokers old and new; ARGS="-k word" goes to pytest
 	@lab/install.sh test

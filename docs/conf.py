@@ -13,9 +13,12 @@ project_copyright = author  # LICENSE names the year
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "ladder_figure",
-    "settings_table",
+    "cli_help",
     "conformance_table",
+    "faults_table",
+    "ladder_figure",
+    "pipeline_tables",
+    "settings_table",
 ]
 exclude_patterns = ["_build", "examples"]
 nitpicky = True
@@ -23,6 +26,8 @@ nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
     ("py:.*", r"(kombu|amqp|collections|typing|decimal|datetime)\..*"),
     ("py:class", r"Arguments"),
+    # Documented as they are imported: from the package, not from the file of their verb.
+    ("py:class", r"kombu_binary_delay\.ops\.\w+\.\w+"),
 ]
 
 myst_enable_extensions = ["colon_fence"]

@@ -106,7 +106,8 @@ class Ancestor(Topology):
         :raises AddressError: for an exchange, which it cannot say, or an empty or too long name.
         """
         del topic, outlet
-        if destination.exchange:
+        # Its own delivery exchange leads by the same names.
+        if destination.exchange not in ("", self.delivery):
             raise AddressError(
                 f"the ladder {self.namespace}* leads to queues by their names, and does not know "
                 f"the exchange {destination.exchange!r}; publish to the default exchange ''"
@@ -181,6 +182,10 @@ CELERY = Ancestor(
     enters_at_top=True,
 )
 
+#: By their delivery exchanges, from which a consumer gets what waited on them.
+ANCESTRAL: dict[object, Ancestor] = {
+    each.delivery: each for each in (NSERVICEBUS, NSERVICEBUS_V1, CELERY)
+}
 #: By the names that users give them.
 ANCESTORS = {
     "nservicebus": NSERVICEBUS,

@@ -298,6 +298,10 @@ class PublishBatch:
             del self._sent[self._number]
             self._number -= 1
             self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+            return
+        declarer = getattr(self._connection, "binary_delay", None)
+        if entry.due is not None and declarer is not None and declarer.journal is not None:
+            declarer.journal.scheduled(message, key)
 
     def _pack(self, entry: _Entry, now: int) -> None:
         due = entry.due or 0

@@ -18,9 +18,10 @@ from .address import Destination
 from .channel import OwnChannel
 from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
+from .journal import Journal
 from .levels import Levels
 from .settings import Settings
-from .topology import IMITABLE
+from .topology import IMITABLE, Topology
 
 logger = get_logger(__name__)
 
@@ -44,6 +45,10 @@ class Declarer:
         self.own = OwnChannel(connection, settings.namespace)
         self._declares = settings.declare != "never"
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
+        self.journal: Journal | None = None
+        if settings.journal is not None:
+            server = connection.server_properties
+            self.journal = Journal(settings, self.topology, self.own.lend, server)
         self.delivery = Delivery(self.own, self.topology, settings.outlets, self._lost)
         self._lanes = [
             Levels(
@@ -108,7 +113,9 @@ class Declarer:
             self.activate()
         if not exchange:
             for queue in keys:
-                self._lead_to(queue)
+                # No queue has an empty name; to bind, that is the one that a channel declared last.
+                if queue:
+                    self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
         # After the delivery side, which finds out whether a part of the whole is gone.
@@ -127,6 +134,13 @@ class Declarer:
             return self.topology.address(digits, destination, topic=topic)
         outlet = self.delivery.has_outlet(destination.routing_key)
         return self.topology.address(digits, destination, outlet=outlet)
+
+    def believes(self, destination: Destination, topology: Topology) -> bool:
+        """Whether a message from a ladder was published to where its key says.
+
+        An ancestor's key has no exchange: it may be a queue's name, or one of a topic exchange.
+        """
+        return topology.mirrors or destination.routing_key in self._queues
 
     # -- for a connection that binds, consumes or unbinds --------------------------------------
 

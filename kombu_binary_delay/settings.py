@@ -16,10 +16,14 @@ from .topology import LAYOUTS, QUEUE_TYPES, Topology
 DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.
 KEY = "binary_delay"
+#: The setting ``journal`` that means a stream queue on the broker, and not a folder.
+STREAM = "stream"
 
 #: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
 MAX_LANES = 64
 
+_BESIDE_AN_ANCESTOR = ("declare", "protocol_1", "ancestor", "journal", "journal_max_age")
+_MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -43,12 +47,16 @@ class Settings:
         for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
     :param ancestor: the name of another system's ladder in the same virtual host to delay on, in
         place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to queues
-        by their names only, and leaves no choice but those of ``declare`` and ``protocol_1``.
+        by their names only, and leaves no choice but ``declare``, ``protocol_1`` and the journal.
     :param outlets: names of queues, as shell patterns, that may refuse messages for a while though
         nobody declares them with ``x-overflow``: each gets an outlet, so that it holds up none but
         itself. Queues declared with ``reject-publish`` have one anyway.
     :param lanes: how many ladders side by side to delay on, each message on one by its id; for
         clusters, whose nodes then share the work.
+    :param journal: where to write what happens to delayed messages: ``"stream"`` for a stream queue
+        on the broker, or a folder for rotating local files; None for nowhere.
+    :param journal_max_age: how long the stream keeps events: a number and one of ``Y``, ``M``,
+        ``D``, ``h``, ``m`` and ``s``, as RabbitMQ's ``x-max-age`` has it.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for a value that cannot be.
@@ -64,6 +72,8 @@ class Settings:
     protocol_1: bool = False
     ancestor: str | None = None
     outlets: tuple[str, ...] = ()
+    journal: str | None = None
+    journal_max_age: str = "7D"
     lanes: int = 1
     namespace: str = "kbd"
 
@@ -96,6 +106,7 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: outlets must be a list of queues' names or patterns, got {self.outlets!r}"
             )
+        self._check_journal()
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
             raise SettingsError(
                 f"{KEY}: namespace must be 1 to 32 letters, digits, '-' or '_', "
@@ -140,11 +151,25 @@ class Settings:
     def _leave_out_beside_an_ancestor(self) -> None:
         for each in fields(self):
             given = getattr(self, each.name)
-            if each.name not in ("declare", "protocol_1", "ancestor") and given != each.default:
+            if each.name not in _BESIDE_AN_ANCESTOR and given != each.default:
                 raise SettingsError(
                     f"{KEY}: the ladder of {self.ancestor!r} is as it is, so {each.name} must be "
                     f"left out beside it, got {given!r}"
                 )
+
+    def _check_journal(self) -> None:
+        if self.journal is not None and not (isinstance(self.journal, str) and self.journal):
+            raise SettingsError(
+                f"{KEY}: journal must be {STREAM!r}, the path of a folder, or None, "
+                f"got {self.journal!r}"
+            )
+        if not isinstance(self.journal_max_age, str) or not _MAX_AGE.fullmatch(
+            self.journal_max_age
+        ):
+            raise SettingsError(
+                f"{KEY}: journal_max_age must be a number and a unit such as '7D' or '12h', "
+                f"got {self.journal_max_age!r}"
+            )
 
     def _switch(self, name: str) -> None:
         value = getattr(self, name)

@@ -34,6 +34,7 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,13 +43,16 @@ from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .address import Destination
+from .ancestors import ANCESTRAL
 from .batch import PublishBatch
 from .celery import MarkedDriverType, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
+from .journal import follow_celery
 from .settings import Settings
+from .topology import Topology
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
@@ -91,9 +95,12 @@ class ChannelMixin(_Above):
             due = due_time(asked, now)
             msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
         # One by one: to gather them in a dict and spread it again would cost a microsecond.
-        return super()._basic_publish(
+        result = super()._basic_publish(
             msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
         )
+        if asked and (journal := self._declarer.journal) is not None:
+            journal.scheduled(msg, routing_key)
+        return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
@@ -144,32 +151,49 @@ class ChannelMixin(_Above):
             return msg, exchange, routing_key
         declarer = self._declarer
         topology = declarer.topology
+        theirs = ANCESTRAL.get(exchange, topology)
+        if theirs is not topology:
+            # A retry of what came by another system's ladder goes the way it came.
+            digits = theirs.ladder.digits((due - now) / 1000)
+            destination = Destination(exchange, routing_key)
+            entry = theirs.entry(digits)
+            return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
         destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
-
         lane = declarer.lane(msg.properties)
 
-        def pack(digits: tuple[int, ...]) -> tuple[Any, str, str]:
-            properties, key = wrap(
-                msg.properties,
-                destination,
-                -(-due // 1000),
-                lambda each: declarer.address(digits, each),
-                topology.owns,
-            )
-            if topology.delay_header:
-                seconds = topology.ladder.delay(digits) // 1000
-                properties[_HEADERS][topology.delay_header] = seconds
-            return _copy(msg, properties), lane.entry(digits), key
+        def packed(left: float) -> tuple[tuple[int, ...], tuple[Any, str, str]]:
+            digits = topology.ladder.digits(left / 1000)
+            entry, address = lane.entry(digits), declarer.address
+            return digits, self._packed(msg, due, topology, digits, destination, address, entry)
 
-        digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
-        packed = pack(digits)
+        digits, to_publish = packed(due - now)
         if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
-            left = max(due - time.time_ns() // 1000, 1)
-            packed = pack(topology.ladder.digits(left / 1000))
-        return packed
+            _, to_publish = packed(max(due - time.time_ns() // 1000, 1))
+        return to_publish
+
+    def _packed(
+        self,
+        msg: Any,
+        due: int,
+        topology: Topology,
+        digits: tuple[int, ...],
+        destination: Destination,
+        address: Callable[[tuple[int, ...], Destination], str],
+        entry: str,
+    ) -> tuple[Any, str, str]:
+        properties, key = wrap(
+            msg.properties,
+            destination,
+            -(-due // 1000),
+            lambda each: address(digits, each),
+            topology.owns,
+        )
+        if topology.delay_header:
+            properties[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
+        return _copy(msg, properties), entry, key
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -199,9 +223,11 @@ class ChannelMixin(_Above):
     def message_to_python(self, raw_message: Any) -> Any:
         """Make a Kombu message that looks as if just published to its destination."""
         headers = raw_message.properties.get(_HEADERS)
-        topology = self._declarer.topology
-        owns = topology.owns
         info = raw_message.delivery_info
+        declarer = self._declarer
+        # Another system's ladder may lead here, too.
+        topology = ANCESTRAL.get(info.get("exchange"), declarer.topology)
+        owns = topology.owns
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
             try:
@@ -210,9 +236,11 @@ class ChannelMixin(_Above):
                 pass
             else:
                 info["routing_key"] = destination.routing_key
-                if on_ladder:
-                    # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
+                if (journal := declarer.journal) is not None:
+                    journal.released(raw_message.properties, destination)
             if headers:
                 unwrap(raw_message.properties, owns)
                 if on_ladder and topology.delay_header:
@@ -371,6 +399,7 @@ class TransportMixin(_Above):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         stand_aside()
+        follow_celery(client.transport_options)
         settle(client, type(self), self.alias)
         super().__init__(client, **kwargs)
 

@@ -41,7 +41,9 @@ def settle(client: Any, transport: type, alias: str) -> None:
         client._initial_params.update(read, hostname=read.get("hostname"))  # noqa: SLF001 - see above
         given = {**client._initial_params, "transport": client.transport_cls}  # noqa: SLF001 - see above
         client._init_params(**given)  # noqa: SLF001 - see above
-    if not client.ssl and scheme.lower() in ("amqps", f"{alias}s"):
+    if isinstance(client.ssl, dict):
+        client.ssl = {_option(name): value for name, value in client.ssl.items()}
+    if not client.ssl and scheme.lower() in ("amqps", "pyamqps", f"{alias}s"):
         client.ssl = True
     if client.cycle is not None and not isinstance(client.cycle, _Urls):
         enlist(transport, alias)
@@ -67,6 +69,11 @@ def display(client: Any, *, include_password: bool, mask: str) -> str:
             mask=mask,
         )
     )
+
+
+def _option(name: str) -> str:
+    # In a URL's query, Kombu leaves its ``ssl_`` before the name that amqp knows.
+    return name if name == "ssl_version" else name.removeprefix("ssl_")
 
 
 class _Urls(Iterator[str]):

@@ -50,6 +50,7 @@ class Broker(Server):
     name:     what stands before the @ in the node's name.
     beside:   a node to form a cluster with, whose epmd and cookie are then shared.
     data:     a folder with the data of a node that has stopped, to be copied and gone on with.
+    tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
     """
 
     def __init__(  # noqa: PLR0913 - each with a default
@@ -61,6 +62,7 @@ class Broker(Server):
         name: str = "lab",
         beside: Broker | None = None,
         data: Path | None = None,
+        tls: Path | None = None,
     ) -> None:
         self._root = Path(root) if root else None
         self.node = f"{name}@localhost"
@@ -70,17 +72,15 @@ class Broker(Server):
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        ports = _free_ports(5)
-        self._amqp_port, self._http_port, self._metrics_port, self._dist_port, self._epmd_port = (
-            ports
-        )
+        self._amqp_port, self._http_port, self._metrics_port, *ports = free_ports(6 if tls else 5)
+        self._dist_port, self._epmd_port, *self._tls_ports = ports
         super().__init__(
             f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
         )
         self.metrics_url = f"http://{HOST}:{self._metrics_port}"
         if beside:
             self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
-        self._write_files(config or {}, advanced)
+        self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
         if data:
             shutil.copytree(data, self.folder / "data")
 
@@ -172,9 +172,16 @@ class Broker(Server):
 
     @property
     def ports(self) -> list[int]:
-        """AMQP, management, metrics, distribution, epmd."""
+        """AMQP, management, metrics, distribution, epmd, and AMQP over TLS where asked for."""
         mine = [self._amqp_port, self._http_port, self._metrics_port]
-        return [*mine, self._dist_port, self._epmd_port]
+        return [*mine, self._dist_port, self._epmd_port, *self._tls_ports]
+
+    @property
+    def tls_url(self) -> str:
+        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        if not self._tls_ports:
+            raise BrokerError("this broker was not given a certificate")
+        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
 
     def log(self, lines: int = 100) -> str:
         """Return the last lines that the node printed."""
@@ -211,6 +218,21 @@ class Broker(Server):
     def _inside(self) -> Path:
         """The folder, as the node sees it."""
         return Path("/mnt") if self._root else self.folder
+
+    def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
+        if folder is None:
+            return {}
+        # Where the node, which may live in a root of its own, can read them.
+        shutil.copytree(folder, self.folder / "tls")
+        inside = self._inside / "tls"
+        return {
+            "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_options.cacertfile": f"{inside}/ca.pem",
+            "ssl_options.certfile": f"{inside}/cert.pem",
+            "ssl_options.keyfile": f"{inside}/key.pem",
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "false",
+        }
 
     def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
         settings: dict[str, str | int] = {
@@ -289,7 +311,7 @@ class Broker(Server):
         return True
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports below the range the kernel takes clients' ports from.
 
     In that range, a client which reconnects to a broker that is down can be given the

@@ -64,6 +64,16 @@ class Server:
         """As the broker says: "3.10.8"."""
         return str(self.api("GET", "overview")["rabbitmq_version"])
 
+    @property
+    def tls_url(self) -> str:
+        """The one for TLS.
+
+        :raises BrokerError: where it is not known.
+        """
+        if self._at.scheme == "amqps":
+            return self.url
+        raise BrokerError("this broker was not named by an amqps:// URL")
+
     # --- what it is used for --------------------------------------------------------
 
     def vhost(self) -> VHost:
@@ -122,6 +132,11 @@ class VHost:
     def url(self) -> str:
         """What an application is given."""
         return f"{self.broker.url.removesuffix('/')}{self.name}"
+
+    @property
+    def tls_url(self) -> str:
+        """What an application is given to speak over TLS."""
+        return f"{self.broker.tls_url.removesuffix('/')}{self.name}"
 
     def url_of(self, user: str, password: str) -> str:
         """Write the URL for another user."""

@@ -39,7 +39,7 @@ def load(folder: Path = FOLDER) -> list[Run]:
 
 def runs_table(runs: list[Run]) -> Rows:
     """Make a row per RabbitMQ and a column per Celery: how many cases held, on which Pythons."""
-    celeries = list(dict.fromkeys(_minor(run["celery"]) for run in runs))
+    celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
     rows = [["RabbitMQ", *(f"Celery, Kombu {each}" for each in celeries)]]
     for rabbitmq in dict.fromkeys(run["rabbitmq"] for run in runs):
         cells = defaultdict(list)
@@ -55,7 +55,7 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
 
     :param ladders: a column per ladder; otherwise per RabbitMQ and type of the ladder's queues.
     """
-    found: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
     columns: dict[str, None] = {} if ladders else {WALK: None}
     for run in runs:
         for result in run["results"]:
@@ -65,12 +65,13 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
             columns[column] = None
             for outcome in (HELD, FAILED, NOT_APPLICABLE):
                 for case in result.get(outcome, ()):
-                    found[case][column].append((outcome, _name(run)))
+                    found[case][column].append((outcome, run))
     used = [each for each in columns if any(_says(cells[each]) for cells in found.values())]
     heads = [each[0].upper() + each[1:] if ladders or each == WALK else each for each in used]
     rows = [["What holds", *heads]]
     rows += [
-        [_escape(case), *(_cell(cells[each]) for each in used)] for case, cells in found.items()
+        [_escape(case), *(_cell(cells[each], ladders=ladders) for each in used)]
+        for case, cells in found.items()
     ]
     return [row for row in rows if any(row[1:])]
 
@@ -85,22 +86,27 @@ def _column(run: Run, result: dict[str, Any], *, ladders: bool) -> str | None:
     return f"{_minor(run['rabbitmq'])}, {result['queue_type']}"
 
 
-def _cell(outcomes: list[tuple[str, str]]) -> str:
-    failed = [run for outcome, run in outcomes if outcome == FAILED]
+def _cell(outcomes: list[tuple[str, Run]], *, ladders: bool) -> str:
+    failed = [_name(run) for outcome, run in outcomes if outcome == FAILED]
     if failed:
         return f"**no**: {', '.join(failed)}"
+    if ladders:
+        # Not every ladder has been tried on every RabbitMQ: say where.
+        held = [_minor(run["rabbitmq"]) for outcome, run in outcomes if outcome == HELD]
+        return ", ".join(dict.fromkeys(held))
     said = {SIGNS[outcome] for outcome, _ in outcomes}
     return SIGNS[HELD] if SIGNS[HELD] in said else "".join(said)
 
 
-def _says(outcomes: list[tuple[str, str]]) -> bool:
+def _says(outcomes: list[tuple[str, Run]]) -> bool:
     """Whether a column has anything but what does not apply."""
     return any(outcome != NOT_APPLICABLE for outcome, _ in outcomes)
 
 
 def _count(run: Run) -> str:
+    on_broker = [result for result in run["results"] if result["on"] != WALK]
     held, failed = (
-        sum(len(result.get(outcome, ())) for result in run["results"]) for outcome in (HELD, FAILED)
+        sum(len(result.get(outcome, ())) for result in on_broker) for outcome in (HELD, FAILED)
     )
     return f"all {held}" if not failed else f"**{failed} of {held + failed} failed**"
 

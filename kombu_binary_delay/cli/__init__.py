@@ -12,8 +12,11 @@ import click
 from .create import create
 from .explain import explain
 from .export import export
+from .migrate import migrate, transfer
 from .prune import prune
+from .redrive import redrive
 from .site import Site, options
+from .spark import spark
 from .status import status
 from .teardown import teardown
 from .verify import verify
@@ -59,17 +62,36 @@ def binary_delay(
     # Celery's own command has loaded the app already.
     loaded = getattr(context.obj, "app", None)
     if app is not None:
-        from celery.bin.celery import App  # noqa: PLC0415 - Celery is no dependency
-
-        loaded = App().convert(app, None, context)
+        loaded = _load(app)
     settings = {name: value for name, value in given.items() if value is not None}
     context.obj = Site.of(loaded, broker, management, settings)
 
 
 for _option in options():
     binary_delay.params.append(_option)
-for _verb in (create, verify, status, explain, export, prune, teardown):
+for _verb in (
+    create,
+    verify,
+    status,
+    explain,
+    export,
+    redrive,
+    migrate,
+    transfer,
+    prune,
+    teardown,
+    spark,
+):
     binary_delay.add_command(_verb)
+
+
+def _load(name: str) -> Any:
+    try:
+        from celery.app.utils import find_app  # noqa: PLC0415 - Celery is no dependency
+
+        return find_app(name)
+    except (ImportError, AttributeError) as exc:
+        raise click.BadParameter(f"no Celery app can be loaded from {name!r}: {exc}") from exc
 
 
 def main() -> None:

@@ -14,8 +14,13 @@ from rich.tree import Tree
 from kombu_binary_delay.address import Destination
 from kombu_binary_delay.ops import (
     Creation,
+    Difference,
     Explanation,
+    Migration,
+    Plan,
     Pruning,
+    Redrive,
+    Refill,
     Standing,
     Status,
     Teardown,
@@ -83,8 +88,7 @@ def status(value: Status) -> RenderableType:
     ]
     if not value.ladders:
         shown.append(Text("No ladder stands here yet: the first delayed message makes one."))
-    for ladder in value.ladders:
-        shown.append(_ladder(ladder))
+    shown += [_ladder(ladder) for ladder in value.ladders]
     foot = Text.assemble(
         ("parked ", "dim"),
         (f"{value.parked:,}", "bold red" if value.parked else "green"),
@@ -115,6 +119,10 @@ def _ladder(ladder: Standing) -> RenderableType:
 
 def _skyline(ladder: Standing) -> Iterable[Text]:
     """Draw one column per queue, the shortest wait first; heights grow with the logarithm."""
+    # As wide as there is room for: two characters and a space, one and a space, or one.
+    room = (console().width - 12) // len(ladder.queues)
+    bar, gap = (2, " ") if room >= 3 else (1, " " if room >= 2 else "")
+    step = bar + len(gap)
     counts = [each.messages for each in ladder.queues]
     top = math.log1p(max(counts))
     eighths = [round(math.log1p(count) / top * _HEIGHT * 8) if count else 0 for count in counts]
@@ -122,20 +130,20 @@ def _skyline(ladder: Standing) -> Iterable[Text]:
         row = Text("  ")
         for queue, height in zip(ladder.queues, eighths, strict=True):
             block = _BLOCKS[min(max(height - line * 8, 0), 8)]
-            row.append(block * 2 + " ", style="red" if queue.trouble else "cyan")
+            row.append(block * bar + gap, style="red" if queue.trouble else "cyan")
         if line == _HEIGHT - 1:
             row.append(f" {max(counts):,}", style="dim")
         yield row
-    yield Text("  " + "▔▔▔" * len(counts), style="dim")
-    yield Text("  " + _axis(ladder), style="dim")
+    yield Text("  " + "▔" * step * len(counts), style="dim")
+    yield Text("  " + _axis(ladder, step), style="dim")
 
 
-def _axis(ladder: Standing) -> str:
+def _axis(ladder: Standing, step: int) -> str:
     """Write the waits below their columns, as many as there is room for."""
     line = ""
     for column, queue in enumerate(ladder.queues):
-        if len(line) <= column * 3 and (column % 3 == 0 or len(ladder.queues) < 10):
-            line = line.ljust(column * 3) + short(queue.ttl) + " "
+        if len(line) <= column * step and (column % 3 == 0 or len(ladder.queues) < 10):
+            line = line.ljust(column * step) + short(queue.ttl) + " "
     return line
 
 
@@ -144,12 +152,12 @@ def _forecast(ladder: Standing) -> Text:
     text = Text("  leave within", style="dim")
     for name, horizon in _HORIZONS:
         surely, probably = ladder.within(horizon)
-        text.append(f"   {name} ", style="dim")
-        text.append(f"{surely:,}" if surely == probably else f"{surely:,}, likely {probably:,}")
+        text.append(f"  {name} ", style="dim")
+        text.append(f"{surely:,}" if surely == probably else f"{surely:,} to ~{probably:,}")
         if surely == ladder.messages:
             break
     else:
-        text.append(f"   {short(longest)} ", style="dim")
+        text.append(f"  {short(longest)} ", style="dim")
         text.append("all")
     return text
 
@@ -224,14 +232,16 @@ def verification(value: Verification) -> RenderableType:
         if value.sound
         else Text("not sound", style="bold red")
     )
-    rows: list[RenderableType] = []
-    for each in value.differences:
-        kind = (f"{each.severity:8}", _COLOURS[each.severity])
-        rows += [
-            Text.assemble(kind, (each.what, "bold"), f": {each.found}"),
-            Text(f"        {each.causes}", style="dim"),
-        ]
+    rows = [row for each in value.differences for row in _difference(each)]
     return Group(head, *rows, verdict)
+
+
+def _difference(value: Difference) -> tuple[Text, Text]:
+    kind = (f"{value.severity:8}", _COLOURS[value.severity])
+    return (
+        Text.assemble(kind, (value.what, "bold"), f": {value.found}"),
+        Text(f"        {value.causes}", style="dim"),
+    )
 
 
 def creation(value: Creation) -> RenderableType:
@@ -257,6 +267,62 @@ def teardown(value: Teardown) -> RenderableType:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
+
+
+def redriven(value: Redrive) -> RenderableType:
+    """Tell what was sent on, by destination."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("destination")
+    table.add_column("sent on", justify="right")
+    table.add_column("still parked", justify="right")
+    for each in value.parked:
+        table.add_row(
+            place(each.destination),
+            f"{each.sent:,}",
+            Text(f"{each.stays:,}", style=_left(each.stays)),
+        )
+    if value.unreadable:
+        table.add_row("without an address", "0", Text(f"{value.unreadable:,}", style="red"))
+    shown: list[RenderableType] = [table] if table.row_count else [Text("nothing is parked")]
+    shown += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
+    return Group(*shown)
+
+
+def refill(value: Refill) -> RenderableType:
+    """Tell what was sent from a file."""
+    return Text(f"{value.sent:,} messages sent")
+
+
+def plan(value: Plan) -> RenderableType:
+    """Tell what would be moved."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("queue")
+    table.add_column("messages", justify="right")
+    for name, count in value.queues:
+        if count:
+            table.add_row(name, f"{count:,}")
+    table.add_row(Text("together", style="bold"), Text(f"{value.messages:,}", style="bold"))
+    return table
+
+
+def migration(value: Migration) -> RenderableType:
+    """Tell what was moved."""
+    rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
+    lines = [Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")]
+    if value.kept:
+        lines.append(Text(f"{value.kept:,} stay: they do not wait for a time that is to come"))
+    if value.poison:
+        lines.append(
+            Text(f"{value.poison:,} could not be read: see the queue {value.poison_queue}", "red")
+        )
+    if value.left:
+        lines.append(Text(f"{value.left:,} could not be moved, and wait where they were", "red"))
+    lines += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
+    return Group(*lines)
+
+
+def _left(count: int) -> str:
+    return "red" if count else "dim"
 
 
 def pruning(value: Pruning) -> RenderableType:

@@ -38,9 +38,10 @@ def status(site: Site, out: Out, watch: bool, every: float, ladder: str | None) 
     with site.plain() as connection:
         management = site.management(connection)
         topology = site.topology(connection, ladder)
+        lanes = [each.prefix for each in site.lanes(connection, ladder)]
 
         def look() -> ops.Status:
-            return ops.status(connection, management, topology)
+            return ops.status(connection, management, topology, lanes)
 
         if watch and out.as_json:
             while True:

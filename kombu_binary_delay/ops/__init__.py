@@ -7,9 +7,11 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 from .create import Creation, create, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
-from .live import Live
+from .live import Live, ready
 from .management import Management
+from .migrate import Migration, Plan, migrate, plan
 from .prune import Pruning, prune
+from .redrive import Parked, Redrive, Refill, redrive, refill
 from .status import Standing, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
@@ -20,8 +22,13 @@ __all__ = [
     "Explanation",
     "Live",
     "Management",
+    "Migration",
     "OperationError",
+    "Parked",
+    "Plan",
     "Pruning",
+    "Redrive",
+    "Refill",
     "RefusedError",
     "Standing",
     "Status",
@@ -32,7 +39,12 @@ __all__ = [
     "Waiting",
     "create",
     "explain",
+    "migrate",
+    "plan",
     "prune",
+    "ready",
+    "redrive",
+    "refill",
     "status",
     "teardown",
     "verify",

@@ -51,6 +51,9 @@ def main() -> int:
             console.print(f"  could not be told: {error!r}", markup=False)
             broken = True
             continue
+        if outcome is None:
+            console.print(f"  not on a RabbitMQ before {'.'.join(map(str, case.since))}")
+            continue
         rows.append(to_row(outcome))
         broken = broken or not outcome.holds
         console.print(f"  {time.monotonic() - start:.0f} s, {rows[-1]}", markup=False)

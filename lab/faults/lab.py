@@ -17,7 +17,7 @@ import amqp
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
-from lab.broker import SETTLES_SOON, Broker, BrokerError, Rows
+from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
 from lab.faults.party import TRANSPORT, Consuming, Publishing, to_argv
@@ -51,6 +51,7 @@ class Case:
     advanced: the broker's advanced.config.
     short:    whether it is a part of the short form.
     since:    the first RabbitMQ that can keep the promise.
+    on:       tells the root of the RabbitMQ that it plays on, whatever the others play on.
     """
 
     scenario: str
@@ -60,6 +61,7 @@ class Case:
     advanced: str = SETTLES_SOON
     short: bool = False
     since: Version = QUORUM_SINCE
+    on: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,15 @@ class Lab:
         self.ahead = 0.0
         self._parties: list[Party] = []
         self._books = 0
+
+    def move_to(self, broker: Broker) -> None:
+        """Go on with another broker, in a virtual host of the same name."""
+        self.nodes, self.broker = [broker], broker
+        self.vhost = replace(self.vhost, broker=broker)
+        self.topology = Settings().topology(
+            can_quorum=parse_version(broker.version) >= QUORUM_SINCE
+        )
+        broker.api("PUT", f"vhosts/{self.vhost.name}", {})
 
     @property
     def urls(self) -> list[str]:
@@ -279,7 +290,7 @@ class Lab:
         rows = self.queues()
         return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
 
-    def queues(self, timeout: float = 120.0) -> Rows:
+    def queues(self, timeout: float = 120.0) -> list[dict[str, Any]]:
         """List the queues; a node that has just come back may not tell at once."""
         deadline = time.monotonic() + timeout
         while True:
@@ -356,19 +367,22 @@ class Lab:
         return party
 
 
-def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome:
-    """Tell a story on a broker of its own, and judge it.
+def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome | None:
+    """Tell a story on a broker of its own, and judge it; None where that broker is too old for it.
 
     :raises LabError: where the story could not be told to its end.
     """
     with ExitStack() as stack:
         keeper = stack.enter_context(Keeper("faults"))
+        root = case.on() if case.on else root
         broker = (
             stack.enter_context(Broker(root, advanced=case.advanced))
             if case.nodes == 1
             else stack.enter_context(Cluster(root, advanced=case.advanced, size=case.nodes))
         )
         lab = Lab(broker, keeper, short=short)
+        if lab.version < case.since:
+            return None
         case.run(lab)
         return Outcome(
             case,

@@ -107,7 +107,7 @@ def publish(told: Publishing) -> None:
                 book.write(CONFIRMED, name)
 
 
-class Consumer(ConsumerMixin):  # type: ignore[misc] # kombu has no types
+class Consumer(ConsumerMixin):
     """Takes messages, writes them down, acknowledges them."""
 
     def __init__(self, told: Consuming) -> None:

@@ -31,6 +31,7 @@ _media = Exchange("media", "topic")
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
+    "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "beat": {
         "beat_schedule": {
             "every second": {
@@ -186,6 +187,20 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         write(self)
         if self.request.retries < times:
             raise self.retry(countdown=countdown)
+        return int(self.request.retries)
+
+    @app.task(
+        name="back_off",
+        shared=False,
+        bind=True,
+        autoretry_for=(StumbleError,),
+        retry_backoff=1,
+        retry_jitter=False,
+    )
+    def back_off(self: Any, times: int) -> int:
+        write(self)
+        if self.request.retries < times:
+            raise StumbleError
         return int(self.request.retries)
 
     @app.task(

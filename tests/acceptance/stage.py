@@ -28,9 +28,11 @@ class Stage(Scene):
     ) -> None:
         """Set a stage.
 
-        :param url: the app's broker, with ``{broker}`` for what follows the scheme.
+        :param url: the app's broker, with ``{broker}`` for what follows the scheme, or ``{place}``
+            for what follows the user.
         """
-        url = url.format(broker=vhost.url.removeprefix("amqp://"))
+        broker = vhost.url.removeprefix("amqp://")
+        url = url.format(broker=broker, place=broker.rpartition("@")[2])
         deployment = Deployment.within(keeper.folder, url, shape, transport)
         super().__init__(vhost, deployment, make_app(deployment))
         self._keeper = keeper

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.acceptance.scene import Scene
@@ -12,6 +14,20 @@ RETRIES = 50
 @pytest.fixture(scope="module")
 def worker_options():
     return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
+
+
+@pytest.mark.slow
+def test_autoretry_backs_off_by_ever_longer_delays(stage: Scene):
+    # when
+    task = stage.send("back_off", 2, queue="foo").id
+    # then
+    runs = stage.journal.wait_for(task, times=3)
+    stage.journal.assert_on_time([task])
+    waits = [later.at - earlier.at for earlier, later in pairwise(runs)]
+    assert [run.retries for run in runs] == [0, 1, 2]
+    assert waits[0] >= 1
+    assert waits[1] >= 2
+    assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Producer
 from kombu import Queue as KombuQueue
 
+from kombu_binary_delay import Settings
 from tests.conformance.world import Arrival, World
 
 if TYPE_CHECKING:
-    from kombu_binary_delay import Topology
     from lab.broker import VHost
 
 OURS = "kombu_binary_delay:Transport"
@@ -25,13 +25,13 @@ MORE = 0.2
 class BrokerWorld(World):
     """One program with one connection, or one after the other.
 
-    :param settings: of the transport.
+    :param options: the transport's settings, as a user writes them.
     """
 
-    def __init__(self, topology: Topology, vhost: VHost, settings: dict[str, Any]) -> None:
-        super().__init__(topology)
+    def __init__(self, options: dict[str, Any], vhost: VHost) -> None:
+        super().__init__(Settings(**options))
         self.vhost = vhost
-        self.settings = settings
+        self.settings = options
         self._opened: list[Connection] = []
         self._queues: list[str] = []
         self._published: dict[str, float] = {}
@@ -90,7 +90,8 @@ class BrokerWorld(World):
         return self._wait_for(count, self.topology.parking)
 
     def waiting(self, count: int) -> int:
-        levels = [queue.name for level in self.topology.levels for queue in level.queues]
+        parts = (level for lane in self.lanes for level in lane.levels)
+        levels = [queue.name for part in parts for queue in part.queues]
         return self._wait_for(count, *levels)
 
     def ready(self, queue: str, count: int) -> None:

@@ -30,14 +30,13 @@ def world(
     record_property(PROPERTY, (*column, case.name))
     on, ladder, queue_type = column
     settings = {**LADDERS[ladder], "queue_type": queue_type}
-    wanted = Settings(**settings)
     if on == WALK:
-        yield WalkWorld(wanted)
+        yield WalkWorld(Settings(**settings))
         return
     version = request.getfixturevalue("broker").version
     record_property(BROKER, version)
     if queue_type == "quorum" and tuple(map(int, version.split(".")[:2])) < QUORUM_SINCE:
         pytest.skip(f"does not apply: the quorum queues of RabbitMQ {version} have no message TTL")
-    world = BrokerWorld(wanted.topology(), request.getfixturevalue("vhost"), settings)
+    world = BrokerWorld(settings, request.getfixturevalue("vhost"))
     yield world
     world.close()

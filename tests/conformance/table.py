@@ -18,6 +18,7 @@ LADDERS: dict[str, dict[str, Any]] = {
     "radix 4": {"radix": 4},
     "skip": {"layout": "skip"},
     "queue per delay": {"queue_per_delay": True},
+    "three lanes": {"lanes": 3},
 }
 
 

@@ -51,7 +51,7 @@ class WalkWorld(World):
     is_pure = True
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.topology())
+        super().__init__(settings)
         self._queue_per_delay = settings.queue_per_delay
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._kinds: dict[str, str] = {}
@@ -132,7 +132,9 @@ class WalkWorld(World):
             self.topology.owns,
         )
         self._asked[digits] += 1
-        entry = self.topology.own if self._queue_per_delay else self.topology.entry(digits)
+        # By turns: no lane leads anywhere else than the others.
+        lane = self.lanes[self._asked.total() % len(self.lanes)]
+        entry = lane.own if self._queue_per_delay else lane.entry(digits)
         self._ahead.append(_Message(body, entry, destination, address, properties))
 
     # -- arrive --------------------------------------------------------------------------------
@@ -210,7 +212,9 @@ class WalkWorld(World):
 
     def _part(self) -> Part:
         """Build the topology with all that the transport puts behind the delivery exchange."""
-        part = self.topology.whole + self._queues_for_delays()
+        part = self._queues_for_delays()
+        for lane in self.lanes:
+            part += lane.whole
         for queue in self._queues:
             part += self.topology.to_queue(queue)
         for exchange, kind in self._kinds.items():

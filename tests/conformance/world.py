@@ -14,11 +14,11 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kombu_binary_delay import Topology
+    from kombu_binary_delay import Settings
 
 #: Long enough for what a case does before the message is due, in milliseconds.
 SOON = 250
-LATER = 1200
+LATER = 1500
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class World(ABC):
     #: Whether there is no clock, so that any delay can be waited for.
     is_pure = False
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+    def __init__(self, settings: Settings) -> None:
+        self.topology = settings.topology()
+        self.lanes = self.topology.lanes(settings.lanes)
         self._delays: dict[str, float] = {}
 
     # -- what a user's program does ------------------------------------------------------------

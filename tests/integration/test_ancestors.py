@@ -4,11 +4,18 @@ import time
 
 import pytest
 from kombu import Exchange, Producer, Queue
-from kombu.transport import native_delayed_delivery as native
 
 from kombu_binary_delay import AddressError, TopologyError
 from kombu_binary_delay.address import Destination
 from kombu_binary_delay.ancestors import ANCESTORS, CELERY, NSERVICEBUS, NSERVICEBUS_V1
+
+
+@pytest.fixture
+def native():
+    """Kombu's side of Celery's own ladder."""
+    return pytest.importorskip(
+        "kombu.transport.native_delayed_delivery", reason="Kombu has Celery's ladder since 5.5"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +35,7 @@ def publish(connection, body, key, delay, exchange=""):
     )
 
 
-def test_celerys_ladder_is_what_the_installed_kombu_declares(broker, connect, vhost):
+def test_celerys_ladder_is_what_the_installed_kombu_declares(broker, connect, vhost, native):
     connection = connect("amqp")
     native.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
     theirs = _standing(vhost)
@@ -96,18 +103,38 @@ def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connec
     assert arrival.exchange == ladder.delivery
 
 
-def test_a_stock_programs_delayed_message_is_unwrapped_for_a_worker_of_ours(connect, collect):
-    connection = connect(binary_delay={"ancestor": "celery"})
-    queue = Queue("q")(connection.default_channel)
-    queue.declare()
-    publish(connection, "warm-up", "q", 1000)
+def test_a_stock_programs_delayed_message_is_unwrapped_for_a_worker_on_any_ladder(
+    connect, collect, native
+):
+    stock = connect("amqp")
+    native.declare_native_delayed_delivery_exchanges_and_queues(stock, "quorum")
+    connection = connect()
+    topic = Exchange("tasks", "topic")
+    queues = Queue("q"), Queue("topical", topic, "image.png")
+    for queue in queues:
+        queue(connection.default_channel).declare()
+    stock.default_channel.queue_bind("q", "celery_delayed_delivery", "#.q")
+    native.bind_queue_to_native_delayed_delivery_exchange(stock, queues[1])
 
-    Producer(connect("amqp").default_channel).publish(
-        "stock", exchange="celery_delayed_27", routing_key=native.calculate_routing_key(1, "q")
+    for key in ("q", "image.png"):
+        stock.Producer().publish(
+            key, exchange="celery_delayed_27", routing_key=native.calculate_routing_key(1, key)
+        )
+
+    arrivals = {each.body: each for each in collect(connection, queues, 2)}
+    assert [each.headers for each in arrivals.values()] == [{}, {}]
+    assert (arrivals["q"].exchange, arrivals["q"].key) == ("", "q")
+    # Its key is no queue's name, so the exchange it was sent to cannot be told: a retry goes the
+    # way it came.
+    came = arrivals["image.png"]
+    assert (came.exchange, came.key) == ("celery_delayed_delivery", "image.png")
+    Producer(connection.default_channel).publish(
+        "again", exchange=came.exchange, routing_key=came.key
     )
-
-    arrivals = collect(connection, [queue], 2)
-    assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {("", "q")}
+    assert collect(connection, queues, 1)[0].queue == "topical"
+    publish(connection, "later", came.key, 1000, exchange=came.exchange)
+    (later,) = collect(connection, queues, 1)
+    assert (later.queue, later.key, later.headers) == ("topical", "image.png", {})
 
 
 @pytest.mark.parametrize("name", ["nservicebus", "celery"])

@@ -52,6 +52,9 @@ def site(plain, management, vhost):
     return plain, management, vhost
 
 
+SMALL = {"tick": 1000, "levels": 4}
+
+
 def publish(connection, queue, *delays):
     for delay in delays:
         connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
@@ -249,16 +252,16 @@ def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
 
 
 @pytest.mark.slow
-def test_status_names_a_level_that_is_stuck(connect, plain, management, small):
+def test_status_names_a_level_that_is_stuck(plain, management, small):
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, and is never stuck")
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
-    # By a program without the transport, so that nobody knows that it needs an outlet.
     Queue("full", queue_arguments={"x-max-length": 1, "x-overflow": "reject-publish"})(
         plain.channel()
     ).declare()
+    # Straight behind delivery, as no application of ours would bind it.
     create(plain, small, small.whole + small.to_queue("full"))
-    publish(connection, "full", *[1000] * 40)
+    for _ in range(40):
+        plain.Producer().publish("m", exchange=small.level_name(0), routing_key="1.@..full")
 
     def stuck():
         return [each for each in status(plain, management, small).troubles if "not taken" in each]

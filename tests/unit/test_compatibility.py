@@ -105,6 +105,12 @@ def test_what_failed_once_does_not_hold_and_the_table_says_where(table):
     ]
 
 
+def test_of_a_ladder_the_table_says_where_it_was_tried(table):
+    runs = [record(held=["a"], rabbitmq="3.8.9"), record(held=["a"]), record(held=["a"])]
+
+    assert table.cases_table(runs, ladders=True) == [["What holds", "Binary"], ["a", "3.8, 4.3"]]
+
+
 def test_what_did_not_run_somewhere_is_left_open_there(table):
     runs = [record(held=["a *"]), record(held=["b"], rabbitmq="3.8.9", queue_type="classic")]
 

@@ -15,7 +15,14 @@ import yaml
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.ancestors import ANCESTORS
-from kombu_binary_delay.export import definitions, graphviz, kubernetes, mermaid, svg, terraform
+from kombu_binary_delay.export import (
+    definitions,
+    graphviz,
+    kubernetes,
+    mermaid,
+    svg,
+    terraform,
+)
 from kombu_binary_delay.topology import Binding, Exchange, Part, Queue
 
 STRANGE = 'Straße "${x}" %{y} \\ #1; <b>'

@@ -4,6 +4,7 @@ from lab.faults.scenarios import (
     bad_destination,
     broker_alarm,
     broker_killed,
+    broker_upgraded,
     clock_stepped,
     cluster,
     connection_cut,
@@ -22,5 +23,6 @@ _FAMILY = (
     clock_stepped,
     bad_destination,
     destination_changed,
+    broker_upgraded,
 )
 CASES = tuple(case for module in _FAMILY for case in module.CASES)

@@ -26,7 +26,28 @@ def killed(lab: Lab) -> None:
     lab.notes["kills"] = kills
 
 
+def killed_and_down(lab: Lab) -> None:
+    """Kill the broker and leave it down, until much that waits on every level is overdue."""
+    lab.queue("inbox")
+    lab.stand("inbox")
+    lab.consumer("inbox")
+    for kill in range(2):
+        lab.publisher(["inbox"], 900, 300, (2.0, 20.0), name=f"before-{kill}").wait(60)
+        lab.broker.kill()
+        time.sleep(8)
+        lab.broker.start()
+    lab.settle(patience=240)
+    lab.notes["kills"] = 2
+
+
 CASES = (
     Case("broker killed", "confirm timeout 5 s", killed, short=True),
     Case("broker killed", "confirm timeout 180 s (default)", killed, advanced="[]."),
+    Case("broker killed", "down for 8 s, confirm timeout 5 s", killed_and_down),
+    Case(
+        "broker killed",
+        "down for 8 s, confirm timeout 180 s (default)",
+        killed_and_down,
+        advanced="[].",
+    ),
 )

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lab.broker import SETTLES_SOON
 from lab.faults.lab import Case, Lab, LabError
 from lab.faults.ledger import CONFIRMED
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from lab.broker import Broker
 
 FROZEN = 20.0  # seconds
+# Nodes that do not answer are given up after 8 s, instead of 60 s.
+NOTICES_SOON = f"{SETTLES_SOON.removesuffix('].')}, {{kernel, [{{net_ticktime, 8}}]}}]."
 
 
 def leader(lab: Lab) -> Broker:
@@ -74,5 +77,13 @@ def under_load(fault: Callable[[Lab], None], rounds: int) -> Callable[[Lab], Non
 CASES = (
     Case("cluster of three", "leader killed", under_load(leader_killed, 3), nodes=3, short=True),
     Case("cluster of three", "leader frozen for 20 s", under_load(leader_frozen, 2), nodes=3),
+    Case(
+        "cluster of three",
+        "leader frozen for 20 s, net_ticktime 8 s",
+        under_load(leader_frozen, 2),
+        nodes=3,
+        advanced=NOTICES_SOON,
+        since=(4, 3),
+    ),
     Case("cluster of three", "rolling restart", under_load(rolling_restart, 2), nodes=3),
 )

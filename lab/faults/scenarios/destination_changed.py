@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNT = 200
-WAIT = (3.0, 6.0)  # seconds: all still wait when the destination changes
+WAIT = (10.0, 13.0)  # seconds: all still wait when the destination changes
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Purpose: measure the Spark pipeline: rows published, planned and audited per second.
+
+    python -m benchmarks.spark_pipeline [--rows N] [--plan-rows N,N,...]
+
+Publishing is measured against the two loops it replaces: Celery's `send_task` with a confirm for
+each message, and plain Kombu with one. Plans and audits are measured at growing numbers of rows, so
+that one can see how they grow. It prints a table, and JSON at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from kombu import Connection, Queue
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from kombu_binary_delay import Ladder
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import audit
+from kombu_binary_delay.spark.plan import plan, summarize
+from kombu_binary_delay.spark.publish import publish
+from lab.broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OURS = "kombu_binary_delay:Transport"
+CONFIRM = {"confirm_publish": True}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_pipeline")
+    parser.add_argument("--rows", type=int, default=50_000, help="to publish")
+    parser.add_argument("--plan-rows", default="100000,1000000,5000000", help="to plan and audit")
+    given = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    found = published(spark, given.rows)
+    for rows in map(int, given.plan_rows.split(",")):
+        found |= reckoned(spark, rows)
+    for name, rate in found.items():
+        print(f"{name:40} {rate:12,.0f} rows/s")
+    print(json.dumps({"spark": spark.version, "rows_per_second": found}))
+
+
+def published(spark: SparkSession, rows: int) -> dict[str, float]:
+    found = {}
+    few = rows // 10  # the loops are slow, and their rate does not depend on the number
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+
+        def by_celery() -> None:
+            app = Celery(broker=broker.vhost().url, set_as_current=False)
+            app.conf.update(broker_transport=OURS, broker_transport_options=CONFIRM)
+            for number in range(few):
+                app.send_task("t", (number,), countdown=3600 + number)
+
+        def by_kombu() -> None:
+            with Connection(
+                broker.vhost().url, transport=OURS, transport_options=CONFIRM
+            ) as connection:
+                Queue("celery")(connection.default_channel).declare()
+                producer = connection.Producer()
+                for number in range(few):
+                    headers = {"x-delay": (3600 + number) * 1000}
+                    producer.publish([number], routing_key="celery", headers=headers)
+
+        folder = tempfile.mkdtemp(prefix="spark-bench-")
+
+        def by_spark() -> None:
+            df = spark.range(rows).select(
+                F.concat(F.lit("k"), "id").alias("key"),
+                F.lit("t").alias("task"),
+                F.array("id").alias("args"),
+                (F.lit(3600.0) + F.col("id")).alias("countdown"),
+            )
+            url = broker.vhost().url
+            publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts")
+
+        found["publish: send_task, a confirm each"] = few / timed(by_celery)
+        found["publish: kombu, a confirm each"] = few / timed(by_kombu)
+        found["publish: Spark, with receipts"] = rows / timed(by_spark)
+        shutil.rmtree(folder)
+    return found
+
+
+def reckoned(spark: SparkSession, rows: int) -> dict[str, float]:
+    due = F.timestamp_seconds(F.lit(1.9e9) + F.rand(1) * 7 * 86400)
+    events = spark.range(rows).select(
+        F.col("id").cast("string").alias("task_id"),
+        due.alias("due"),
+        F.timestamp_seconds(F.lit(1.9e9)).alias("published"),
+    )
+    folder = tempfile.mkdtemp(prefix="spark-bench-")
+    events.write.parquet(f"{folder}/events")
+    events = spark.read.parquet(f"{folder}/events")
+    times = {
+        "plan": timed(
+            lambda: summarize(
+                plan(events.withColumnRenamed("due", "eta"), Ladder.binary())
+            ).collect()
+        ),
+        "audit": timed(lambda: _audit(events).groupBy("verdict").count().collect()),
+    }
+    shutil.rmtree(folder)
+    return {f"{name}: {rows:,} tasks": rows / seconds for name, seconds in times.items()}
+
+
+def _audit(events: DataFrame) -> DataFrame:
+    """Audit a receipt and three events for each task."""
+
+    def shaped(schema: str, **values: Any) -> DataFrame:
+        columns = [each.split() for each in schema.split(", ")]
+        return events.select(
+            *((values.get(name, F.lit(None))).cast(kind).alias(name) for name, kind in columns)
+        )
+
+    task, due = F.col("task_id"), F.col("due")
+    receipts = shaped(s.RECEIPTS, task_id=task, due=due, status=F.lit(s.PUBLISHED))
+    scheduled, *others = (
+        shaped(s.JOURNAL, event=F.lit(event), task_id=task, due=due, at=due) for event in s.EVENTS
+    )
+    journal = reduce(DataFrame.unionByName, others, scheduled)
+    return audit(receipts, journal)
+
+
+def timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""``migrate`` and ``transfer``: move what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kombu_binary_delay import ops
+from kombu_binary_delay.topology import Topology
+
+from .progress import bar
+from .site import Site
+from .verb import FOUND, OK, Out, dry_run, verb
+
+_from_ladder = click.option(
+    "--from",
+    "ladder",
+    metavar="LADDER",
+    help="The ladder to empty, by its name: 250ms-2x30, celery, nservicebus-v1, nservicebus.",
+)
+_from_queue = click.option(
+    "--from-queue",
+    metavar="NAME",
+    help="An ordinary queue instead, whose tasks with a future eta to move.",
+)
+_exchange = click.option(
+    "--exchange",
+    metavar="NAME",
+    help="Where messages of Celery's own ladder were published to, if its bindings do not tell.",
+)
+
+
+@click.command()
+@_from_ladder
+@_from_queue
+@click.option(
+    "--to", "to", metavar="LADDER", help="The ladder to fill.  [default: that of the settings]"
+)
+@_exchange
+@dry_run
+@verb
+def migrate(
+    site: Site,
+    out: Out,
+    ladder: str | None,
+    from_queue: str | None,
+    to: str | None,
+    exchange: str | None,
+    dry_run: bool,
+) -> int:
+    """Move what waits from one ladder to another, in the same virtual host.
+
+    What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
+    else it is all of the level's wait and of those below. A message leaves its queue when the
+    broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
+    goes to a poison queue, and the verb ends with 1.
+
+    \b
+      kombu-binary-delay migrate --from 250ms-2x30 --dry-run
+      kombu-binary-delay -A shop migrate --from celery
+      kombu-binary-delay migrate --from-queue tasks
+      kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
+    """
+    return _move(site, site, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
+
+
+@click.command()
+@click.option("--to-broker", metavar="URL", required=True, help="The broker, or virtual host.")
+@_from_ladder
+@_from_queue
+@_exchange
+@dry_run
+@verb
+def transfer(
+    site: Site,
+    out: Out,
+    to_broker: str,
+    ladder: str | None,
+    from_queue: str | None,
+    exchange: str | None,
+    dry_run: bool,
+) -> int:
+    """Move what waits to the same ladder on another broker, or in another virtual host.
+
+    As migrate does. Declare the destinations there first: a message without one is parked there.
+
+    \b
+      kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
+      kombu-binary-delay transfer --to-broker amqp://new:5672//
+      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
+    """
+    there = Site.of(None, to_broker, None, site.given)
+    return _move(site, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
+
+
+def _move(
+    here: Site,
+    there: Site,
+    out: Out,
+    origin: tuple[str | None, str | None],
+    to: str | None,
+    exchange: str | None,
+    *,
+    dry_run: bool,
+) -> int:
+    ladder, queue = origin
+    if ladder is not None and queue is not None:
+        raise click.UsageError("--from and --from-queue are two origins: give one")
+    if here is there and ladder is None and queue is None:
+        raise click.UsageError("say what to move: --from or --from-queue")
+    with here.plain() as connection:
+        management = here.management(connection)
+        source: Topology | str = queue or here.topology(connection, ladder)
+        planned = ops.plan(connection, ops.Live.read(management), source)
+    if dry_run:
+        out.show(planned, "plan", dry=True, messages=planned.messages)
+        return OK
+    with there.plain() as connection:
+        target = there.topology(connection, to)
+    if here is there and source == target:
+        raise click.UsageError(f"both are the ladder {target.prefix}")
+    connect: Any = there.plain if not target.mirrors else there.on(target).delaying
+    with bar("move", planned.messages) as tell:
+        done = ops.migrate(
+            here.plain, connect, management, source, target, exchange=exchange, progress=tell
+        )
+    out.show(done, "migration")
+    return FOUND if done.left or done.poison else OK

@@ -1,0 +1,25 @@
+"""A bar for work that takes a while: on a terminal, and beside the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+
+@contextmanager
+def bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Show how many of ``total`` messages are done, as the caller tells now and then."""
+    if not sys.stderr.isatty() or not total:
+        yield lambda count: None  # noqa: ARG005 - nobody looks
+        return
+    with click.progressbar(
+        length=total, label=label, file=sys.stderr, show_pos=True, width=0
+    ) as shown:
+
+        def tell(count: int) -> None:
+            shown.update(max(min(count, total) - shown.pos, 0))
+
+        yield tell

@@ -1,0 +1,78 @@
+"""``redrive``: send on what is parked."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kombu_binary_delay import ops
+from kombu_binary_delay.address import Destination
+
+from .progress import bar
+from .site import Site
+from .values import Place
+from .verb import FOUND, OK, Out, dry_run, verb
+
+
+@click.command()
+@click.option("--only", type=Place(), help="Only messages for this queue, or exchange:key.")
+@click.option("--to", type=Place(), help="Send them to this queue, or exchange:key, instead.")
+@click.option(
+    "--to-file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write them to the end of this file instead, a line of JSON each.",
+)
+@click.option(
+    "--from-file",
+    type=click.File("r"),
+    help="Send what --to-file has written; leave parking alone.",
+)
+@dry_run
+@verb
+def redrive(
+    site: Site,
+    out: Out,
+    only: Destination | None,
+    to: Destination | None,
+    to_file: Path | None,
+    from_file: Any,
+    dry_run: bool,
+) -> int:
+    """Send parked messages to where they were meant to go, or elsewhere, or into a file.
+
+    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
+    no queue stays parked, and the verb ends with 1. With --dry-run, counts them by destination.
+
+    \b
+      kombu-binary-delay redrive --dry-run
+      kombu-binary-delay redrive --only mail
+      kombu-binary-delay redrive --only events:order.paid --to orders
+      kombu-binary-delay redrive --to-file parked.jsonl
+      kombu-binary-delay redrive --from-file parked.jsonl --to mail
+    """
+    if to_file is not None and (to is not None or from_file is not None):
+        raise click.UsageError("--to-file goes with neither --to nor --from-file")
+    if from_file is not None and (only is not None or dry_run):
+        raise click.UsageError("--from-file goes with neither --only nor --dry-run")
+    with site.plain() as connection:
+        topology = site.topology(connection)
+        if from_file is not None:
+            count = ops.refill(connection, from_file, to)
+            out.show(ops.Refill(count), "refill")
+            return OK
+        parked = ops.ready(connection, [topology.parking]).get(topology.parking, 0)
+    with ExitStack() as stack:
+        file = None
+        if to_file is not None and not dry_run:
+            file = stack.enter_context(to_file.open("a", encoding="utf-8"))
+        tell = stack.enter_context(bar("redrive", parked if not dry_run else 0))
+        done = ops.redrive(
+            site.plain, topology, only=only, to=to, file=file, dry_run=dry_run, progress=tell
+        )
+    sys.stderr.flush()
+    out.show(done, "redriven", dry=dry_run, sent=done.sent, stays=done.stays)
+    return FOUND if done.reasons or done.unreadable else OK

@@ -1,0 +1,336 @@
+"""What really happened to delayed messages, as events beside the ladder; off unless asked for.
+
+Three events: ``scheduled`` when a message is handed to the ladder, ``released`` when a consumer
+gets it, ``executed`` when Celery has run its task. They are compact JSON, with ids, times and the
+destination, and never the arguments of a task. They go to a stream queue of RabbitMQ or, where the
+broker has no streams, to a rotating local file.
+
+To write the journal must never harm what it tells of: what goes wrong is logged, once. It must not
+import the transport or Celery.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+import amqp
+from kombu.log import get_logger
+
+from .address import Destination
+from .batch import PublishBatch
+from .delay import due_time
+from .envelope import HEADER
+from .errors import AddressError, BinaryDelayError
+from .settings import KEY, STREAM, Settings
+from .topology import VERSION, Topology
+
+logger = get_logger(__name__)
+
+SCHEDULED = "scheduled"
+RELEASED = "released"
+EXECUTED = "executed"
+#: RabbitMQ has stream queues since 3.9.
+STREAMS_SINCE = (3, 9)
+#: A file is rotated at this size in bytes, and as many old ones kept.
+FILE_SIZE = 100_000_000
+FILES = 10
+
+_HEADERS = "application_headers"
+_Lend = Callable[[str], Any]
+
+
+def stream_name(namespace: str) -> str:
+    """Name the stream queue of a namespace's journal."""
+    return f"{namespace}.{VERSION}.journal"
+
+
+class Journal:
+    """One connection's journal.
+
+    :param lend: lends a channel for a while, as a context manager.
+    :param server: the properties that the broker has told of itself.
+    """
+
+    def __init__(
+        self, settings: Settings, topology: Topology, lend: _Lend, server: dict[str, Any]
+    ) -> None:
+        self.stream = stream_name(settings.namespace)
+        self._max_age = settings.journal_max_age
+        self._topology = topology
+        self._lend = lend
+        self._declared = False
+        self._failed = False
+        folder = None if settings.journal == STREAM else settings.journal
+        if folder is None and not _has_streams(server):
+            folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
+            _warn_once(f"this broker has no streams: the journal is written to {folder}")
+        self.folder = folder
+
+    def scheduled(self, message: Any, key: str) -> None:
+        """Note that a message has been handed to the ladder.
+
+        :param message: as it went there; one without our header went somewhere else.
+        :param key: the routing key it went with.
+        """
+        packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
+        if not isinstance(packed, dict):
+            return
+        to = packed.get("to")
+        try:
+            digits, destination = self._topology.parse(key, Destination(*to) if to else None)
+        except AddressError:
+            return
+        self._note(
+            SCHEDULED,
+            message.properties,
+            destination,
+            {"ladder": self._topology.ladder.name, "hops": sum(digit > 0 for digit in digits)},
+        )
+
+    def released(self, properties: dict[str, Any], destination: Destination) -> None:
+        """Note that a consumer has got a message, whose properties are as the ladder left them."""
+        self._note(RELEASED, properties, destination, {})
+
+    def event(
+        self, properties: dict[str, Any], exchange: str, routing_key: str, **more: Any
+    ) -> dict[str, Any]:
+        """Write down who a message is, where it goes, and when it is due."""
+        headers = properties.get(_HEADERS) or {}
+        task = headers.get("id"), headers.get("task")
+        is_task = all(isinstance(each, str) for each in task)
+        name = properties.get("message_id") or properties.get("correlation_id")
+        event = {
+            "id": task[0] if is_task else name,
+            "task": task[1] if is_task else None,
+            "retries": headers.get("retries") if is_task else None,
+            "exchange": exchange,
+            "key": routing_key,
+            "due": _due(headers),
+            **more,
+        }
+        return {name: value for name, value in event.items() if value not in (None, "")}
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Write an event, without waiting for the broker.
+
+        :raises OSError, amqp.AMQPError, BinaryDelayError: where it cannot be written.
+        """
+        if self.folder is not None:
+            _append(self.folder, _line(event))
+            return
+        with self._lend("the journal") as channel:
+            self.declare(channel)
+            channel.basic_publish(_message(event), "", self.stream)
+
+    def declare(self, channel: Any) -> None:
+        """Declare the stream, once."""
+        if not self._declared:
+            arguments = {"x-queue-type": "stream", "x-max-age": self._max_age}
+            channel.queue_declare(self.stream, durable=True, auto_delete=False, arguments=arguments)
+            self._declared = True
+
+    def _note(
+        self,
+        kind: str,
+        properties: dict[str, Any],
+        destination: Destination,
+        more: dict[str, Any],
+    ) -> None:
+        if self._failed:
+            return
+        at = time.time_ns() // 1000
+        event = {
+            "event": kind,
+            "at": at,
+            **self.event(properties, destination.exchange, destination.routing_key, **more),
+        }
+        try:
+            self.write(event)
+        except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
+            # The message itself is on its way; the connection's own trouble will show by itself.
+            self._failed = True
+            _warn_once(f"the journal ends on this connection: {exc}")
+
+
+# -- what Celery's signals tell ---------------------------------------------------------------
+
+
+def follow_celery(options: Any) -> None:
+    """Let the Celery that is loaded, if one is, tell which delayed tasks it has executed.
+
+    Each transport calls it as it is made, for a worker makes one before its children, in which
+    tasks are executed, and connects after.
+
+    :param options: the transport options.
+    """
+    signals = sys.modules.get("celery.signals")
+    if signals is not None and _wants_journal(options):
+        signals.task_prerun.connect(_begins, dispatch_uid="binary-delay-journal")
+        signals.task_postrun.connect(_ends, dispatch_uid="binary-delay-journal")
+        signals.task_revoked.connect(_revoked, dispatch_uid="binary-delay-journal")
+
+
+def _wants_journal(options: Any) -> bool:
+    given = options.get(KEY) if isinstance(options, Mapping) else None
+    return isinstance(given, Mapping) and given.get("journal") is not None
+
+
+def _begins(task: Any = None, **_: Any) -> None:
+    if task is not None and getattr(task.request, "eta", None):
+        task.request.binary_delay_began = time.time_ns() // 1000
+
+
+def _ends(task: Any = None, state: str | None = None, **_: Any) -> None:
+    request = getattr(task, "request", None)
+    if request is not None and getattr(request, "eta", None):
+        began = getattr(request, "binary_delay_began", None)
+        _executed(task.app, request, task.name, began, state)
+
+
+def _revoked(request: Any = None, sender: Any = None, **_: Any) -> None:
+    if request is not None and getattr(request, "eta", None):
+        now = time.time_ns() // 1000
+        _executed(sender.app, getattr(request, "request", request), sender.name, now, "REVOKED")
+
+
+def _executed(app: Any, request: Any, task: str, at: int | None, state: str | None) -> None:
+    def of(name: str) -> Any:
+        return request.get(name) if isinstance(request, dict) else getattr(request, name, None)
+
+    if not _wants_journal(app.conf.broker_transport_options):
+        return
+    info = of("delivery_info") or {}
+    headers = {"id": of("id"), "task": task, "retries": of("retries") or 0, "eta": of("eta")}
+    _desk.write(
+        app,
+        {_HEADERS: headers},
+        info.get("exchange") or "",
+        info.get("routing_key") or "",
+        {"event": EXECUTED, "at": at or time.time_ns() // 1000, "state": state},
+    )
+
+
+class _Desk:
+    """A process's own connection for what Celery tells: each event is confirmed.
+
+    A worker's child may be silent for hours. What it writes then to a connection that a restarted
+    broker has forgotten would be lost without a word, and its task be taken for lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._connection: Any = None
+        self._batch: PublishBatch | None = None
+
+    def write(
+        self, app: Any, properties: dict[str, Any], exchange: str, key: str, more: dict[str, Any]
+    ) -> None:
+        with self._lock:
+            for attempt in range(3):
+                try:
+                    return self._write(app, properties, exchange, key, more)
+                except Exception as exc:  # noqa: BLE001 - a task's result must not hang on this
+                    self._drop()
+                    if attempt == 2:
+                        _warn_once(f"executed tasks are missing in the journal: {exc}")
+                time.sleep(attempt)
+        return None
+
+    def _write(
+        self, app: Any, properties: dict[str, Any], exchange: str, key: str, more: dict[str, Any]
+    ) -> None:
+        if self._owner != os.getpid():
+            # A connection that came by a fork is the parent's.
+            self._owner, self._connection, self._batch = os.getpid(), None, None
+        if self._connection is None:
+            self._connection = app.connection_for_write()
+            self._connection.ensure_connection(max_retries=3)
+        declarer = self._connection.connection.binary_delay
+        journal: Journal | None = declarer.journal
+        if journal is None:
+            return
+        event = {**journal.event(properties, exchange, key), **more}
+        if journal.folder is not None:
+            journal.write(event)
+            return
+        channel = self._connection.default_channel
+        with declarer.own.lend("the journal") as own:
+            journal.declare(own)
+        if self._batch is None:
+            self._batch = PublishBatch(channel, 1)
+        self._batch.publish(_message(event), "", journal.stream, timeout=10)
+        self._batch.flush()
+
+    def _drop(self) -> None:
+        connection, self._connection, self._batch = self._connection, None, None
+        if connection is not None:
+            connection.collect()
+
+
+_desk = _Desk()
+
+
+# -- small parts ------------------------------------------------------------------------------
+
+
+def _due(headers: dict[str, Any]) -> int | None:
+    """Tell the due time in microseconds, the earliest that the headers leave possible."""
+    eta = {name: headers[name] for name in ("eta", "task") if headers.get(name) is not None}
+    try:
+        due = due_time(eta, 0)
+    except BinaryDelayError:
+        due = None
+    packed = headers.get(HEADER)
+    if due is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
+        # It was rounded up to milliseconds.
+        due = packed["due"] * 1000 - 999
+    return due
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
+
+
+def _message(event: dict[str, Any]) -> Any:
+    return amqp.Message(_line(event), content_type="application/json", content_encoding="utf-8")
+
+
+def _has_streams(server: dict[str, Any]) -> bool:
+    numbers = tuple(int(each) for each in re.findall(r"\d+", str(server.get("version", "")))[:2])
+    return server.get("product") == "RabbitMQ" and numbers >= STREAMS_SINCE
+
+
+_files: dict[tuple[str, int], RotatingFileHandler] = {}
+
+
+def _append(folder: str, line: str) -> None:
+    key = (folder, os.getpid())
+    if key not in _files:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # One a process: two that rotate the same file would lose lines.
+        path = Path(folder, f"journal-{os.getpid()}-{time.time_ns()}.jsonl")
+        _files[key] = RotatingFileHandler(
+            path, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8"
+        )
+    _files[key].emit(logging.makeLogRecord({"msg": line}))
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(text)

@@ -1,0 +1,226 @@
+"""Move what waits: from a ladder, or an ordinary queue, to a ladder, here or on another broker."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import amqp
+
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.delay import X_DELAY
+from kombu_binary_delay.errors import AddressError, BinaryDelayError, DelayError
+from kombu_binary_delay.topology import Part, Queue, Topology
+from kombu_binary_delay.walk import matches_topic
+
+from .create import create
+from .errors import OperationError
+from .live import Live, ready
+from .management import Management
+from .pump import Keep, Progress, Pump, Send, nothing
+from .reading import Source, read, remaining, sources
+
+_HEADERS = "application_headers"
+#: Says of a message in the poison queue where it came from, and what is wrong with it.
+POISON_HEADER = "x-binary-delay-poison"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The queues to move messages from, in that order, and how many are in each."""
+
+    queues: tuple[tuple[str, int], ...]
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are."""
+        return sum(count for _, count in self.queues)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """How many messages were moved; ``kept`` were not to be, ``left`` could not, for ``reasons``.
+
+    ``poison`` messages could not be read, and are in the queue ``poison_queue``.
+    """
+
+    moved: int
+    kept: int
+    left: int
+    poison: int
+    poison_queue: str
+    reasons: tuple[str, ...]
+    seconds: float
+
+
+def plan(connection: Any, live: Live, source: Topology | str) -> Plan:
+    """Count what would be moved, from a ladder or from an ordinary queue, and change nothing."""
+    names = [each.name for each in _sources(source, live)]
+    counted = ready(connection, names)
+    return Plan(tuple((name, counted.get(name, 0)) for name in names))
+
+
+def migrate(  # noqa: PLR0913 - where from, where to, and how
+    source: Any,
+    target: Any,
+    management: Management,
+    what: Topology | str,
+    to: Topology,
+    *,
+    exchange: str | None = None,
+    progress: Progress = nothing,
+) -> Migration:
+    """Move messages from a ladder, or the tasks with a future ``eta`` in a queue, to a ladder.
+
+    What remains of a delay is told by the absolute due time that a message carries; else by the
+    headers of NServiceBus; else it is, conservatively, all of the wait of its level and of those
+    below it. What is due already waits one tick. Publishers may be at work.
+
+    :param source: a function that connects, by Kombu's own transport, to the broker to take from.
+    :param target: one that connects to the broker to send to: by our transport, or, where ``to`` is
+        an ancestor's ladder, by Kombu's own.
+    :param management: of the broker to take from.
+    :param what: a ladder, or the name of an ordinary queue.
+    :param exchange: where messages of Celery's native ladder were published to, if its bindings do
+        not tell.
+    :raises OperationError: where they do not, and nothing was moved; or there is no such queue.
+    """
+    begun = time.monotonic()
+    live = Live.read(management)
+    queues = _sources(what, live)
+    poison = f"{Topology(namespace=_namespace(to, what)).delivery_prefix}.poison"
+    with source() as taking, source() as aside, target() as sending:
+        if not to.mirrors:
+            create(sending, to, to.whole)
+        pump = Pump(taking, aside, sending)
+        mover = _Mover(what, to, live, poison, aside, sending, exchange)
+        moved = -1
+        while moved:
+            # Again, for what was between two levels: until a round finds nothing.
+            moved = 0
+            pump.start_over()
+            for each in queues:
+                count = ready(aside, [each.name]).get(each.name, 0)
+                if count:
+                    limit = count if each.topology is None else None
+                    moved += pump.run(
+                        each.name, partial(mover.decide, each), limit=limit, progress=progress
+                    )
+            if isinstance(what, str):
+                break
+        pump.close()
+    counts = pump.counts
+    return Migration(
+        counts["moved"],
+        counts["kept"],
+        counts["left"],
+        counts["poison"],
+        poison,
+        tuple(reason for reason, _ in pump.reasons.most_common(5)),
+        time.monotonic() - begun,
+    )
+
+
+def _namespace(*ladders: Topology | str) -> str:
+    own = (each.namespace for each in ladders if isinstance(each, Topology) and each.mirrors)
+    return next(own, Topology.namespace)
+
+
+def _sources(what: Topology | str, live: Live) -> tuple[Source, ...]:
+    if isinstance(what, Topology):
+        return sources(what, live.queues)
+    if what not in live.queues:
+        raise OperationError(f"the queue {what!r} does not exist in this virtual host")
+    return (Source(what),)
+
+
+class _Mover:
+    """Decides what is to become of each message, and makes what that needs."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - see above
+        self,
+        what: Topology | str,
+        to: Topology,
+        live: Live,
+        poison: str,
+        aside: Any,
+        sending: Any,
+        exchange: str | None,
+    ) -> None:
+        self._what, self._to, self._live, self._poison = what, to, live, poison
+        self._aside, self._sending, self._exchange = aside, sending, exchange
+        self._has_poison = False
+        self._bound: set[str] = set()
+        self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
+
+    def decide(self, source: Source, message: Any) -> Send | Keep:
+        now = time.time_ns() // 1_000_000
+        key = message.delivery_info["routing_key"]
+        try:
+            found = read(source, key, message.properties, now, self._exchange_of)
+        except (AddressError, DelayError) as exc:
+            return self._poisoned(source, message, key, exc)
+        if found is None:
+            return Keep("kept")
+        found.properties[_HEADERS].pop("x-delivery-count", None)
+        left = remaining(found.due, now)
+        if self._to.mirrors:
+            # One tick at least: what is due takes the way of all delayed messages, and none other.
+            found.properties[_HEADERS][X_DELAY] = max(left, 1)
+            message = amqp.Message(message.body, **found.properties)
+            to = found.destination
+            return Send(message, to.exchange, to.routing_key, "moved")
+        try:
+            return self._to_ancestor(message, found.destination, left, found.properties)
+        except DelayError as exc:
+            return Keep("left", str(exc))
+
+    def _to_ancestor(
+        self, message: Any, destination: Destination, left: int, properties: dict[str, Any]
+    ) -> Send | Keep:
+        """Enter another system's ladder as its own programs do, whose headers stay as they are."""
+        digits = self._to.ladder.digits(left)
+        queue = Destination("", destination.routing_key)
+        if queue.routing_key not in self._bound:
+            way = self._to.to_queue(queue.routing_key)
+            if queue.routing_key in self._live.queues:
+                create(self._sending, self._to, way)
+            self._bound.add(queue.routing_key)
+        again = amqp.Message(message.body, **properties)
+        return Send(again, self._to.entry(digits), self._to.address(digits, queue), "moved")
+
+    def _ask_bindings(self, routing_key: str) -> str:
+        """Tell the exchange that Celery's native ladder would deliver to, by its bindings."""
+        if self._exchange is not None:
+            return self._exchange
+        if not isinstance(self._what, Topology) or self._what.delay_header:
+            # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
+            return ""
+        ways = [
+            each
+            for each in self._live.bindings
+            if each.source == self._what.delivery and matches_topic(each.key, routing_key)
+        ]
+        # Its patterns also match keys that only end alike.
+        exact = [each for each in ways if each.key == f"#.{routing_key}"]
+        found = {"" if each.to_queue else each.destination for each in exact or ways}
+        if len(found) > 1:
+            names = ", ".join(sorted(found))
+            raise OperationError(
+                f"a message for the routing key {routing_key!r} may have been published to each of "
+                f"the exchanges {names}; say which of them is to have it"
+            )
+        return found.pop() if found else ""
+
+    def _poisoned(self, source: Source, message: Any, key: str, why: BinaryDelayError) -> Send:
+        if not self._has_poison:
+            kind = "quorum" if self._to.queue_type == "quorum" else "classic"
+            part = Part(queues=(Queue(self._poison, (("x-queue-type", kind),)),))
+            create(self._aside, self._to, part)
+            self._has_poison = True
+        headers = dict(message.properties.get(_HEADERS) or {})
+        headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why)}
+        again = amqp.Message(message.body, **{**message.properties, _HEADERS: headers})
+        return Send(again, "", self._poison, "poison", aside=True)

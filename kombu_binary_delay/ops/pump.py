@@ -1,0 +1,246 @@
+"""From a queue to somewhere else: published, confirmed, and only then acknowledged.
+
+Killed at any point, it has lost nothing: what was not acknowledged is in its queue again. What was
+confirmed and not yet acknowledged is there twice, with the same message id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import amqp
+from amqp.exceptions import NotFound
+
+from kombu_binary_delay.batch import CONFIRMED, Outcome, PublishBatch
+from kombu_binary_delay.errors import BinaryDelayError
+
+from .errors import OperationError
+
+#: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
+WINDOW = 500
+#: Each return to a quorum queue counts as a delivery, and at RabbitMQ's limit of 20 the message is
+#: gone: one that came so often already is published anew instead.
+MANY_DELIVERIES = 10
+_QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
+
+Progress = Callable[[int], object]
+
+
+def nothing(count: int) -> None:
+    """Make nothing of progress."""
+    del count
+
+
+@dataclass(frozen=True)
+class Send:
+    """Publish a message and, when it is confirmed, take it from its queue.
+
+    :param count: under which it is counted.
+    :param aside: whether to send it by the plain way, to the broker that it came from.
+    :param mandatory: whether it stays in its queue where it cannot be routed to any.
+    """
+
+    message: Any
+    exchange: str
+    routing_key: str
+    count: str
+    aside: bool = False
+    mandatory: bool = False
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Leave a message in its queue."""
+
+    count: str
+    why: str = ""
+
+
+class Pump:
+    """Move messages out of queues.
+
+    :param source: a :class:`kombu.Connection` to take them from.
+    :param aside: another one to the same broker, for what is not to go to the target.
+    :param target: one to the broker to send them to, of the transport that is to publish.
+    """
+
+    def __init__(self, source: Any, aside: Any, target: Any) -> None:
+        self._source = source
+        self._onward = PublishBatch(target.channel(), WINDOW, self._settled)
+        self._aside = PublishBatch(aside.channel(), WINDOW, self._settled)
+        self._acks: Acks | None = None
+        self._done = 0
+        #: How many messages came to what.
+        self.counts: Counter[str] = Counter()
+        #: Why some could not be sent, and stay where they were.
+        self.reasons: Counter[str] = Counter()
+
+    def start_over(self) -> None:
+        """Forget what could not be sent: it is to be tried again."""
+        self.counts["left"] = 0
+        self.reasons.clear()
+
+    def close(self) -> None:
+        """Send what is to be sent, and end."""
+        self._onward.close()
+        self._aside.close()
+
+    def run(
+        self,
+        queue: str,
+        decide: Callable[[Any], Send | Keep],
+        *,
+        limit: int | None = None,
+        back: str = "",
+        progress: Progress = nothing,
+    ) -> int:
+        """Take messages out of a queue until it is empty, or ``limit`` were seen.
+
+        :param decide: tells what is to become of a message, an :class:`amqp.Message`.
+        :param limit: needed where it keeps any, or else these would be met again and again.
+        :param back: the exchange that leads to the queue whatever the routing key, if there is one:
+            where what came back too often already is published anew.
+        :param progress: is called now and then with the number of messages that all runs have
+            done.
+        :returns: how many left the queue.
+        :raises OperationError: where the queue does not exist, or is in use by one alone.
+        """
+        connection = self._source.connection
+        channel = amqp.Channel(connection, auto_decode=False)
+        channel.open()
+        self._acks = Acks(channel)
+        taken: deque[Any] = deque()
+        before = self._done
+        seen = seen_when_quiet = 0
+        try:
+            channel.basic_qos(0, 0 if limit is not None else 2 * WINDOW, False)  # noqa: FBT003 - AMQP's order
+            channel.basic_consume(queue, callback=taken.append)
+            while limit is None or seen < limit:
+                try:
+                    connection.drain_events(timeout=_QUIET)
+                except TimeoutError:
+                    self._flush()
+                    progress(self._done)
+                    empty = not channel.queue_declare(queue, passive=True).message_count
+                    # Nothing more comes where all that it hands out is to be kept.
+                    if empty or (seen_when_quiet == seen and not taken):
+                        break
+                    seen_when_quiet = seen
+                while taken and (limit is None or seen < limit):
+                    seen += 1
+                    if seen % WINDOW == 0:
+                        self._acks.send()
+                    self._treat(taken.popleft(), decide, (queue, back))
+                progress(self._done)
+        except NotFound as exc:
+            raise OperationError(f"the queue {queue!r} does not exist") from exc
+        except amqp.exceptions.AccessRefused as exc:
+            raise OperationError(f"the queue {queue!r} cannot be read: {exc.reply_text}") from exc
+        finally:
+            # Also where it is interrupted: what was sent is not to be there twice.
+            try:
+                self._flush()
+            finally:
+                # What was not acknowledged goes back.
+                if channel.is_open:
+                    self._acks.settle()
+                    channel.close()
+                progress(self._done)
+        return self._done - before
+
+    def _treat(
+        self, message: Any, decide: Callable[[Any], Send | Keep], home: tuple[str, str]
+    ) -> None:
+        what = decide(message)
+        tag = (message.delivery_tag, what.count)
+        if isinstance(what, Send):
+            self._publish(self._aside if what.aside else self._onward, what, tag)
+        elif deliveries(message) >= MANY_DELIVERIES:
+            queue, back = home
+            key = message.delivery_info["routing_key"] if back else queue
+            self._publish(self._aside, Send(renewed(message), back, key, what.count), tag)
+        else:
+            self.counts[what.count] += 1
+            if what.why:
+                self.reasons[what.why] += 1
+
+    def _publish(self, batch: PublishBatch, what: Send, tag: object) -> None:
+        try:
+            batch.publish(
+                what.message, what.exchange, what.routing_key, mandatory=what.mandatory, tag=tag
+            )
+        except BinaryDelayError as exc:
+            self.counts["left"] += 1
+            self.reasons[str(exc)] += 1
+
+    def _flush(self) -> None:
+        self._onward.flush()
+        self._aside.flush()
+        if self._acks is not None:
+            self._acks.send()
+
+    def _settled(self, outcome: Outcome) -> None:
+        tag, count = outcome.tag
+        if outcome.state == CONFIRMED:
+            self.counts[count] += 1
+            self._done += 1
+            if self._acks is not None:
+                self._acks.add(tag)
+        else:
+            self.counts["left"] += 1
+            self.reasons[f"{outcome.state}: {outcome.reply_text}"] += 1
+
+
+class Acks:
+    """Acknowledges many messages with few commands.
+
+    A channel hands its commands on to a quorum queue with at most 32 outstanding, and forgets the
+    others when it is closed: the messages would be there again.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._tags: set[int] = set()
+        self._upto = 0
+
+    def add(self, tag: int) -> None:
+        """Take note that a message is to be acknowledged."""
+        self._tags.add(tag)
+
+    def send(self) -> None:
+        """Acknowledge all up to the first that is not to be."""
+        upto = self._upto
+        while upto + 1 in self._tags:
+            upto += 1
+            self._tags.remove(upto)
+        if upto > self._upto:
+            self._channel.basic_ack(upto, multiple=True)
+            self._upto = upto
+
+    def settle(self) -> None:
+        """Acknowledge all, before the channel is closed."""
+        self.send()
+        for count, tag in enumerate(sorted(self._tags), start=1):
+            self._channel.basic_ack(tag)
+            if count % 16 == 0:
+                time.sleep(0.05)
+        if self._tags:
+            time.sleep(1)
+        self._tags.clear()
+
+
+def renewed(message: Any) -> Any:
+    """Copy a message, as one that was never delivered."""
+    headers = dict(message.properties.get("application_headers") or {})
+    headers.pop("x-delivery-count", None)
+    return amqp.Message(message.body, **{**message.properties, "application_headers": headers})
+
+
+def deliveries(message: Any) -> int:
+    """Tell how often a message was delivered and came back, where its queue counts that."""
+    headers = message.properties.get("application_headers") or {}
+    return int(headers.get("x-delivery-count") or 0)

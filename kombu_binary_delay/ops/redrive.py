@@ -1,0 +1,331 @@
+"""Send on what is parked: to where it was meant to go, or elsewhere, or into a file and back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import IO, Any
+
+import amqp
+from amqp.exceptions import NotFound
+
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.envelope import carried, unwrap
+from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.topology import Topology
+
+from .errors import OperationError
+from .live import ready
+from .pump import (
+    MANY_DELIVERIES,
+    Acks,
+    Keep,
+    Progress,
+    Pump,
+    Send,
+    deliveries,
+    nothing,
+    renewed,
+)
+
+_HEADERS = "application_headers"
+_UNREADABLE = Destination("", "")
+
+
+@dataclass(frozen=True)
+class Parked:
+    """Messages for one destination, and what became of them: sent on, or still parked."""
+
+    destination: Destination
+    sent: int
+    stays: int
+
+
+@dataclass(frozen=True)
+class Redrive:
+    """By destination, the most messages first. ``unreadable`` ones have no address."""
+
+    parked: tuple[Parked, ...]
+    unreadable: int
+    reasons: tuple[str, ...]
+
+    @property
+    def sent(self) -> int:
+        """How many messages were sent on."""
+        return sum(each.sent for each in self.parked)
+
+    @property
+    def stays(self) -> int:
+        """How many messages are still parked."""
+        return sum(each.stays for each in self.parked) + self.unreadable
+
+
+def redrive(  # noqa: PLR0913 - which, and where to
+    connect: Callable[[], Any],
+    topology: Topology,
+    *,
+    only: Destination | None = None,
+    to: Destination | None = None,
+    file: IO[str] | None = None,
+    dry_run: bool = False,
+    progress: Progress = nothing,
+) -> Redrive:
+    """Send parked messages on, confirmed before they leave the parking queue.
+
+    What finds no queue stays parked.
+
+    :param connect: connects to the broker, by Kombu's own transport.
+    :param only: only messages for this destination.
+    :param to: send them here, not to where they were meant to go.
+    :param file: write them here, one line of JSON each, and not to the broker.
+    :param dry_run: only count; each message is looked at and goes back.
+    :raises OperationError: where there is no parking queue.
+    """
+    with connect() as taking, connect() as sending, connect() as asking:
+        count = ready(asking, [topology.parking]).get(topology.parking)
+        if count is None:
+            raise OperationError(
+                f"there is no parking queue {topology.parking!r} in this virtual host"
+            )
+        sorter = _Sorter(topology, asking, only, to, dry_run=dry_run)
+        if file is not None and not dry_run:
+            _to_file(taking, asking, topology, sorter, file, count, progress)
+        elif count:
+            pump = Pump(taking, asking, sending)
+            parking = topology.parking
+            pump.run(parking, sorter.decide, limit=count, back=parking, progress=progress)
+            pump.close()
+            sorter.take(pump)
+    return sorter.result()
+
+
+@dataclass(frozen=True)
+class Refill:
+    """How many messages were sent from a file."""
+
+    sent: int
+
+
+def refill(connection: Any, file: IO[str], to: Destination | None = None) -> int:
+    """Publish what :func:`redrive` wrote into a file, and tell how many messages that were.
+
+    :raises OperationError: where a line cannot be read, or a message finds no queue.
+    """
+    sent = 0
+    failed: list[str] = []
+    batch = PublishBatch(
+        connection.channel(),
+        on_outcome=lambda outcome: (
+            None
+            if outcome.state == "confirmed"
+            else failed.append(f"line {outcome.tag}: {outcome.state} {outcome.reply_text}")
+        ),
+    )
+    with batch:
+        for number, line in enumerate(file, start=1):
+            try:
+                destination, message = load(line)
+            except (ValueError, KeyError, TypeError) as exc:
+                raise OperationError(f"line {number} is not what redrive writes: {exc}") from exc
+            place = to or destination
+            batch.publish(message, place.exchange, place.routing_key, mandatory=True, tag=number)
+            sent += 1
+    if failed:
+        raise OperationError(f"{len(failed)} of {sent} messages found no way: {failed[0]}")
+    return sent
+
+
+class _Sorter:
+    """Reads parked messages, decides where each goes, and counts."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        asking: Any,
+        only: Destination | None,
+        to: Destination | None,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self._topology, self._asking = topology, asking
+        self._only, self._to, self._dry_run = only, to, dry_run
+        self._stands: dict[str, bool] = {"": True}
+        self._seen: Counter[Destination] = Counter()
+        self._sent: Counter[Destination] = Counter()
+        self._reasons: Counter[str] = Counter()
+
+    def decide(self, message: Any) -> Send | Keep:
+        destination, unpacked = self.read(message)
+        self._seen[destination] += 1
+        if destination == _UNREADABLE or self._dry_run or self._only not in (None, destination):
+            return Keep("kept")
+        place = self._to or destination
+        if not self._exchange_stands(place.exchange):
+            return Keep("left", f"there is no exchange {place.exchange!r}")
+        name = json.dumps([destination.exchange, destination.routing_key])
+        return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
+
+    def read(self, message: Any) -> tuple[Destination, Any]:
+        """Tell where a message was meant to go, and how it was then."""
+        properties = dict(message.properties)
+        headers = properties[_HEADERS] = dict(properties.get(_HEADERS) or {})
+        try:
+            key = message.delivery_info["routing_key"]
+            _, destination = self._topology.parse(key, carried(headers))
+        except AddressError:
+            return _UNREADABLE, message
+        unwrap(properties, self._topology.owns)
+        headers.pop("x-delivery-count", None)
+        return destination, amqp.Message(message.body, **properties)
+
+    def wants(self, destination: Destination) -> bool:
+        """Tell whether messages for a destination are asked for, and count one."""
+        self._seen[destination] += 1
+        return destination != _UNREADABLE and self._only in (None, destination)
+
+    def wrote(self, destination: Destination) -> None:
+        self._sent[destination] += 1
+
+    def take(self, pump: Pump) -> None:
+        for name, count in pump.counts.items():
+            if name.startswith("["):
+                self._sent[Destination(*json.loads(name))] += count
+        self._reasons.update(pump.reasons)
+
+    def result(self) -> Redrive:
+        parked = (
+            Parked(each, self._sent[each], count - self._sent[each])
+            for each, count in self._seen.most_common()
+            if each != _UNREADABLE
+        )
+        reasons = tuple(reason for reason, _ in self._reasons.most_common(5))
+        return Redrive(tuple(parked), self._seen[_UNREADABLE], reasons)
+
+    def _exchange_stands(self, exchange: str) -> bool:
+        if exchange not in self._stands:
+            channel = self._asking.channel()
+            try:
+                channel.exchange_declare(exchange, "topic", passive=True)
+            except NotFound:
+                self._stands[exchange] = False
+            else:
+                self._stands[exchange] = True
+                channel.close()
+        return self._stands[exchange]
+
+
+def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
+    taking: Any,
+    asking: Any,
+    topology: Topology,
+    sorter: _Sorter,
+    file: IO[str],
+    count: int,
+    progress: Progress,
+) -> None:
+    """Write messages, and take each from its queue only when it is safely in the file."""
+    channel = amqp.Channel(taking.connection, auto_decode=False)
+    channel.open()
+    acks = Acks(channel)
+    written: list[int] = []
+    for number in range(1, count + 1):
+        message = channel.basic_get(topology.parking)
+        if message is None:
+            break
+        destination, unpacked = sorter.read(message)
+        if sorter.wants(destination):
+            file.write(dump(destination, unpacked) + "\n")
+            sorter.wrote(destination)
+            written.append(message.delivery_tag)
+        elif deliveries(message) >= MANY_DELIVERIES:
+            with PublishBatch(asking.channel()) as batch:
+                key = message.delivery_info["routing_key"]
+                batch.publish(renewed(message), topology.parking, key)
+            acks.add(message.delivery_tag)
+        if len(written) == 1000 or number == count:
+            _settle(acks, file, written)
+        progress(number)
+    _settle(acks, file, written)
+    acks.settle()
+    # What was not written goes back.
+    channel.close()
+
+
+def _settle(acks: Acks, file: IO[str], written: list[int]) -> None:
+    file.flush()
+    # A pipe has nothing to sync, and a file in memory not even a number.
+    with suppress(OSError):
+        os.fsync(file.fileno())
+    for tag in written:
+        acks.add(tag)
+    acks.send()
+    written.clear()
+
+
+# -- one message as one line ---------------------------------------------------------------------
+
+
+def dump(destination: Destination, message: Any) -> str:
+    """Write a message as a line of JSON."""
+    body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+    return json.dumps(
+        {
+            "exchange": destination.exchange,
+            "routing_key": destination.routing_key,
+            "properties": _plain(message.properties),
+            "body": base64.b64encode(body).decode(),
+        }
+    )
+
+
+def load(line: str) -> tuple[Destination, Any]:
+    """Read a message from a line of JSON: the inverse of :func:`dump`."""
+    read = json.loads(line)
+    message = amqp.Message(base64.b64decode(read["body"]), **_rich(read["properties"]))
+    return Destination(read["exchange"], read["routing_key"]), message
+
+
+def _plain(value: Any) -> Any:
+    """Write what AMQP has and JSON has not as a table with one key, ``$`` and its type."""
+    if isinstance(value, dict):
+        plain = {str(name): _plain(each) for name, each in value.items()}
+        return {"$table": plain} if any(name.startswith("$") for name in plain) else plain
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, datetime):
+        return {"$time": value.replace(tzinfo=value.tzinfo or timezone.utc).isoformat()}
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    return value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rich(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kinds = dict(_typed(value))
+    return kinds.popitem()[1] if kinds else {name: _rich(each) for name, each in value.items()}
+
+
+def _typed(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, each in value.items():
+        if name == "$table":
+            yield name, {key: _rich(one) for key, one in each.items()}
+        elif name == "$bytes":
+            yield name, base64.b64decode(each)
+        elif name == "$time":
+            # As py-amqp reads one: without a zone, in UTC.
+            yield name, datetime.fromisoformat(each).replace(tzinfo=None)
+        elif name == "$decimal":
+            yield name, Decimal(each)

@@ -1,0 +1,273 @@
+"""The journal as a table: read from the stream on the broker, or from files.
+
+``spark.read.format("binary_delay_journal")`` reads what is there, and ``readStream`` goes on from
+there, by the offsets of the stream, so that what has been read can be read again. Options:
+``broker`` (a URL), ``namespace`` (``kbd``) and, for a read in batch, ``partitions`` (1) and
+``start``, an offset (0).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import kombu
+import pyarrow as pa
+from amqp.exceptions import NotFound
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as t
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+
+from kombu_binary_delay.journal import stream_name
+
+from . import schema as s
+
+FORMAT = "binary_delay_journal"
+_PREFETCH = 2000
+_BATCH = 10_000
+#: How long to wait for what is known to be in the stream, in seconds.
+_PATIENCE = 60.0
+_RAW = (
+    "event string, id string, task string, retries int, exchange string, key string, "
+    "due bigint, at bigint, ladder string, hops int, state string"
+)
+
+
+def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> DataFrame:
+    """Read a journal as it is now: rows of the schema ``JOURNAL``.
+
+    :param where: the URL of a broker, or a folder: of Parquet that :func:`export_journal` made, or
+        of the journal's own local files.
+    """
+    if "://" in where and where.split("://", maxsplit=1)[0].startswith(
+        ("amqp", "pyamqp", "binary-delay")
+    ):
+        spark.dataSource.register(JournalSource)
+        options = {"broker": where, "namespace": namespace}
+        return spark.read.format(FORMAT).options(**options).load()
+    if _has_lines(spark, where):
+        return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
+    return spark.read.schema(s.JOURNAL).parquet(where)
+
+
+def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
+    """Add to a Parquet table what the stream has got since the last export.
+
+    How far the last one came is read from the table itself, by the offsets of the stream. One
+    export at a time.
+    """
+    spark.dataSource.register(JournalSource)
+    options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
+    spark.read.format(FORMAT).options(**options).load().write.mode("append").parquet(path)
+
+
+def _behind(spark: SparkSession, path: str) -> int:
+    """Tell the offset behind the last event in a table."""
+    try:
+        table = spark.read.schema(s.JOURNAL).parquet(path)
+    except AnalysisException as exc:
+        if "PATH_NOT_FOUND" not in str(exc):
+            raise
+        return 0
+    last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
+    return 0 if last is None else int(last) + 1
+
+
+def _has_lines(spark: SparkSession, folder: str) -> bool:
+    files = spark.read.format("binaryFile").option("pathGlobFilter", "*.jsonl*").load(folder)
+    return not files.select("path").limit(1).isEmpty()
+
+
+def _columns(raw: DataFrame) -> DataFrame:
+    """Bring a local file's lines into the shape of the stream's."""
+    return raw.select(
+        "event",
+        F.col("id").alias("task_id"),
+        "retries",
+        "task",
+        _queue(F.col("exchange"), F.coalesce("key", F.lit(""))).alias("queue"),
+        F.timestamp_micros("at").alias("at"),
+        F.timestamp_micros("due").alias("due"),
+        "ladder",
+        "hops",
+        "state",
+        F.lit(None).cast("bigint").alias("offset"),
+    )
+
+
+def _queue(exchange: Column, key: Column) -> Column:
+    return F.when(exchange.isNull(), key).otherwise(F.concat(exchange, F.lit("/"), key))
+
+
+# -- the stream as a data source --------------------------------------------------------------
+
+
+class JournalSource(DataSource):
+    """The journal in a stream queue, in batch and as a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Tell the name for ``format``."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Tell the columns."""
+        return s.JOURNAL
+
+    def reader(self, schema: t.StructType) -> DataSourceReader:
+        """Read what is there now."""
+        return _Reader(dict(self.options))
+
+    def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Read on."""
+        return _StreamReader(dict(self.options))
+
+
+class _Stream:
+    """The stream queue of the options."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        if not options.get("broker"):
+            raise ValueError(f"the format {FORMAT} needs the option broker, the URL of a RabbitMQ")
+        self.options = options
+        self.queue = stream_name(options.get("namespace", "kbd"))
+
+    def end(self) -> int:
+        """Tell the offset behind the last event; 0 where there is none."""
+        last = -1
+        with self.consume("last") as messages:
+            for offset, _ in messages(wait=0.5):
+                last = offset
+        return last + 1
+
+    def start(self) -> int:
+        """Tell the first offset that the stream still has."""
+        with self.consume("first") as messages:
+            for offset, _ in messages(wait=0.5):
+                return int(offset)
+        return 0
+
+    def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Read a range of offsets."""
+        held: list[dict[str, Any]] = []
+        if start >= end:
+            return
+        with self.consume(start) as messages:
+            for offset, body in messages(wait=_PATIENCE):
+                # RabbitMQ sends whole chunks: the first may begin before the offset.
+                if start <= offset < end:
+                    held.append({**json.loads(body), "offset": offset})
+                if len(held) >= _BATCH:
+                    yield _batch(held)
+                    held = []
+                if offset >= end - 1:
+                    break
+            else:
+                raise TimeoutError(
+                    f"the stream {self.queue} gave nothing for {_PATIENCE:g} s before the offset "
+                    f"{end}; has it been deleted, or cut by its retention, meanwhile?"
+                )
+        if held:
+            yield _batch(held)
+
+    @contextmanager
+    def consume(self, offset: int | str) -> Iterator[Any]:
+        """Give an iterator of offset and body, which ends when nothing has come for a while."""
+        received: list[Any] = []
+        with kombu.Connection(self.options["broker"], transport="pyamqp") as connection:
+            channel = connection.default_channel
+            # A stream takes no consumer without a prefetch limit.
+            channel.basic_qos(0, _PREFETCH, a_global=False)
+
+            def messages(wait: float) -> Iterator[tuple[int, str]]:
+                try:
+                    channel.basic_consume(
+                        self.queue,
+                        callback=received.append,
+                        arguments={"x-stream-offset": offset},
+                    )
+                except NotFound:
+                    # Nobody has written to it yet.
+                    return
+                quiet = time.monotonic() + wait
+                while time.monotonic() < quiet:
+                    with suppress(TimeoutError):
+                        connection.drain_events(timeout=0.2)
+                    taken, received[:] = list(received), []
+                    if not taken:
+                        continue
+                    quiet = time.monotonic() + wait
+                    for message in taken:
+                        headers = message.properties.get("application_headers") or {}
+                        yield headers["x-stream-offset"], message.body
+                    channel.basic_ack(taken[-1].delivery_tag, multiple=True)
+
+            yield messages
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self._stream = _Stream(options)
+        self._number = int(options.get("partitions", "1"))
+        self._start = int(options.get("start", "0"))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        start, end = max(self._start, self._stream.start()), self._stream.end()
+        if start >= end:
+            return [InputPartition((0, 0))]  # Spark makes none into one without a value
+        step = -(-(end - start) // self._number)
+        return [InputPartition((at, min(at + step, end))) for at in range(start, end, step)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from self._stream.rows(*partition.value)
+
+
+class _StreamReader(DataSourceStreamReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self._stream = _Stream(options)
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
+        return {"offset": self._stream.start()}
+
+    # Before 4.2, Spark calls it without arguments; and takes one that has none as of then.
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's
+        return {"offset": max(self._stream.end(), self._stream.start())}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition((start["offset"], end["offset"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from self._stream.rows(*partition.value)
+
+
+def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
+    when = pa.timestamp("us", "UTC")
+    columns = {
+        "event": pa.string(),
+        "id": pa.string(),
+        "retries": pa.int32(),
+        "task": pa.string(),
+        "queue": pa.string(),
+        "at": when,
+        "due": when,
+        "ladder": pa.string(),
+        "hops": pa.int32(),
+        "state": pa.string(),
+        "offset": pa.int64(),
+    }
+    for event in events:
+        key = event.get("key", "")
+        event["queue"] = f"{event['exchange']}/{key}" if event.get("exchange") else key
+    arrays = [pa.array([e.get(name) for e in events], kind) for name, kind in columns.items()]
+    names = ["task_id" if name == "id" else name for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names)

@@ -1,0 +1,271 @@
+"""A DataFrame becomes delayed tasks, nearest due first, with a receipt for each.
+
+The rows are staged first: what is published is what was checked, also where the DataFrame would say
+something else when it is asked again. Then slice by slice, in the order of the due times, a Spark
+job publishes on the executors and writes the receipts with Spark's own commit: a task that is tried
+again leaves one receipt a message, and a driver that dies loses the receipts of one slice at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from . import schema as s
+from .prepare import prepare
+from .send import Sender, Sent, Target
+
+_SENT_COLUMNS = (
+    "key string, task_id string, task string, args string, kwargs string, eta bigint, "
+    "countdown double, queue string, exchange string, routing_key string, priority int, "
+    "expires bigint, headers string, due bigint"
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a publish has come, in rows.
+
+    :param published: confirmed by the broker, of this run.
+    :param failed: receipts with another status, of this run.
+    :param remaining: still to be published.
+    :param rejected: rows that were not even tried.
+    :param already: rows that have a receipt from before.
+    :param later: rows beyond the horizon.
+    :param seconds: since the first message.
+    """
+
+    published: int = 0
+    failed: int = 0
+    remaining: int = 0
+    rejected: int = 0
+    already: int = 0
+    later: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Rows published per second."""
+        return self.published / self.seconds if self.seconds else 0.0
+
+
+def publish(
+    df: DataFrame,
+    *,
+    job_id: str,
+    receipts: str,
+    broker: str | None = None,
+    key: str = "key",
+    app: str | None = None,
+    settings: dict[str, Any] | None = None,
+    rejects: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    max_rate: float | None = None,
+    horizon: float | None = None,
+    past: str = "send",
+    publishers: int = 2,
+    slice_rows: int = 200_000,
+    patience: float = 60.0,
+    on_progress: Callable[[Progress], object] | None = None,
+) -> Progress:
+    """Publish one delayed Celery task a row, and write a receipt for each.
+
+    At least once; never early by the publisher's clock; duplicates carry the same task id.
+
+    :param df: see :func:`~kombu_binary_delay.spark.prepare.prepare` for its columns.
+    :param job_id: with the key, what a task's id is made of. One run of a job at a time.
+    :param receipts: a Parquet table of the schema ``RECEIPTS``; rows are added.
+    :param broker: the URL; None where ``app`` knows it.
+    :param app: ``"module:name"`` of a Celery application that the executors can import.
+    :param settings: of the transport, as in ``broker_transport_options["binary_delay"]``.
+    :param rejects: a Parquet table of the schema ``REJECTS``; by default ``<receipts>-rejects``.
+    :param resume: publish only what has no receipt that says "published". Without it, a job that
+        has receipts is refused.
+    :param dry_run: count only, publish and write nothing.
+    :param max_rate: messages per second at most, of all publishers together.
+    :param horizon: seconds; publish only what is due within it, and leave the rest for a later run
+        with ``resume``.
+    :param publishers: how many tasks publish at once. One small broker is no faster with more.
+    :param slice_rows: about how many rows are published between two commits of receipts.
+    :param patience: how long an executor waits for a broker that is away, in seconds.
+    :param on_progress: called on the driver after each slice.
+    :raises ValueError: for a parameter or column that cannot be.
+    :raises RuntimeError: under speculative execution, which would publish twice; and for a job that
+        has receipts already.
+    """
+    spark = df.sparkSession
+    _check(spark, job_id, max_rate, horizon, publishers, slice_rows)
+    rate = None if max_rate is None else max_rate / publishers
+    target = Target(broker, app, settings, rate, patience)
+    ladder = target.ladder_settings().ladder
+    prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past)
+    done = _done(spark, receipts, job_id, resume=resume)
+    if done is not None:
+        marked = prepared.join(done.withColumn("already", F.lit(True)), "key", "left")
+    else:
+        marked = prepared.withColumn("already", F.lit(False))
+    until = None if horizon is None else time.time_ns() // 1000 + round(horizon * 1_000_000)
+    later = F.lit(False) if until is None else F.col("due") > until
+    fate = (
+        # What has been published is so, also if its time has passed since.
+        F.when(F.col("already"), "already")
+        .when(F.col("reason").isNotNull(), "rejected")
+        .when(later, "later")
+        .otherwise("ready")
+    )
+    marked = marked.withColumn("fate", fate)
+    if dry_run:
+        return _counted(marked)
+    staging = f"{receipts}-staged"
+    marked.repartitionByRange("due").sortWithinPartitions("due").write.mode("overwrite").parquet(
+        staging
+    )
+    staged = spark.read.parquet(staging)
+    progress = _counted(staged)
+    if progress.rejected:
+        staged.where("fate = 'rejected'").select(
+            F.lit(job_id).alias("job_id"),
+            "key",
+            "task",
+            "reason",
+            F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
+        ).write.mode("append").parquet(rejects or f"{receipts}-rejects")
+    tell = on_progress or (lambda _: None)
+    tell(progress)
+    begin = time.monotonic()
+    for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
+        seen = Observation()
+        published = F.coalesce(F.sum((F.col("status") == s.PUBLISHED).cast("int")), F.lit(0))
+        _sent(part, job_id, target, publishers).observe(
+            seen, F.count("*").alias("all"), published.alias("published")
+        ).write.mode("append").parquet(receipts)
+        counts = seen.get
+        progress = replace(
+            progress,
+            published=progress.published + counts["published"],
+            failed=progress.failed + counts["all"] - counts["published"],
+            remaining=progress.remaining - counts["all"],
+            seconds=time.monotonic() - begin,
+        )
+        tell(progress)
+    # There is no word of Spark's for deleting files.
+    nothing = spark.createDataFrame([], staged.schema)
+    nothing.write.mode("overwrite").parquet(staging)
+    return progress
+
+
+def _check(
+    spark: SparkSession,
+    job_id: str,
+    max_rate: float | None,
+    horizon: float | None,
+    publishers: int,
+    slice_rows: int,
+) -> None:
+    if not job_id:
+        raise ValueError("job_id must name the job, got an empty one")
+    for name, value in (("max_rate", max_rate), ("horizon", horizon)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value!r}")
+    for name, number in (("publishers", publishers), ("slice_rows", slice_rows)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number!r}")
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise RuntimeError(
+            "spark.speculation is on: Spark would run slow tasks twice and publish their messages "
+            "twice; set it to false for this job"
+        )
+
+
+def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> DataFrame | None:
+    """Give the keys that need not be published again."""
+    try:
+        table = spark.read.schema(s.RECEIPTS).parquet(receipts)
+        of_job = table.where(F.col("job_id") == job_id)
+        known = not of_job.limit(1).isEmpty()
+    except AnalysisException as exc:
+        if "PATH_NOT_FOUND" not in str(exc):
+            raise
+        return None
+    if not known:
+        return None
+    if not resume:
+        raise RuntimeError(
+            f"the job {job_id!r} has receipts in {receipts}: pass resume to publish what has none, "
+            f"or take another job_id to publish everything under other task ids"
+        )
+    return of_job.where(F.col("status") == s.PUBLISHED).select("key").distinct()
+
+
+def _counted(marked: DataFrame) -> Progress:
+    counts = {row["fate"]: row["count"] for row in marked.groupBy("fate").count().collect()}
+    return Progress(
+        remaining=counts.get("ready", 0),
+        rejected=counts.get("rejected", 0),
+        already=counts.get("already", 0),
+        later=counts.get("later", 0),
+    )
+
+
+def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]:
+    """Cut by due time, nearest first."""
+    if not rows:
+        return
+    number = -(-rows // slice_rows)
+    shares = [index / number for index in range(1, number)]
+    # Spark cannot be asked for no share at all.
+    found = ready.approxQuantile("due", shares, 0.1 / number) if shares else []
+    bounds = sorted({int(at) for at in found})
+    due = F.col("due")
+    for low, high in zip([None, *bounds], [*bounds, None], strict=True):
+        part = ready if low is None else ready.where(due >= low)
+        yield part if high is None else part.where(due < high)
+
+
+def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:
+    """Publish as the receipts are read: once, by the one action that writes them."""
+    columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
+    # By the id, so that a task which is tried again has the same rows.
+    rows = part.select(*columns).repartition(publishers, "task_id").sortWithinPartitions("due")
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        attempt = context.attemptNumber() if context else 0
+        each = (row for batch in batches for row in batch.to_pylist())
+        for settled in Sender(target).send(each):
+            yield receipts_of(settled, job_id, partition, attempt)
+
+    return rows.mapInArrow(send, s.RECEIPTS)
+
+
+def receipts_of(settled: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
+    """Write receipts as Spark reads them."""
+    when = pa.timestamp("us", "UTC")
+    number = len(settled)
+    return pa.RecordBatch.from_pydict(
+        {
+            "job_id": pa.array([job_id] * number, pa.string()),
+            "key": pa.array([each.row.get("key") for each in settled], pa.string()),
+            "task_id": pa.array([each.row.get("task_id") for each in settled], pa.string()),
+            "task": pa.array([each.row.get("task") for each in settled], pa.string()),
+            "queue": pa.array([each.queue for each in settled], pa.string()),
+            "due": pa.array([each.due for each in settled], when),
+            "published_at": pa.array([each.published_at or None for each in settled], when),
+            "hops": pa.array([each.hops for each in settled], pa.int32()),
+            "partition": pa.array([partition] * number, pa.int32()),
+            "attempt": pa.array([attempt] * number, pa.int32()),
+            "status": pa.array([each.status for each in settled], pa.string()),
+            "detail": pa.array([each.detail for each in settled], pa.string()),
+        }
+    )

@@ -1,0 +1,216 @@
+"""From verdicts to the few hundred numbers that a report shows, whatever the number of tasks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import Thresholds, lateness, summarize
+from kombu_binary_delay.spark.plan import LADDER, QUEUE
+
+BINS = 160
+OFFENDERS = 25
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+#: From one edge of the histogram to the next: four to a power of ten.
+_EDGES = [10 ** (power / 4) for power in range(-12, 25)]
+
+Figures = dict[str, Any]
+
+
+def figures(
+    verdicts: DataFrame,
+    *,
+    thresholds: Thresholds | None = None,
+    plan: DataFrame | None = None,
+    depths: DataFrame | None = None,
+) -> Figures:
+    """Reduce an audit to what is drawn.
+
+    :param verdicts: of the schema ``VERDICTS``; best read from a table, for it is read often.
+    :param plan: what :func:`~kombu_binary_delay.spark.plan.plan` gave, of one ladder.
+    :param depths: what was seen on the broker: ``at timestamp, queue string, waiting bigint``.
+    :returns: plain values, ready for JSON; times in seconds since the epoch.
+    """
+    start, end = _span(verdicts)
+    width = _width(end - start)
+    start -= start % width
+    found: Figures = {
+        "summary": summarize(verdicts, thresholds),
+        "start": start,
+        "end": end,
+        "width": width,
+        "groups": [row.asDict() for row in _groups(verdicts).collect()],
+        "histogram": _histogram(verdicts),
+        "offenders": _offenders(verdicts),
+    }
+    found |= _over_time(verdicts, start, end, width)
+    found["planned"] = _planned(plan, start, end, width) if plan is not None else None
+    found["seen"] = _seen(depths, start, end, width) if depths is not None else None
+    return found
+
+
+def _seconds(column: str) -> Column:
+    return F.unix_micros(column) / 1_000_000
+
+
+def _span(verdicts: DataFrame) -> tuple[float, float]:
+    """From the first publish to the last arrival: what is due in years would hide all else."""
+    [row] = verdicts.agg(
+        F.min(F.least("published_at", "due", "arrived_at")).alias("first"),
+        F.max("arrived_at").alias("last"),
+        F.max("due").alias("due"),
+    ).collect()
+    first, last = _stamp(row["first"]), _stamp(row["last"] or row["due"])
+    return first, max(last, first + 1)
+
+
+def _stamp(time: datetime | None) -> float:
+    return 0.0 if time is None else time.timestamp()
+
+
+def _width(span: float) -> float:
+    for step in _STEPS:
+        if span / step <= BINS:
+            return step
+    return -(-span // BINS // 86400) * 86400 + 86400
+
+
+def _bin(column: str, start: float, width: float) -> Column:
+    return F.floor((_seconds(column) - start) / width).cast("int")
+
+
+def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> Figures:
+    number = int((end - start) // width) + 1
+    within = F.col("bin").between(0, number - 1)
+    late = (
+        verdicts.where(F.col("lateness").isNotNull())
+        .groupBy(_bin("arrived_at", start, width).alias("bin"))
+        .agg(
+            F.percentile_approx("lateness", [0.5, 0.99]).alias("at"),
+            F.max("lateness").alias("worst"),
+        )
+        .where(within)
+        .orderBy("bin")
+        .collect()
+    )
+    counted = {}
+    for column in ("published_at", "due", "arrived_at"):
+        counts = (
+            verdicts.where(F.col(column).isNotNull())
+            .groupBy(_bin(column, start, width).alias("bin"))
+            .count()
+            .where(within)
+            .collect()
+        )
+        filled = [0] * number
+        for row in counts:
+            filled[row["bin"]] = row["count"]
+        counted[column] = filled
+    waiting, held = [], 0
+    for come, gone in zip(counted["published_at"], counted["arrived_at"], strict=True):
+        held += come - gone
+        waiting.append(held)
+    return {
+        "late": [[row["bin"], *row["at"], row["worst"]] for row in late],
+        "published": counted["published_at"],
+        "due": counted["due"],
+        "arrived": counted["arrived_at"],
+        "waiting": waiting,
+    }
+
+
+def _groups(verdicts: DataFrame) -> DataFrame:
+    told = lateness(verdicts)
+    return told.orderBy("grouping", F.desc("tasks")).limit(200)
+
+
+def _histogram(verdicts: DataFrame) -> list[list[float]]:
+    # The edges are powers, so the place of a value is its logarithm.
+    place = F.floor(F.log10(F.greatest("lateness", F.lit(_EDGES[0]))) * 4).cast("int") + 12
+    place = F.least(F.greatest(place, F.lit(0)), F.lit(len(_EDGES) - 2))
+    rows = (
+        verdicts.where(F.col("lateness").isNotNull())
+        .groupBy(place.alias("place"))
+        .count()
+        .orderBy("place")
+        .collect()
+    )
+    return [[_EDGES[row["place"]], _EDGES[row["place"] + 1], row["count"]] for row in rows]
+
+
+def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
+    graver = [s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE, s.EARLY, s.DUPLICATE, s.NOT_PUBLISHED]
+    order = F.coalesce(
+        *(F.when(F.col("verdict") == name, F.lit(rank)) for rank, name in enumerate(graver)),
+        F.lit(len(graver)),
+    )
+    rows = (
+        verdicts.where(F.col("verdict") != s.STILL_WAITING)
+        .withColumn("rank", order)
+        .orderBy("rank", F.desc_nulls_last("lateness"))
+        .limit(OFFENDERS)
+        .collect()
+    )
+    return [
+        {
+            "task_id": row["task_id"],
+            "key": row["key"],
+            "task": row["task"],
+            "queue": row["queue"],
+            "due": _stamp(row["due"]),
+            "lateness": row["lateness"],
+            "verdict": row["verdict"],
+        }
+        for row in rows
+    ]
+
+
+def _planned(plan: DataFrame, start: float, end: float, width: float) -> Figures:
+    """Tell what each queue, and all of them, should hold at the end of each bin."""
+    number = int((end - start) // width) + 1
+    rows = (
+        plan.where(F.col("scope").isin(QUEUE, LADDER))
+        .withColumn("bin", F.greatest(_bin("minute", start, width), F.lit(-1)))
+        .where(F.col("bin") < number)
+        .groupBy("scope", "queue", "ttl_ms", "bin")
+        .agg(F.max_by("waiting", "minute").alias("waiting"))
+        .orderBy("ttl_ms", "bin")
+        .collect()
+    )
+    levels: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        level = levels.setdefault(
+            row["queue"] or "", {"ttl": row["ttl_ms"], "held": [None] * number, "before": 0}
+        )
+        if row["bin"] < 0:
+            level["before"] = row["waiting"]
+        else:
+            level["held"][row["bin"]] = row["waiting"]
+    return {name: {"ttl": each["ttl"], "waiting": _filled(each)} for name, each in levels.items()}
+
+
+def _filled(level: dict[str, Any]) -> list[int]:
+    """Fill a minute without a row with the one before it."""
+    filled, last = [], level["before"]
+    for value in level["held"]:
+        last = last if value is None else value
+        filled.append(last)
+    return filled
+
+
+def _seen(depths: DataFrame, start: float, end: float, width: float) -> Figures:
+    number = int((end - start) // width) + 1
+    rows = (
+        depths.groupBy("queue", _bin("at", start, width).alias("bin"))
+        .agg(F.max("waiting").alias("waiting"))
+        .where(F.col("bin").between(0, number - 1))
+        .collect()
+    )
+    levels: Figures = {}
+    for row in rows:
+        levels.setdefault(row["queue"], [0] * number)[row["bin"]] = row["waiting"]
+    return levels

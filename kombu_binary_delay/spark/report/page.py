@@ -1,0 +1,264 @@
+"""The page around the charts: one file, no script, nothing fetched. It must not import Spark."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+
+from kombu_binary_delay.spark import schema as s
+
+from . import svg
+
+_GOOD, _BAD, _SO_SO = "good", "bad", "so-so"
+_TONE = {
+    s.OK: _GOOD,
+    s.EARLY: _BAD,
+    s.LOST_IN_THE_LADDER: _BAD,
+    s.LOST_AFTER_RELEASE: _BAD,
+    s.NOT_PUBLISHED: _BAD,
+    s.LATE: _SO_SO,
+    s.DUPLICATE: _SO_SO,
+    s.UNDECIDED: _SO_SO,
+    s.STILL_WAITING: "",
+}
+_STYLE = """
+:root{color-scheme:light}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#f6f7f9;margin:0}
+main{max-width:1040px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:26px;margin:0 0 4px}h2{font-size:17px;margin:0 0 2px}
+.lead{color:#57606a;margin:0 0 18px}.note{color:#57606a;font-size:13px;margin:0 0 8px}
+.verdict{display:inline-block;padding:2px 12px;border-radius:14px;color:#fff;font-weight:600}
+.verdict.good{background:#1a7f37}.verdict.bad{background:#b42318}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:10px;
+margin:0 0 18px}
+.tile{background:#fff;border:1px solid #d8dee4;border-radius:8px;padding:10px 12px}
+.tile b{display:block;font-size:22px;line-height:1.2}.tile span{color:#57606a;font-size:13px}
+.tile.good{border-left:4px solid #1a7f37}.tile.bad{border-left:4px solid #b42318}
+.tile.so-so{border-left:4px solid #e69f00}.tile.none{opacity:.55;border-left-color:#d8dee4}
+section{background:#fff;border:1px solid #d8dee4;border-radius:8px;padding:16px 18px;
+margin:0 0 16px}
+svg{width:100%;height:auto;display:block}
+.grid{stroke:#e4e8ec}.tick{font:11px system-ui,sans-serif;fill:#57606a}
+.legend{margin:4px 0 0;font-size:13px;color:#57606a}.legend span{margin-right:16px}
+.legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:5px;
+vertical-align:-1px}
+table{border-collapse:collapse;width:100%;font-size:13px}
+th,td{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid #eaeef2}
+th{font-weight:600}td.n,th.n{text-align:right}
+code{font:12px ui-monospace,monospace}
+.scroll{overflow-x:auto}
+@media print{body{background:#fff}main{max-width:none;padding:0}
+section,.tile{break-inside:avoid;border-color:#bbb}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+"""
+
+
+class _TimeAxis(svg.Axis):
+    """Seconds since the epoch, with ticks at round times of day."""
+
+    def ticks(self, count: int = 6) -> list[float]:
+        steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+        span = self.high - self.low
+        days = 86400 * max(1, round(span / count / 86400))
+        step = next((each for each in steps if span / each <= count), days)
+        first = -(-self.low // step) * step
+        return [first + step * n for n in range(int((self.high - first) // step) + 1)]
+
+
+def page(figures: dict[str, Any], *, title: str = "Delayed tasks: what really happened") -> str:
+    """Write the report."""
+    parts = [
+        _head(figures, title),
+        _tiles(figures),
+        _lateness(figures),
+        _arrivals(figures),
+        _waiting(figures),
+        _levels(figures),
+        _histogram(figures),
+        _groups(figures),
+        _offenders(figures),
+        _thresholds(figures),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _head(figures: dict[str, Any], title: str) -> str:
+    summary = figures["summary"]
+    verdict = ("passed", _GOOD) if summary["passed"] else ("failed", _BAD)
+    start, end = _time(figures["start"]), _time(figures["end"])
+    return (
+        f'<h1>{escape(title)} <span class="verdict {verdict[1]}">{verdict[0]}</span></h1>'
+        f'<p class="lead">{summary["tasks"]:,} tasks, {start} to {end} UTC</p>'
+    )
+
+
+def _tiles(figures: dict[str, Any]) -> str:
+    summary = figures["summary"]
+    tiles = [
+        _tile(f"{count:,}", name, _TONE[name] if count else "none")
+        for name, count in summary["verdicts"].items()
+    ]
+    for name, label in (("p50", "late, p50"), ("p99", "late, p99"), ("worst", "late, worst")):
+        value = summary["lateness"][name]
+        tiles.append(_tile("none" if value is None else svg.seconds(value), label, ""))
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _tile(value: str, label: str, tone: str) -> str:
+    return f'<div class="tile {tone}"><b>{value}</b><span>{label}</span></div>'
+
+
+def _section(heading: str, note: str, body: str) -> str:
+    return f'<section><h2>{heading}</h2><p class="note">{note}</p>{body}</section>'
+
+
+def _axis(figures: dict[str, Any]) -> _TimeAxis:
+    return _TimeAxis(figures["start"], figures["end"], svg.LEFT, svg.WIDTH - svg.RIGHT)
+
+
+def _clock(figures: dict[str, Any]) -> svg.Label:
+    span = figures["end"] - figures["start"]
+    form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%d %b %H:%M"
+    return lambda at: datetime.fromtimestamp(at, timezone.utc).strftime(form)
+
+
+def _lateness(figures: dict[str, Any]) -> str:
+    if not figures["late"]:
+        return ""
+    start, width = figures["start"], figures["width"]
+    series = []
+    for index, name in ((3, "worst"), (2, "p99"), (1, "p50")):
+        points = [
+            (start + (row[0] + 0.5) * width, max(row[index], 0.001)) for row in figures["late"]
+        ]
+        series.append((name, points))
+    chart = svg.lines(series, _axis(figures), svg.seconds, _clock(figures), log=True)
+    return _section(
+        "Lateness over time",
+        f"From due to arrival, of the tasks that arrived in each {svg.seconds(width)}; "
+        "the scale is logarithmic, what is below 1 ms is drawn there.",
+        chart,
+    )
+
+
+def _arrivals(figures: dict[str, Any]) -> str:
+    start, width = figures["start"], figures["width"]
+    x, clock = _axis(figures), _clock(figures)
+    series = [
+        (name, [(start + index * width, value) for index, value in enumerate(figures[key])])
+        for name, key in (("arrived", "arrived"), ("due", "due"), ("published", "published"))
+    ]
+    chart = svg.lines(series, x, svg.number, clock, steps=True)
+    return _section(
+        "Arrivals against plan",
+        f"Tasks in each {svg.seconds(width)}: where the lines of due and arrived part, something "
+        "was held up.",
+        chart,
+    )
+
+
+def _waiting(figures: dict[str, Any]) -> str:
+    start, width = figures["start"], figures["width"]
+    ends = [start + (index + 1) * width for index in range(len(figures["waiting"]))]
+    series = [("published and not arrived", list(zip(ends, figures["waiting"], strict=True)))]
+    planned = (figures["planned"] or {}).get("")
+    if planned:
+        series.append(("planned on the ladder", list(zip(ends, planned["waiting"], strict=True))))
+    chart = svg.lines(series, _axis(figures), svg.number, _clock(figures))
+    return _section("Waiting in all", "Tasks on their way at each moment.", chart)
+
+
+def _levels(figures: dict[str, Any]) -> str:
+    planned = {name: each for name, each in (figures["planned"] or {}).items() if name}
+    if not planned:
+        return ""
+    x, clock = _axis(figures), _clock(figures)
+    named = {name: svg.seconds(each["ttl"] / 1000) for name, each in planned.items()}
+    rows = [(named[name], each["waiting"]) for name, each in planned.items()]
+    charts = f"<h3 class='note'>planned</h3>{svg.heat(rows, x, clock, 'planned depth')}"
+    if figures["seen"]:
+        seen = [(named[name], figures["seen"].get(name, [0] * len(rows[0][1]))) for name in planned]
+        charts += f"<h3 class='note'>seen</h3>{svg.heat(seen, x, clock, 'seen depth')}"
+    return _section(
+        "Depth of each level",
+        "One row a level queue, named by its time to live; the darker the more messages.",
+        charts,
+    )
+
+
+def _histogram(figures: dict[str, Any]) -> str:
+    counts = [(low, high, count) for low, high, count in figures["histogram"]]
+    if not counts:
+        return ""
+    x = svg.Axis(counts[0][0], counts[-1][1], svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
+    chart = svg.bars(counts, x, svg.seconds, svg.COLOURS[2], "tasks")
+    return _section("How late", "Tasks by their lateness, on a logarithmic scale.", chart)
+
+
+def _groups(figures: dict[str, Any]) -> str:
+    tables = []
+    for grouping in ("queue", "task", "hops", "hour"):
+        rows = [each for each in figures["groups"] if each["grouping"] == grouping]
+        if grouping in ("hops", "hour"):
+            rows.sort(key=lambda each: (len(str(each["value"])), str(each["value"])))
+        body = "".join(
+            f"<tr><td>{escape(str(each['value']))}</td><td class=n>{each['tasks']:,}</td>"
+            + "".join(
+                f"<td class=n>{svg.seconds(each[name])}</td>"
+                for name in ("p50", "p90", "p99", "p999", "worst")
+            )
+            + "</tr>"
+            for each in rows[:24]
+        )
+        if body:
+            tables.append(
+                f"<tr><th>{grouping}</th><th class=n>tasks</th><th class=n>p50</th>"
+                "<th class=n>p90</th><th class=n>p99</th><th class=n>p99.9</th>"
+                f"<th class=n>worst</th></tr>{body}"
+            )
+    joined = "".join(tables)
+    return _section(
+        "Lateness by queue, task, hops and hour",
+        "The largest groups; the data has them all.",
+        f'<div class="scroll"><table>{joined}</table></div>',
+    )
+
+
+def _offenders(figures: dict[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(each['verdict'])}</td>"
+        f"<td class=n>{'' if each['lateness'] is None else svg.seconds(each['lateness'])}</td>"
+        f"<td><code>{escape(each['task_id'])}</code></td><td>{escape(each['key'] or '')}</td>"
+        f"<td>{escape(each['task'] or '')}</td><td>{escape(each['queue'] or '')}</td>"
+        f"<td>{_time(each['due'])}</td></tr>"
+        for each in figures["offenders"]
+    )
+    head = "<tr><th>verdict<th class=n>late<th>task id<th>key<th>task<th>queue<th>due, UTC</tr>"
+    return _section(
+        "Worst offenders",
+        "Lost, early and doubled tasks first, then the latest.",
+        f'<div class="scroll"><table>{head}{rows}</table></div>',
+    )
+
+
+def _thresholds(figures: dict[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{name}</td><td class=n>{each['measured']:g}</td>"
+        f"<td class=n>{each['allowed']:g}</td>"
+        f"<td>{'passed' if each['passed'] else '<b>failed</b>'}</td></tr>"
+        for name, each in figures["summary"]["thresholds"].items()
+    )
+    head = "<tr><th>threshold<th class=n>measured<th class=n>allowed<th></tr>"
+    note = "What decides whether the audit passed."
+    return _section("Thresholds", note, f"<table>{head}{rows}</table>")
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,230 @@
+"""The command line on a real broker: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
+from click.testing import CliRunner
+from kombu import Queue
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.cli import binary_delay
+
+
+@pytest.fixture
+def run(broker, vhost):
+    """Run the command on the test's own virtual host."""
+
+    def run(*arguments, url=None, env=None):
+        place = ["-b", url or vhost.url, "-m", broker.management_url]
+        return CliRunner().invoke(binary_delay, [*place, *arguments], env=env)
+
+    return run
+
+
+@pytest.fixture
+def tick(topology):
+    """Options for a small ladder of the type that this broker can have."""
+    return "--tick", "1000", "--levels", "4", "--queue-type", topology.queue_type
+
+
+@pytest.fixture
+def small(topology):
+    return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+def publish(connect, *delays, queue="mail"):
+    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    for delay in delays:
+        connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
+    return connection
+
+
+def declare(connect, queue="mail"):
+    Queue(queue)(connect("amqp").channel()).declare()
+
+
+def test_create_verify_status_and_teardown(run, tick, connect):
+    declare(connect)
+    missing = run(*tick, "--declare", "never", "verify")
+    planned = run(*tick, "create", "--queue", "mail", "--dry-run", "--json")
+    made = run(*tick, "create", "--queue", "mail")
+    sound = run(*tick, "--declare", "never", "verify")
+    empty = run(*tick, "status")
+    publish(connect, 9000, 9000)
+    waiting = run(*tick, "status", "--json")
+    refused = run(*tick, "teardown")
+    gone = run(*tick, "teardown", "--force", "--json")
+
+    assert (missing.exit_code, sound.exit_code) == (1, 0)
+    assert "not sound" in missing.output
+    assert json.loads(planned.output)["dry_run"] is True
+    assert "queues made" in made.output
+    assert "sound: nothing" in sound.output
+    assert "0 waiting" in empty.output
+    (ladder,) = json.loads(waiting.output)["ladders"]
+    assert sum(each["messages"] for each in ladder["queues"]) == 2
+    assert refused.exit_code == 3
+    assert "2 messages wait" in refused.output
+    assert (gone.exit_code, json.loads(gone.output)["lost"]) == (0, 2)
+
+
+def test_status_draws_what_waits(run, tick, connect):
+    declare(connect)
+    publish(connect, 9000, 9000, 4000)
+
+    shown = run(*tick, "status")
+
+    assert shown.exit_code == 0
+    assert "3 waiting" in shown.output
+    assert "██" in shown.output
+    assert "leave within" in shown.output
+    assert "\x1b" not in shown.output, "colour is for terminals"
+
+
+def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
+    publish(connect, 1000, 1000, queue="gone")
+    end = time.monotonic() + 15
+    parking = Topology(queue_type=tick[-1]).parking
+    while vhost.waiting(parking) != {parking: 2}:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    path = tmp_path / "parked.jsonl"
+
+    status = run(*tick, "status")
+    counted = run(*tick, "redrive", "--dry-run")
+    stays = run(*tick, "redrive", "--json")
+    filed = run(*tick, "redrive", "--to-file", str(path), "--json")
+    declare(connect, "elsewhere")
+    sent = run(*tick, "redrive", "--from-file", str(path), "--to", "elsewhere")
+
+    assert (status.exit_code, "2 messages are parked" in status.output) == (1, True)
+    assert (counted.exit_code, "the queue gone" in counted.output) == (0, True)
+    assert (stays.exit_code, json.loads(stays.output)["stays"]) == (1, 2)
+    assert (filed.exit_code, json.loads(filed.output)["sent"]) == (0, 2)
+    assert len(path.read_text().splitlines()) == 2
+    assert (sent.exit_code, sent.output) == (0, "2 messages sent\n")
+    assert vhost.waiting("elsewhere") == {"elsewhere": 2}
+
+
+def test_migrate_and_transfer(broker, run, tick, connect, small):
+    declare(connect)
+    publish(connect, 12_000, 13_000)
+    kind = ("--queue-type", small.queue_type)
+    suffix = "" if small.queue_type == "quorum" else "-classic"
+    name = f"1000ms-2x4{suffix}"
+    other = broker.vhost()
+    try:
+        planned = run(*kind, "migrate", "--from", name, "--dry-run", "--json")
+        same = run(*tick, "migrate", "--from", name)
+        moved = run(*kind, "migrate", "--from", name, "--json")
+        away = run(*kind, "transfer", "--to-broker", other.url, "--json")
+        there = run(*kind, "status", "--json", url=other.url)
+    finally:
+        other.delete()
+
+    assert json.loads(planned.output)["messages"] == 2
+    assert (same.exit_code, "both are the ladder" in same.output) == (2, True)
+    assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
+    assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
+    assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-A", "no.such.app", "status"], 2, "no Celery app can be loaded from 'no.such.app'"),
+        (["status", "--nonsense"], 2, "No such option"),
+        (["--tick", "0", "status"], 2, "tick must be a whole number"),
+        (["--tick", "x", "status"], 2, "'x' is not a whole number"),
+        (["explain", "soon"], 2, "is no delay, such as"),
+        (["explain", "99999w"], 2, "outside of 0 to"),
+        (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
+        (["migrate"], 2, "say what to move"),
+        (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
+        (["redrive"], 2, "there is no parking queue"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, words):
+    done = run(*arguments)
+
+    assert done.exit_code == code
+    assert words in " ".join(done.output.split())
+
+
+def test_a_broker_that_is_not_there_is_an_exit_code_of_its_own(run):
+    done = run("status", url="amqp://127.0.0.1:1//")
+    as_json = run("status", "--json", url="amqp://127.0.0.1:1//")
+
+    assert done.exit_code == as_json.exit_code == 4
+    assert "cannot be reached" in done.output
+    assert "cannot be reached" in json.loads(as_json.output)["error"]
+
+
+def test_settings_come_from_options_and_the_environment(run):
+    option = run("--tick", "1000", "explain", "1s", "--json")
+    environment = run("explain", "1s", "--json", env={"BINARY_DELAY_TICK": "500"})
+    radices = run("--radix", "4,3,2", "explain", "1s", "--json")
+
+    ladders = [json.loads(each.output)["ladder"] for each in (option, environment, radices)]
+    assert ladders == ["kbd.v1-1000ms-2x29", "kbd.v1-500ms-2x30", "kbd.v1-125ms-4x1-3x1-2x1"]
+
+
+def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monkeypatch):
+    app = Celery("shop", broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.broker_transport_options = {"binary_delay": {"tick": 250, "namespace": "shop"}}
+    app.conf.worker_hijack_root_logger = False
+    for where in ("celery.bin.celery", "celery.app.utils"):
+        monkeypatch.setattr(f"{where}.find_app", lambda *_, **__: app)
+    monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
+    management = ["--management", broker.management_url]
+
+    by_celery = CliRunner().invoke(
+        celery_command, ["-A", "shop", "binary-delay", *management, "status", "--json"]
+    )
+    alone = CliRunner().invoke(binary_delay, ["-A", "shop", "explain", "1s", "--json"])
+
+    assert by_celery.exit_code == 0, by_celery.output
+    assert json.loads(by_celery.output)["vhost"] == vhost.name
+    assert json.loads(alone.output)["ladder"] == "shop.v1-250ms-2x31"
+
+
+@pytest.mark.parametrize("verb", sorted(binary_delay.commands))
+def test_every_verb_has_help_with_examples_and_json(verb):
+    shown = CliRunner().invoke(binary_delay, [verb, "--help"])
+
+    assert shown.exit_code == 0
+    assert f"kombu-binary-delay {verb}" in shown.output
+    assert "--json" in shown.output
+
+
+@pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])
+def test_export_writes_each_format_to_a_file(run, tmp_path, name):
+    path = tmp_path / "ladder"
+
+    done = run("export", name, "-o", str(path), "--queue", "mail")
+
+    assert done.exit_code == 0, done.output
+    assert "mail" in path.read_text()
+
+
+def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    made = run(*tick, "--lanes", "2", "create", "--json")
+    sound = run(*tick, "--lanes", "2", "--declare", "never", "verify", "--json")
+    shown = run(*tick, "--lanes", "2", "status", "--json")
+    exported = run(*tick, "--lanes", "2", "export", "definitions")
+    gone = run(*tick, "--lanes", "2", "teardown", "--force", "--json")
+
+    assert len(json.loads(made.output)["queues"]) == 2 * 4 + 1
+    assert [json.loads(line)["sound"] for line in sound.output.splitlines()] == [True, True]
+    assert [each["current"] for each in json.loads(shown.output)["ladders"]] == [True, True]
+    assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
+    first, last = (json.loads(line) for line in gone.output.splitlines())
+    assert (bool(first["keeps"]), last["keeps"]) == (True, [])

@@ -1,0 +1,171 @@
+"""The journal tells what happened, and harms nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+
+import pytest
+from kombu import Queue
+
+from kombu_binary_delay import Ladder, Settings, SettingsError
+from kombu_binary_delay import journal as journal_module
+from kombu_binary_delay.batch import PublishBatch
+
+HAS_STREAMS = (3, 9)
+
+
+@pytest.fixture
+def streams(broker):
+    numbers = tuple(int(each) for each in broker.version.split(".")[:2])
+    return numbers >= HAS_STREAMS
+
+
+@pytest.fixture(params=["stream", "folder"])
+def setting(request, streams, tmp_path):
+    """Where the journal goes; without streams, "stream" is a folder, too."""
+    return "stream" if request.param == "stream" and streams else str(tmp_path / "journal")
+
+
+@pytest.fixture
+def events(vhost, setting, tmp_path):
+    def events(count, stream="kbd.v1.journal"):
+        read = (lambda: of_stream(vhost, stream, count)) if setting == "stream" else of_files
+        deadline = time.monotonic() + 10
+        while len(found := read()) < count and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def of_files():
+        files = (tmp_path / "journal").glob("*.jsonl*")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    return events
+
+
+def of_stream(vhost, stream, count):
+    found: list[dict[str, object]] = []
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.basic_qos(0, 100, a_global=False)
+        channel.basic_consume(
+            stream,
+            callback=lambda message: found.append(json.loads(message.body)),
+            arguments={"x-stream-offset": "first"},
+        )
+        end = time.monotonic() + 1
+        while len(found) < count and time.monotonic() < end:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.2)
+    return found
+
+
+def publish(connection, delay, **headers):
+    Queue("mail")(connection.default_channel).declare()
+    connection.Producer().publish(
+        "Hello", routing_key="mail", headers={"x-delay": delay, **headers}, message_id="m-1"
+    )
+
+
+def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    before = time.time_ns() // 1000
+    publish(connection, 300)
+    collect(connection, [Queue("mail")], 1)
+    scheduled, released = events(2)
+    due = scheduled.pop("due")
+    assert before + 300_000 - 999 <= due <= scheduled["at"] + 300_000
+    assert released.pop("at") >= due == released.pop("due")
+    assert scheduled.pop("at") >= before
+    # 300 ms are three ticks, or fewer once the ladder has been declared.
+    assert scheduled.pop("hops") in (1, 2)
+    ladder = Ladder.binary().name
+    same = {"id": "m-1", "key": "mail"}
+    assert scheduled == {"event": "scheduled", "ladder": ladder, **same}
+    assert released == {"event": "released", **same}
+
+
+def test_a_task_is_named_and_its_arguments_are_not(connect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
+    publish(connection, 60_000, **headers)
+    [event] = events(1)
+    assert (event["id"], event["task"], event["retries"]) == ("t-1", "shop.pay", 3)
+    assert "secret" not in json.dumps(event)
+
+
+def test_a_batch_tells_of_every_message_once(connect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    with PublishBatch(channel, 10) as batch:
+        for number in range(25):
+            message = channel.prepare_message(
+                b"x", headers={"x-delay": 60_000}, properties={"message_id": f"{number}"}
+            )
+            batch.publish(message, routing_key="mail")
+    assert sorted(int(event["id"]) for event in events(25)) == list(range(25))
+
+
+def test_what_is_not_delayed_is_not_in_the_journal(connect, collect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    publish(connection, 0)
+    publish(connection, 300)
+    collect(connection, [Queue("mail")], 2)
+    assert [event["event"] for event in events(2)] == ["scheduled", "released"]
+
+
+def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
+    connection = connect()
+    publish(connection, 10)
+    collect(connection, [Queue("mail")], 1)
+    assert not [row for row in vhost.queues() if "journal" in row["name"]]
+
+
+def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    connection = connect(binary_delay={"journal": "stream", "journal_max_age": "2h"})
+    publish(connection, 60_000)
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+
+
+def test_a_journal_that_cannot_be_written_harms_no_message(
+    connect, collect, vhost, streams, caplog
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    with vhost.connect() as other:
+        # A queue of that name which is no stream: the broker refuses to declare it again.
+        other.channel().queue_declare("kbd.v1.journal", durable=True, auto_delete=False)
+    connection = connect(binary_delay={"journal": "stream"})
+    publish(connection, 10)
+    publish(connection, 10)
+    assert len(collect(connection, [Queue("mail")], 2)) == 2
+    assert caplog.text.count("the journal ends on this connection") == 1
+
+
+def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
+    monkeypatch.setattr(journal_module, "STREAMS_SINCE", (99, 0))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    connection = connect(binary_delay={"journal": "stream"})
+    publish(connection, 60_000)
+    [file] = (tmp_path / "kbd-journal").glob("*.jsonl")
+    assert json.loads(file.read_text())["event"] == "scheduled"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"journal": True}, "journal must be 'stream', the path of a folder, or None, got True"),
+        ({"journal": ""}, "got ''"),
+        ({"journal_max_age": "7"}, "a number and a unit such as '7D' or '12h', got '7'"),
+        ({"journal_max_age": 7}, "got 7"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(options, words):
+    with pytest.raises(SettingsError, match=words):
+        Settings(**options)

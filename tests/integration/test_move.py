@@ -1,0 +1,511 @@
+"""Redrive, migrate and transfer on a real broker: nothing lost, nothing early."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import amqp
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.transport import native_delayed_delivery as native
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.address import Destination
+from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.ops import (
+    Live,
+    Management,
+    OperationError,
+    create,
+    migrate,
+    plan,
+    redrive,
+    refill,
+)
+from kombu_binary_delay.ops.reading import Source, read, remaining
+from kombu_binary_delay.ops.redrive import dump, load
+
+
+@pytest.fixture
+def plain(vhost):
+    return partial(Connection, vhost.url)
+
+
+@pytest.fixture
+def management(broker, plain):
+    with plain() as connection:
+        return Management.of(connection, broker.management_url)
+
+
+@pytest.fixture
+def small(topology):
+    return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+@dataclass(frozen=True)
+class Site:
+    vhost: Any
+    plain: Any
+    management: Any
+
+    def migrate(self, source, to, **settings):
+        there = ours(self.vhost, **(settings or SETTINGS))
+        return migrate(self.plain, there, self.management, source, to)
+
+
+@pytest.fixture
+def site(vhost, plain, management):
+    return Site(vhost, plain, management)
+
+
+SETTINGS = {"tick": 1000, "levels": 4}
+
+
+def ours(vhost, **settings):
+    return partial(
+        Connection,
+        vhost.url,
+        transport="kombu_binary_delay:Transport",
+        transport_options={"binary_delay": settings},
+    )
+
+
+def publish(connection, queue, *delays, exchange="", **more):
+    for delay in delays:
+        connection.Producer().publish(
+            f"{delay}", exchange=exchange, routing_key=queue, headers={"x-delay": delay, **more}
+        )
+
+
+def wait_until(ready, timeout=20):
+    end = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+# -- redrive -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parked(connect, vhost, small):
+    """Three messages whose queue is gone, and one for a key that nobody has bound."""
+    connection = connect(binary_delay=SETTINGS)
+    Queue("x", Exchange("events", "topic"), "other.#")(connection.channel()).declare()
+    publish(connection, "gone", 1000, 1000, 1000, mine=1)
+    publish(connection, "order.paid", 1000, exchange="events")
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+    return connection
+
+
+def by_destination(found):
+    return {
+        (each.destination.exchange, each.destination.routing_key): (each.sent, each.stays)
+        for each in found.parked
+    }
+
+
+def test_a_dry_run_counts_what_is_parked_by_destination_and_leaves_it(parked, plain, vhost, small):
+    found = redrive(plain, small, dry_run=True)
+
+    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (0, 1)}
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+
+
+def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain, vhost, small):
+    for _ in range(25):
+        found = redrive(plain, small, dry_run=True)
+
+    assert found.stays == 4
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(plain, small, dry_run=True)) == {
+        ("", "gone"): (0, 3),
+        ("events", "order.paid"): (0, 1),
+    }
+
+
+def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
+    parked, plain, vhost, small, collect
+):
+    queue = Queue("gone")(parked.channel())
+    queue.declare()
+
+    found = redrive(plain, small)
+
+    assert by_destination(found) == {("", "gone"): (3, 0), ("events", "order.paid"): (0, 1)}
+    assert any("returned" in reason for reason in found.reasons)
+    arrivals = collect(parked, [queue], 3)
+    assert [(each.body, each.exchange, each.key, each.headers) for each in arrivals] == [
+        ("1000", "", "gone", {"mine": 1})
+    ] * 3
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
+
+
+def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
+    Queue("elsewhere")(parked.channel()).declare()
+
+    found = redrive(
+        plain, small, only=Destination("events", "order.paid"), to=Destination("", "elsewhere")
+    )
+
+    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (1, 0)}
+    assert vhost.waiting("elsewhere") == {"elsewhere": 1}
+
+
+def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
+    parked, small, collect, site, tmp_path
+):
+    plain, vhost = site.plain, site.vhost
+    queue = Queue("gone")(parked.channel())
+    queue.declare()
+    path = tmp_path / "parked.jsonl"
+
+    with path.open("w") as file:
+        found = redrive(plain, small, only=Destination("", "gone"), file=file)
+
+    assert (found.sent, found.stays) == (3, 1)
+    assert vhost.waiting("gone") == {"gone": 0}
+    with plain() as connection, path.open() as file:
+        assert refill(connection, file) == 3
+    arrivals = collect(parked, [queue], 3)
+    assert {(each.body, str(each.headers)) for each in arrivals} == {("1000", "{'mine': 1}")}
+
+
+def test_a_file_that_is_none_of_ours_is_refused_by_its_line(plain):
+    with plain() as connection, pytest.raises(OperationError, match="line 1 is not what redrive"):
+        refill(connection, io.StringIO("hello\n"))
+
+
+# -- migrate -------------------------------------------------------------------------------------
+
+
+def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, site):
+    vhost = site.vhost
+    plain = site.plain
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(binary_delay={"tick": 500, "levels": 10})
+    queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
+    queue.declare()
+    sent = time.time()
+    publish(connection, "order.paid", 3000, 4000, 3500, exchange="events", mine=1)
+    publish(connection, "mail", 5000)
+
+    with plain() as operator:
+        planned = plan(operator, Live.read(site.management), old)
+    done = site.migrate(old, small)
+
+    assert planned.messages == 4
+    assert (done.moved, done.left, done.poison) == (4, 0, 0)
+    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
+    arrivals = collect(connect(binary_delay=SETTINGS), [queue], 4)
+    for arrival in arrivals:
+        assert arrival.at - sent >= float(arrival.body) / 1000
+        assert arrival.at - sent < float(arrival.body) / 1000 + 2.5
+        assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
+    assert sorted((each.exchange, each.key) for each in arrivals) == [
+        ("", "mail"),
+        *[("events", "order.paid")] * 3,
+    ]
+
+
+def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, site):
+    plain = site.plain
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    with plain() as operator:
+        native.declare_native_delayed_delivery_exchanges_and_queues(operator, "quorum")
+        queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(operator.channel())
+        queue.declare()
+        native.bind_queue_to_native_delayed_delivery_exchange(operator, queue)
+        due = datetime.now(timezone.utc) + timedelta(seconds=4)
+        operator.Producer().publish(
+            "task",
+            exchange="celery_delayed_27",
+            routing_key=native.calculate_routing_key(4, "tasks.new"),
+            headers={"task": "t", "id": "1", "eta": due.isoformat()},
+        )
+
+    done = site.migrate(ANCESTORS["celery"], small)
+
+    assert done.moved == 1
+    (arrival,) = collect(connect(binary_delay=SETTINGS), [queue], 1)
+    assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
+    assert arrival.at >= due.timestamp()
+    assert "x-death" not in arrival.headers
+
+
+def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
+    connect, collect, small, site
+):
+    plain = site.plain
+    connection = connect(binary_delay=SETTINGS)
+    queue = Queue("tasks")(connection.channel())
+    queue.declare()
+    due = datetime.now(timezone.utc) + timedelta(seconds=3)
+    with plain() as operator:
+        for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
+            operator.Producer().publish(
+                name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
+            )
+
+    done = site.migrate("tasks", small)
+
+    assert (done.moved, done.kept) == (1, 2)
+    arrivals = collect(connect("amqp"), [queue], 3)
+    assert [each.body for each in arrivals] == ["a", "b", "later"]
+    assert arrivals[2].at >= due.timestamp()
+
+
+@pytest.mark.parametrize("name", ["endpoint", "an.end.point"])
+def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, site):
+    vhost = site.vhost
+    plain = site.plain
+    if tuple(map(int, broker.version.split(".")[:2])) not in ((3, 10), (4, 0)):
+        pytest.skip("both ladders of NServiceBus stand on RabbitMQ 3.10 to 4.2 only")
+    v1, v2 = ANCESTORS["nservicebus-v1"], ANCESTORS["nservicebus"]
+    with plain() as operator:
+        create(operator, v1, v1.whole + v2.whole)
+        Queue(name)(operator.channel()).declare()
+        for delay, elapsed in VECTORS:
+            sent = datetime.now(timezone.utc) - timedelta(seconds=elapsed)
+            digits = v1.ladder.digits(delay * 1000)
+            operator.Producer().publish(
+                f"{delay}",
+                exchange=v1.entry(digits),
+                routing_key=v1.address(digits, Destination("", name)),
+                headers={
+                    "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
+                    "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+                },
+            )
+        operator.Producer().publish("?", exchange=v1.level_name(9), routing_key="1." * 20)
+
+    done = migrate(plain, plain, site.management, v1, v2)
+
+    # The one of no delay left has gone on at once, to the endpoint.
+    assert (done.moved, done.left) == (len(VECTORS), 0)
+    wait_until(lambda: vhost.waiting(name)[name] >= 1)
+    waiting = vhost.waiting(*(each.name for each in v2.whole.queues))
+    levels = [level for (_, elapsed), (_, level) in VECTORS.items() if level > 1]
+    assert {key for key, count in waiting.items() if count} >= {
+        v2.level_name(level) for level in levels
+    }
+
+
+#: NServiceBus's own: (delay, elapsed) -> (remaining, level of entry), in seconds.
+VECTORS = {
+    (10, 10): (0, 0),
+    (32, 30): (2, 1),
+    (64, 30): (34, 5),
+    (128, 30): (98, 6),
+    (86_400, 43_200): (43_200, 15),
+    (604_800, 259_200): (345_600, 18),
+}
+
+
+@pytest.mark.parametrize("queue", ["some-endpoint", "some.end.point"])
+@pytest.mark.parametrize("delay", VECTORS)
+def test_what_remains_is_what_nservicebus_says(queue, delay):
+    v1, v2 = ANCESTORS["nservicebus-v1"], ANCESTORS["nservicebus"]
+    now = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+    headers = {
+        "NServiceBus.TimeSent": f"{now - timedelta(seconds=delay[1]):%Y-%m-%d %H:%M:%S:%f Z}",
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay[0],
+    }
+    key = v1.address(v1.ladder.digits(delay[0] * 1000), Destination("", queue))
+    epoch = round(now.timestamp() * 1000)
+
+    found = read(Source("q", v1, 0, 0), key, {"application_headers": headers}, epoch)
+
+    assert found is not None
+    left, level = VECTORS[delay]
+    digits = v2.ladder.digits(remaining(found.due, epoch))
+    assert (remaining(found.due, epoch), v2.height(digits)) == (left * 1000, level)
+    assert v2.parse(v2.address(digits, found.destination)) == (digits, Destination("", queue))
+
+
+def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited():
+    topology = Topology(Ladder.binary(4, 1000))
+    key = topology.address((1, 0, 1, 1), Destination("", "mail"))
+
+    found = read(Source("q", topology, 8000, 3), key, {}, 1_000_000)
+    lower = read(Source("q", topology, 2000, 1), key, {}, 1_000_000)
+
+    assert found is not None
+    assert lower is not None
+    assert (found.due, lower.due) == (1_011_000, 1_003_000)
+
+
+def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, site):
+    plain = site.plain
+    old = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
+    with plain() as operator:
+        create(operator, old, old.whole)
+        operator.Producer().publish("?", exchange=old.level_name(3), routing_key="0.0.0.1.what")
+        operator.Producer().publish(
+            "??",
+            exchange=old.level_name(3),
+            routing_key="0.0.0.1.@..mail",
+            headers={"task": "t", "eta": "tomorrow"},
+        )
+
+    done = site.migrate(old, small)
+
+    assert (done.moved, done.poison) == (0, 2)
+    arrivals = collect(connect("amqp"), [Queue(done.poison_queue, no_declare=True)], 2)
+    assert {each.body for each in arrivals} == {"?", "??"}
+    assert {each.headers["x-binary-delay-poison"]["queue"] for each in arrivals} == {
+        f"{old.level_name(3)}.1"
+    }
+
+
+def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, site):
+    vhost = site.vhost
+    connection = connect(binary_delay=SETTINGS)
+    Queue("mail")(connection.channel()).declare()
+    sent = time.time()
+    publish(connection, "mail", 4000, 5000)
+    other = broker.vhost()
+    try:
+        with ours(other, **SETTINGS)() as there:
+            queue = Queue("mail")(there.channel())
+            queue.declare()
+            done = migrate(site.plain, ours(other, **SETTINGS), site.management, small, small)
+            arrivals = collect(there, [queue], 2)
+    finally:
+        other.delete()
+
+    assert done.moved == 2
+    assert all(each.at - sent >= float(each.body) / 1000 for each in arrivals)
+    assert vhost.waiting("mail") == {"mail": 0}
+
+
+_MIGRATE = """
+import sys
+from functools import partial
+from kombu import Connection
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.ops import Management, migrate
+url, api, kind = sys.argv[1:]
+plain = partial(Connection, url)
+with plain() as connection:
+    management = Management.of(connection, api)
+ours = partial(
+    Connection, url, transport="kombu_binary_delay:Transport",
+    transport_options={"binary_delay": {"tick": 1000, "levels": 10}},
+)
+old = Topology(Ladder.binary(12, 500), queue_type=kind)
+print("go", flush=True)
+migrate(plain, ours, management, old, Topology(Ladder.binary(10, 1000), queue_type=kind))
+"""
+
+
+def fill(connection, count, delay):
+    """Delay numbered messages on the connection's ladder."""
+    channel = connection.channel()
+    Queue("mail")(channel).declare()
+    with PublishBatch(channel) as batch:
+        for number in range(count):
+            headers = {"x-delay": delay(number), "number": number}
+            message = amqp.Message(str(number), application_headers=headers, delivery_mode=2)
+            batch.publish(message, "", "mail", tag=number)
+
+
+def numbers(vhost, topology):
+    """Take what waits in a ladder, and tell how often each number is there."""
+    found: Counter[int] = Counter()
+    with vhost.connect() as reader:
+        for name in vhost.waiting(*(each.name for each in topology.whole.queues)):
+            channel = reader.channel()
+            while (message := channel.basic_get(name, no_ack=True)) is not None:
+                found[message.headers["number"]] += 1
+            channel.close()
+    return found
+
+
+@pytest.mark.slow
+def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
+    # More than fit into the broker's hands at once, on many levels: acknowledgements come in bulk.
+    old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
+    new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
+    fill(connect(binary_delay={"tick": 500, "levels": 20}), 3000, lambda n: 60_000 * (1 + n % 99))
+
+    done = site.migrate(old, new, tick=1000, levels=20)
+
+    assert done.moved == 3000
+    assert numbers(vhost, new) == dict.fromkeys(range(3000), 1)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost, small):
+    kind = small.queue_type
+    old = Topology(Ladder.binary(12, 500), queue_type=kind)
+    fill(connect(binary_delay={"tick": 500, "levels": 12}), 4000, lambda n: 120_000 + n)
+
+    def start():
+        argv = [sys.executable, "-c", _MIGRATE, vhost.url, broker.management_url, kind]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ})
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go\n"
+        return process
+
+    for seconds in (0.4, 0.7, 1.0):
+        process = start()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    process = start()
+    assert process.wait(120) == 0
+    process.stdout.close()
+
+    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
+    found = numbers(vhost, Topology(Ladder.binary(10, 1000), queue_type=kind))
+    assert found.keys() == set(range(4000))
+
+
+def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
+    connect, vhost, small, site
+):
+    old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
+    connection = connect(binary_delay={"tick": 2000, "levels": 10})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 500_000)
+
+    done = site.migrate(old, small)
+
+    assert (done.moved, done.left) == (0, 1)
+    assert "outside of 0 to 15000 ms" in done.reasons[0]
+    wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
+
+
+def test_a_queue_that_does_not_exist_is_named(small, site):
+    with pytest.raises(OperationError, match="'nowhere' does not exist"):
+        site.migrate("nowhere", small)
+
+
+def test_a_message_in_a_file_is_what_it_was():
+    headers = {
+        "bytes": b"\xff\x00",
+        "time": datetime(2030, 1, 31, 12),  # noqa: DTZ001 - as py-amqp reads one
+        "decimal": Decimal("1.5"),
+        "nested": {"list": [1, None, True, {"$bytes": "not ours"}]},
+    }
+    message = amqp.Message(b"\xff body", application_headers=headers, delivery_mode=2)
+
+    destination, again = load(dump(Destination("x", "k"), message))
+
+    assert destination == Destination("x", "k")
+    assert (again.body, again.properties) == (message.body, message.properties)

@@ -1,0 +1,106 @@
+"""The journal, as it was written by real connections, read as a table."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.journal import FORMAT, JournalSource, export_journal, read_journal
+from kombu_binary_delay.spark.send import Sender, Target
+
+
+@pytest.fixture
+def write(vhost):
+    def write(ids, journal="stream", countdown=5.0):
+        rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
+        for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
+            pass
+
+    return write
+
+
+def consume(vhost, count, journal="stream"):
+    options = {"binary_delay": {"journal": journal}}
+    with Connection(
+        vhost.url, transport="kombu_binary_delay:Transport", transport_options=options
+    ) as connection:
+        queue = Queue("celery")(connection.default_channel)
+        deadline = time.monotonic() + 60
+        while count and time.monotonic() < deadline:
+            if queue.get(no_ack=True) is not None:
+                count -= 1
+    assert count == 0
+
+
+def test_the_stream_is_read_with_all_its_events(spark, vhost, write):
+    write([f"{n}" for n in range(50)])
+    consume(vhost, 50)
+    journal = read_journal(spark, vhost.url)
+    rows = journal.collect()
+    assert Counter(row.event for row in rows) == {s.SCHEDULED: 50, s.RELEASED: 50}
+    assert sorted(row.offset for row in rows) == list(range(100))
+    assert {(row.task, row.queue, row.retries) for row in rows} == {("t", "celery", 0)}
+    at = {(row.event, row.task_id): row for row in rows}
+    for n in range(50):
+        scheduled, released = at[s.SCHEDULED, f"{n}"], at[s.RELEASED, f"{n}"]
+        assert scheduled.at < scheduled.due == released.due <= released.at
+
+
+def test_a_stream_nobody_has_written_to_is_empty(spark, vhost):
+    assert read_journal(spark, vhost.url).count() == 0
+
+
+def test_an_export_adds_what_is_new_and_nothing_twice(spark, vhost, write, tmp_path):
+    path = str(tmp_path / "journal")
+    write([f"a{n}" for n in range(10)], countdown=3600.0)
+    export_journal(spark, vhost.url, path)
+    write([f"b{n}" for n in range(15)], countdown=3600.0)
+    export_journal(spark, vhost.url, path)
+    export_journal(spark, vhost.url, path)
+    rows = read_journal(spark, path).collect()
+    assert sorted(row.offset for row in rows) == list(range(25))
+
+
+def test_local_files_are_read_as_the_stream_is(spark, vhost, write, tmp_path):
+    folder = str(tmp_path / "files")
+    write(["one"], journal=folder)
+    consume(vhost, 1, journal=folder)
+    rows = read_journal(spark, folder).orderBy("at").collect()
+    assert [(row.event, row.task_id, row.queue) for row in rows] == [
+        (s.SCHEDULED, "one", "celery"),
+        (s.RELEASED, "one", "celery"),
+    ]
+
+
+def test_a_stream_is_read_on_and_can_be_read_again(spark, vhost, write, tmp_path):
+    spark.dataSource.register(JournalSource)
+
+    def read_on(name):
+        query = (
+            spark.readStream.format(FORMAT)
+            .option("broker", vhost.url)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / name))
+        )
+        query.awaitTermination()
+        rows = spark.read.schema(s.JOURNAL).parquet(str(tmp_path / name)).collect()
+        return sorted(row.offset for row in rows)
+
+    write([f"a{n}" for n in range(10)], countdown=3600.0)
+    assert read_on("first") == list(range(10))
+    write([f"b{n}" for n in range(15)], countdown=3600.0)
+    assert read_on("first") == list(range(25))
+    assert read_on("second") == list(range(25))
+
+
+def test_without_a_broker_the_source_is_refused(spark, vhost):
+    spark.dataSource.register(JournalSource)
+    with pytest.raises(Exception, match="needs the option broker"):
+        spark.read.format(FORMAT).load().count()

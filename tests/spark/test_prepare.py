@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from pyspark.sql import functions as F
+
+from kombu_binary_delay import Ladder
+from kombu_binary_delay.spark.prepare import prepare, task_id
+
+LADDER = Ladder.binary(levels=10, tick=1000)  # 1023 s
+SOON = datetime.now(timezone.utc) + timedelta(seconds=600)
+COLUMNS = "key string, task string, eta timestamp, countdown double, args string, kwargs string"
+
+
+def rows(spark, *given):
+    return spark.createDataFrame([(*row, *[None] * (6 - len(row))) for row in given], COLUMNS)
+
+
+def prepared(df, **options):
+    return prepare(df, **{"job_id": "job", "ladder": LADDER, **options})
+
+
+def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spark):
+    keys = ["a", "", "42", "ключ", "a\x00b", "'", "x" * 1000]
+    df = rows(spark, *[(key, "t", SOON) for key in keys])
+    found = {row.key: row.task_id for row in prepared(df).collect()}
+    assert found == {key: task_id("job", key) for key in keys}
+    assert task_id("job", "a") != task_id("other", "a")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (("a", "t", SOON), None),
+        (("a", "t", None, 10.0, "[1]", '{"x": 1}'), None),
+        (("a", "t", None, -10.0), None),
+        ((None, "t", SOON), "the key is null"),
+        (("a", None, SOON), "no task is named"),
+        (("a", "  ", SOON), "no task is named"),
+        (("a", "t"), "neither eta nor countdown"),
+        (("a", "t", SOON, 10.0), "both eta and countdown"),
+        (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
+        (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
+        (("a", "t", None, 1024.0), f"longer than the ladder {LADDER.name}"),
+        (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
+        (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
+        (("a", "t", SOON, None, "[]", "[]"), "kwargs is not a JSON object"),
+        ((None, None), "the key is null; no task is named; neither eta nor countdown"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
+    [found] = prepared(rows(spark, row)).collect()
+    assert found.reason == reason
+
+
+def test_no_row_of_a_doubled_key_is_taken(spark):
+    df = rows(spark, ("a", "t", SOON), ("b", "t", SOON), ("a", "t", SOON))
+    found = sorted((row.key, row.reason) for row in prepared(df).where("key = 'a'").collect())
+    assert found == [("a", "the key is not unique")] * 2
+    assert prepared(df).where("reason is null").count() == 1
+
+
+def test_the_past_is_rejected_only_where_that_is_asked(spark):
+    df = rows(spark, ("a", "t", SOON - timedelta(days=1)), ("b", "t", None, 0.0))
+    assert prepared(df).where("reason is null").count() == 2
+    reasons = {row.reason for row in prepared(df, past="reject").collect()}
+    assert reasons == {"due in the past"}
+
+
+def test_native_arrays_maps_and_structs_become_json_with_their_nulls(spark):
+    df = spark.range(1).select(
+        F.lit("a").alias("key"),
+        F.lit("t").alias("task"),
+        F.lit(1).alias("countdown"),
+        F.array(F.lit(1), F.lit(None)).alias("args"),
+        F.struct(F.lit("Ü").alias("name"), F.lit(None).cast("int").alias("age")).alias("kwargs"),
+        F.create_map(F.lit("h"), F.lit("1")).alias("headers"),
+    )
+    [row] = prepared(df).collect()
+    assert row.reason is None
+    assert json.loads(row.args) == [1, None]
+    assert json.loads(row.kwargs) == {"name": "Ü", "age": None}
+    assert json.loads(row.headers) == {"h": "1"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("'a' task, 1 countdown", r"a column 'key' is needed, got \['task', 'countdown'\]"),
+        ("'a' key, 1 countdown", "a column 'task' is needed"),
+        ("'a' key, 't' task", "eta .* or countdown"),
+        ("'a' key, 't' task, '2030-01-01' eta", "eta must be a timestamp, got string"),
+        ("'a' key, 't' task, 1 countdown, 5 args", "args must be JSON, .* got int"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_at_the_call(spark, columns, words):
+    df = spark.range(1).selectExpr(*columns.split(", "))
+    with pytest.raises(ValueError, match=words):
+        prepared(df)

@@ -1,0 +1,223 @@
+"""From a DataFrame to messages in a real broker, and a receipt for each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from kombu import Connection, Queue
+from pyspark.sql import functions as F
+
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.prepare import task_id
+from kombu_binary_delay.spark.publish import Progress, publish
+from lab.keeper import Keeper
+from tests.spark.dying_app import order
+
+FAR = datetime.now(timezone.utc) + timedelta(days=1)
+
+
+@pytest.fixture
+def reminders(spark):
+    def reminders(count, first=0):
+        return spark.range(first, first + count, numPartitions=2).select(
+            F.concat(F.lit("key-"), "id").alias("key"),
+            F.lit("shop.remind").alias("task"),
+            F.array("id").alias("args"),
+            F.timestamp_seconds(F.lit(FAR.timestamp()) - F.col("id")).alias("eta"),
+        )
+
+    return reminders
+
+
+@pytest.fixture
+def receipts(tmp_path):
+    return str(tmp_path / "receipts")
+
+
+@pytest.fixture
+def run(vhost, receipts):
+    def run(df, **options):
+        return publish(
+            df, **{"job_id": "job", "broker": vhost.url, "receipts": receipts, **options}
+        )
+
+    return run
+
+
+def read(spark, path, schema=s.RECEIPTS):
+    return spark.read.schema(schema).parquet(path)
+
+
+def waiting(vhost, count):
+    """Count the messages on the ladder; quorum queues tell what they hold every 5 s."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = sum(row.get("messages", 0) for row in vhost.queues())
+        if found >= count:
+            return found
+        time.sleep(0.2)
+    return found
+
+
+def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, receipts, vhost):
+    told: list[Progress] = []
+    progress = run(reminders(500), slice_rows=200, on_progress=told.append)
+    assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
+    assert [each.remaining for each in told] == sorted((t.remaining for t in told), reverse=True)
+    assert len(told) == 4
+    rows = read(spark, receipts).collect()
+    assert {(row.key, row.task_id) for row in rows} == {
+        (f"key-{n}", task_id("job", f"key-{n}")) for n in range(500)
+    }
+    assert {(row.status, row.queue, row.task, row.attempt) for row in rows} == {
+        (s.PUBLISHED, "celery", "shop.remind", 0)
+    }
+    assert waiting(vhost, 500) == 500
+
+
+def test_nearest_due_is_published_first(spark, reminders, run, receipts):
+    run(reminders(300), slice_rows=100, publishers=1)
+    rows = read(spark, receipts).orderBy("published_at").collect()
+    due = [row.due for row in rows]
+    assert due == sorted(due)
+
+
+def test_resume_publishes_only_what_has_no_receipt(spark, reminders, run, receipts, vhost):
+    run(reminders(100))
+    with pytest.raises(RuntimeError, match=r"'job' has receipts .* pass resume .* another job_id"):
+        run(reminders(150))
+    progress = run(reminders(150), resume=True)
+    assert (progress.published, progress.already) == (50, 100)
+    assert run(reminders(150), resume=True).published == 0
+    counts = Counter(row.key for row in read(spark, receipts).collect())
+    assert len(counts) == 150
+    assert set(counts.values()) == {1}
+    assert waiting(vhost, 150) == 150
+
+
+def test_what_failed_is_tried_again_when_resumed(spark, run, receipts, vhost):
+    df = spark.createDataFrame(
+        [("k", "t", -1.0, "amq.topic", "lonely")],
+        "key string, task string, countdown double, exchange string, routing_key string",
+    )
+    progress = run(df)
+    assert (progress.published, progress.failed) == (0, 1)
+    assert read(spark, receipts).first().status == s.RETURNED
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("company")
+        channel.queue_bind("company", "amq.topic", "lonely")
+    assert run(df, resume=True).published == 1
+
+
+def test_rejected_rows_have_a_table_of_their_own(spark, reminders, run, receipts):
+    bad = reminders(3).withColumn("key", F.lit("same"))
+    progress = run(reminders(5).unionByName(bad))
+    assert (progress.published, progress.rejected) == (5, 3)
+    rejects = read(spark, f"{receipts}-rejects", s.REJECTS).collect()
+    assert {(row.key, row.reason) for row in rejects} == {("same", "the key is not unique")}
+    assert len(rejects) == 3
+
+
+def test_a_dry_run_counts_and_does_nothing(reminders, run, tmp_path, vhost):
+    bad = reminders(3).withColumn("key", F.lit(None).cast("string"))
+    progress = run(reminders(5).unionByName(bad), dry_run=True)
+    assert (progress.remaining, progress.rejected, progress.published) == (5, 3, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert vhost.queues() == []
+
+
+def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts):
+    rows = [("soon", "t", 600.0), ("later", "t", 7200.0)]
+    df = spark.createDataFrame(rows, "key string, task string, countdown double")
+    progress = run(df, horizon=3600)
+    assert (progress.published, progress.later) == (1, 1)
+    progress = run(df, horizon=10_000, resume=True)
+    assert (progress.published, progress.already, progress.later) == (1, 1, 0)
+    assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
+
+
+def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
+    spark, reminders, run, receipts, vhost
+):
+    # An executor's Python dies in the middle of its rows, once.
+    order(vhost.url).touch()
+    progress = run(reminders(3000), app="tests.spark.dying_app:app", publishers=1)
+    assert not order(vhost.url).exists()
+    assert progress.published == 3000
+    rows = read(spark, receipts).collect()
+    assert len({row.key for row in rows}) == len(rows) == 3000
+    assert {row.attempt for row in rows} == {1}
+    # The windows of the first attempt had been sent, and their messages carry the same ids.
+    assert 4000 <= waiting(vhost, 4000) < 6000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"job_id": ""}, "job_id must name"),
+        ({"max_rate": 0}, "max_rate must be above 0, got 0"),
+        ({"horizon": -1}, "horizon must be above 0, got -1"),
+        ({"publishers": 0}, "publishers must be at least 1, got 0"),
+        ({"slice_rows": 0}, "slice_rows must be at least 1, got 0"),
+        ({"past": "drop"}, "past must be one of"),
+        ({"settings": {"tik": 1}}, "unknown setting 'tik'"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_call(reminders, run, options, words):
+    with pytest.raises(ValueError, match=words):
+        run(reminders(1), **options)
+
+
+def test_speculative_execution_is_refused(spark, reminders, run, monkeypatch):
+    df = reminders(1)
+    monkeypatch.setattr(type(spark.conf), "get", lambda *_: "true")
+    with pytest.raises(RuntimeError, match="twice; set it to false"):
+        run(df)
+
+
+def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
+    df = spark.createDataFrame([("k", "t", 0.5)], "key string, task string, countdown double")
+    run(df)
+    with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
+        queue = Queue("celery")(connection.default_channel)
+        deadline = time.monotonic() + 10
+        while (message := queue.get(no_ack=True)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert message is not None
+    assert message.headers["id"] == task_id("job", "k")
+
+
+@pytest.mark.slow
+def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
+    with Keeper("driver") as keeper:
+        log = tmp_path / "driver.log"
+        script = str(Path(__file__).with_name("killed_driver.py"))
+        argv = [sys.executable, script, vhost.url, receipts, "4000"]
+        root = str(Path(__file__).parents[2])
+        driver = keeper.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
+        deadline = time.monotonic() + 300
+        while "\n1000" not in log.read_text() and time.monotonic() < deadline:
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.1)
+        time.sleep(0.5)
+        keeper.kill(driver)
+    done = read(spark, receipts).count()
+    assert 1000 <= done < 4000
+    df = spark.range(4000).select(
+        F.concat(F.lit("key-"), "id").alias("key"),
+        F.lit("shop.remind").alias("task"),
+        (F.lit(86400.0) + F.col("id")).alias("countdown"),
+    )
+    progress = run(df, resume=True)
+    assert (progress.already, progress.published) == (done, 4000 - done)
+    rows = read(spark, receipts).collect()
+    assert len(rows) == len({row.key for row in rows}) == 4000
+    # Of one slice at most, messages are there twice.
+    assert 4000 <= waiting(vhost, 4000) <= 4600

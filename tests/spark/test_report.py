@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from html.parser import HTMLParser
+
+import pytest
+from pyspark.sql import functions as F
+
+from kombu_binary_delay import Ladder
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import Thresholds
+from kombu_binary_delay.spark.plan import plan
+from kombu_binary_delay.spark.report.figures import figures
+from kombu_binary_delay.spark.report.page import page
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+
+
+def many(spark, count):
+    """Tasks that are due over an hour, one in a thousand lost, and each a little later."""
+    due = F.timestamp_seconds(F.lit(NOON.timestamp()) + F.col("id") * 3600 / count)
+    late = F.lit(0.02) + (F.col("id") % 100) / 1000
+    lost = F.col("id") % 1000 == 7
+    arrived = F.timestamp_micros(F.unix_micros(due) + F.round(late * 1_000_000).cast("bigint"))
+    return spark.range(count).select(
+        F.concat(F.lit("task-"), "id").alias("task_id"),
+        F.lit(0).alias("retries"),
+        F.concat(F.lit("key <b>"), "id").alias("key"),
+        F.when(F.col("id") % 2 == 0, "shop.pay").otherwise("shop.remind").alias("task"),
+        F.concat(F.lit("mail-"), F.col("id") % 3).alias("queue"),
+        due.alias("due"),
+        F.lit(NOON - timedelta(minutes=10)).alias("published_at"),
+        (F.col("id") % 9).cast("int").alias("hops"),
+        F.when(~lost, arrived).alias("arrived_at"),
+        F.when(~lost, late).alias("lateness"),
+        F.when(~lost, 1).otherwise(0).alias("released"),
+        F.when(~lost, 1).otherwise(0).alias("executed"),
+        F.lit("SUCCESS").alias("state"),
+        F.when(lost, s.LOST_IN_THE_LADDER).otherwise(s.OK).alias("verdict"),
+    )
+
+
+@pytest.fixture(scope="module")
+def verdicts(spark):
+    return many(spark, 20_000).cache()
+
+
+@pytest.fixture(scope="module")
+def whole(spark, verdicts):
+    rows = verdicts.select("due", F.col("published_at").alias("published"))
+    planned = plan(rows.withColumnRenamed("due", "eta"), Ladder.binary())
+    depths = planned.where("queue is not null").select(
+        F.col("minute").alias("at"), "queue", "waiting"
+    )
+    found = figures(verdicts, thresholds=Thresholds(p99=1), plan=planned, depths=depths)
+    return found, page(found)
+
+
+def test_the_figures_add_up_to_the_tasks(whole):
+    found, _ = whole
+    assert sum(found["due"]) == sum(found["published"]) == 20_000
+    assert sum(found["arrived"]) == sum(count for *_, count in found["histogram"]) == 19_980
+    assert found["waiting"][-1] == 20
+    assert found["planned"][""]["waiting"][0] == 20_000
+    assert {each["verdict"] for each in found["offenders"][:20]} == {s.LOST_IN_THE_LADDER}
+
+
+def test_what_was_seen_is_shown_beside_what_was_planned(whole):
+    found, _ = whole
+    queue = max(found["seen"], key=lambda name: max(found["seen"][name]))
+    assert max(found["seen"][queue]) == max(found["planned"][queue]["waiting"])
+
+
+def test_the_page_is_one_file_that_fetches_nothing_and_runs_nothing(whole):
+    _, text = whole
+    assert not re.search(r"(src|href)=|@import|url\(|<script|https?://", text)
+
+
+def test_the_page_is_well_formed_and_escapes_what_users_named(whole):
+    _, text = whole
+
+    class Reader(HTMLParser):
+        open_tags: list[str] = []  # noqa: RUF012 - of one page
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "line", "rect", "path", "th"):
+                self.open_tags.append(tag)
+
+        def handle_startendtag(self, tag, attrs):
+            pass
+
+        def handle_endtag(self, tag):
+            if tag not in ("rect", "path", "th"):
+                assert self.open_tags.pop() == tag
+
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open_tags == []
+    assert "key &lt;b&gt;" in text
+    assert "key <b>" not in text
+
+
+def test_the_page_says_the_verdicts_and_whether_they_pass(whole):
+    _, text = whole
+    assert '<span class="verdict bad">failed</span>' in text
+    assert "<b>20</b><span>lost in the ladder</span>" in text
+    assert "20,000 tasks, 2030-01-01 11:50:00 to 2030-01-01 12:59" in text
+
+
+@pytest.mark.slow
+def test_the_page_stays_small_for_millions_of_tasks(spark):
+    assert len(page(figures(many(spark, 2_000_000))).encode()) < 2_000_000
+
+
+def test_a_report_of_nothing_is_a_page_all_the_same(spark):
+    text = page(figures(spark.createDataFrame([], s.VERDICTS)))
+    assert "<b>0</b><span>ok</span>" in text

@@ -1,0 +1,149 @@
+"""The verbs, as somebody at a terminal or a scheduler sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.spark import schema as s
+
+ROOT = Path(__file__).parents[2]
+SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+
+
+@pytest.fixture
+def tool(spark):
+    def tool(*arguments):
+        return CliRunner().invoke(binary_delay, ["spark", *map(str, arguments)])
+
+    return tool
+
+
+@pytest.fixture
+def reminders(spark, tmp_path):
+    path = tmp_path / "reminders"
+    rows = [(f"k{n}", "t", SOON) for n in range(30)]
+    spark.createDataFrame(rows, "key string, task string, eta timestamp").write.parquet(str(path))
+    return path
+
+
+def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders):
+    assert tool("plan", reminders, "--limit", "waiting=30").exit_code == 0
+    result = tool("plan", reminders, "--ladder", "125ms-4x15", "--limit", "waiting=29")
+    assert result.exit_code == 1
+    assert "125ms-4x15" in result.output
+    result = tool("plan", reminders, "--limit", "weight=1")
+    assert result.exit_code == 2
+    assert "'weight' is unknown; known are waiting" in result.output
+
+
+def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):
+    receipts, output = tmp_path / "receipts", tmp_path / "audit"
+    job = ["--job-id", "j", "--receipts", receipts, "--broker", vhost.url]
+    settings = ["--settings", '{"journal": "stream"}']
+    result = tool("publish", reminders, *job, *settings)
+    assert result.exit_code == 0, result.output
+    assert "30 published" in result.output
+    result = tool("audit", "--receipts", receipts, "--journal", vhost.url, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert json.loads((output / "summary.json").read_text())["verdicts"][s.STILL_WAITING] == 30
+    assert (output / "report.html").read_text().startswith("<!doctype html>")
+    again = tmp_path / "again.html"
+    assert tool("report", output, "--output", again).exit_code == 0
+    assert "still waiting" in again.read_text()
+
+
+def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
+    past = datetime.now(timezone.utc) - timedelta(days=1)
+    lost = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None)
+    event = (s.SCHEDULED, "i", 0, "t", "q", past, past, "l", 1, None, 0)
+    receipts, journal, output = (str(tmp_path / name) for name in ("r", "j", "o"))
+    spark.createDataFrame([lost], s.RECEIPTS).write.parquet(receipts)
+    spark.createDataFrame([event], s.JOURNAL).write.parquet(journal)
+    given = ["--receipts", receipts, "--journal", journal, "--output", output, "--complete"]
+    assert tool("audit", *given).exit_code == 1
+    assert tool("audit", *given, "--allow", "lost=1").exit_code == 0
+
+
+def test_neither_the_package_nor_the_tool_imports_spark():
+    code = (
+        "import sys, kombu_binary_delay, kombu_binary_delay.cli;"
+        "print([name for name in sys.modules if name.startswith(('pyspark', 'pyarrow', 'numpy'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+def test_the_pipeline_proves_itself_though_an_executor_is_killed():
+    env = {**os.environ, "REMINDERS": "3000"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.pipeline"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "an executor was killed, as it should" in done.stdout
+    assert "nothing lost, nothing early" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, vhost, tmp_path):
+    import pyspark  # noqa: PLC0415 - for where it is
+
+    from lab.broker import free_ports  # noqa: PLC0415
+    from lab.keeper import Keeper  # noqa: PLC0415
+
+    home = Path(pyspark.__file__).parent
+    env = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    port, master_ui, *worker_uis = free_ports(4)
+    master = f"spark://127.0.0.1:{port}"
+    launch, log = str(home / "bin" / "spark-class"), tmp_path / "cluster.log"
+    deploy = "org.apache.spark.deploy"
+    with Keeper("cluster") as keeper:
+        where = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(master_ui)]
+        keeper.spawn([launch, f"{deploy}.master.Master", *where], env, log)
+        for ui in worker_uis:
+            given = ["-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", str(ui), master]
+            keeper.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
+        deadline = time.monotonic() + 120
+        while log.read_text().count("Successfully registered with master") < 2:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        receipts = str(tmp_path / "receipts")
+        submit = [
+            str(home / "bin" / "spark-submit"),
+            *("--master", master, "--executor-memory", "512m"),
+            *("--conf", "spark.speculation=false", "--conf", "spark.ui.enabled=false"),
+            str(ROOT / "kombu_binary_delay" / "spark" / "__main__.py"),
+            *("publish", str(reminders), "--job-id", "j", "--receipts", receipts),
+            *("--broker", vhost.url),
+        ]
+        done = subprocess.run(submit, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "30 published" in done.stdout
+    rows = spark.read.schema(s.RECEIPTS).parquet(receipts).collect()
+    assert {row.status for row in rows} == {s.PUBLISHED}
+    assert len(rows) == 30
