@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TITLES = {name: variant.title for name, variant in peers("quorum").items()}
 WAY_TITLES = {name: title for name, (title, _) in WAYS.items()}
 #: The same file for the same figures.
-SVG = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.size": 9}
+SVG: Any = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.size": 9}
 
 
 class Column(NamedTuple):

@@ -61,8 +61,8 @@ def journey(
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[1],
         )
+        assert consumer.stdout is not None  # noqa: S101 - it is a pipe
         try:
-            assert consumer.stdout is not None  # noqa: S101 - it is a pipe
             consumer.stdout.readline()
             rest = idle_cpu(broker, idle)
             start, before = time.monotonic(), broker_cpu(broker)

@@ -89,7 +89,7 @@ class OnLadder(Variant):
             exchange = topology.level_name(ladder.levels - 1)
         waits = [d * w for d, w in zip(digits, ladder.weights[-len(digits) :], strict=True) if d]
         wait = sum(min(each, self.longest or each) for each in waits)
-        headers = {HEADER: {"due": int(time.time() * 1000) + delay}}
+        headers: dict[str, Any] = {HEADER: {"due": int(time.time() * 1000) + delay}}
         if topology.delay_header:
             headers = {topology.delay_header: delay // 1000}
         elif topology is CELERY:
