@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from benchmarks.rig import Row
 
-TITLES = {
-    **{name: variant.title for name, variant in peers("quorum").items()},
-    **{name: title for name, (title, _) in WAYS.items()},
-}
+TITLES = {name: variant.title for name, variant in peers("quorum").items()}
+WAY_TITLES = {name: title for name, (title, _) in WAYS.items()}
 #: The same file for the same figures.
 SVG = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.size": 9}
 
@@ -46,6 +44,7 @@ _TRAVEL = (
     Column("max, ms", "max"),
     Column("published a second", "publish_rate"),
     Column("bytes of headers", "header_bytes"),
+    Column("missing", "missing"),
 )
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
@@ -85,9 +84,10 @@ def write(into: Path) -> None:
 
 def _table(name: str, result: Row) -> str:
     columns = TABLES[name]
+    titles = WAY_TITLES if name in ("publishing", "size") else TITLES
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
-        cells = [TITLES.get(key, key)]
+        cells = [titles.get(key, key)]
         for column in columns:
             figure = figures.get(column.figure, {})
             value = figure.get("ratio" if column.ratio else "median")

@@ -212,7 +212,7 @@ def peers(queue_type: str) -> dict[str, Variant]:
         "from-top": OnLadder("binary, entered at the top", binary, from_top=True),
         "celery-native": CeleryNative("Celery's native delivery", queue_type),
         "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
-        "symfony": QueuePerDelay("queue per delay with x-expires", queue_type),
+        "symfony": QueuePerDelay("queue per delay with x-expires (classic)"),
     }
 
 

@@ -416,6 +416,9 @@ class PublishBatch:
 
     def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(entry)
+        if state == CONFIRMED and self._on_outcome is None:
+            # Nobody asks.
+            return
         self._settled.append((entry, Outcome(entry.tag, state, code, text)))
 
     def _unmark(self, entry: _Entry) -> None:

@@ -70,34 +70,39 @@ class Levels:
         its own bindings again, all of the rest stands: one round trip for a new connection. Unless
         somebody has deleted a part of it: then, each level is declared again.
         """
-        levels = self.topology.levels
-        if not self._trusts:
+        if not (self._trusts and self._stands(height)):
             self._mend(height)
-        with self._own.lend(f"the levels up to {height}") as channel:
-            try:
-                # The lowest one, too: the delivery exchange alone may have been made anew.
-                bind(channel, levels[0].bindings + levels[height].bindings)
-            except NotFound:
-                self._lay_base()
-                for level in levels[: height + 1]:
-                    send(channel, level)
-                bind(channel, levels[height].bindings)
-            if self._queue_per_delay:
+        if self._queue_per_delay:
+            with self._own.lend(f"the ways into the levels up to {height}") as channel:
                 send(channel, self.topology.own_base)
                 new = range(self._height + 1, height + 1)
                 bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
         self._height = height
 
+    def _stands(self, height: int) -> bool:
+        levels = self.topology.levels
+        with self._own.lend(f"the levels up to {height}") as channel:
+            try:
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                bind(channel, levels[0].bindings + levels[height].bindings)
+            except NotFound:
+                return False
+        return True
+
     def _mend(self, height: int) -> None:
-        """Declare all levels up to ``height``, and bind those that stand above it, again."""
+        """Declare all levels up to ``height``, and bind those that stand on them, again.
+
+        So whoever makes a level sees to it that the one above leads there, if it stands.
+        """
         levels = self.topology.levels
         self._lay_base()
         with self._own.lend(f"the levels up to {height}") as channel:
             for level in levels[: height + 1]:
                 send(channel, level)
-            # Levels above lost their way into what was gone. The first that is not there ends it.
+            bind(channel, levels[height].bindings)
+            # The first that is not there ends it.
             with suppress(NotFound):
-                for level in levels[height:]:
+                for level in levels[height + 1 :]:
                     bind(channel, level.bindings)
         self._trusts = True
 

@@ -72,7 +72,7 @@ class Broker(Server):
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._metrics_port, *ports = _free_ports(6 if tls else 5)
+        self._amqp_port, self._http_port, self._metrics_port, *ports = free_ports(6 if tls else 5)
         self._dist_port, self._epmd_port, *self._tls_ports = ports
         super().__init__(
             f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
@@ -311,7 +311,7 @@ class Broker(Server):
         return True
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports below the range the kernel takes clients' ports from.
 
     In that range, a client which reconnects to a broker that is down can be given the

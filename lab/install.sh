@@ -1,7 +1,8 @@
 #!/bin/sh
 # Purpose: make a fresh Debian or Ubuntu ready for `make`: a virtual environment in .venv with
 # the project and one of its dependency groups and, for what runs a broker, RabbitMQ from the
-# distribution. Whatever is there already is left as it is; a second run does nothing.
+# distribution; for the tests, also Prometheus. Whatever is there already is left as it is; a
+# second run does nothing.
 #
 #   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
 #   PYTHON=python3.12 lab/install.sh test
@@ -9,6 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 group=${1:?which dependency group of pyproject.toml?}
 server=/usr/lib/rabbitmq/bin/rabbitmq-server
+prometheus=/usr/bin/prometheus
 
 say() { echo "install: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -30,8 +32,11 @@ missing_packages() {
         # Celery needs time zones, which minimal systems lack.
         [ -e /usr/share/zoneinfo/UTC ] || echo tzdata
     esac
+    case $group in test | dev)
+        [ -e $prometheus ] || echo prometheus # and promtool: alerting rules are tested on it
+    esac
     # Spark runs on Java.
-    case $group in pipeline|test|dev)
+    case $group in pipeline | test | dev)
         command -v java >/dev/null || echo default-jre-headless
     esac
     # Debian has this part of the standard library in a package of its own.
@@ -48,6 +53,7 @@ apt_install() {
     fi
     had_server=$(ls $server 2>/dev/null || true)
     had_epmd=$(command -v epmd || true)
+    had_prometheus=$(ls $prometheus 2>/dev/null || true)
     $sudo apt-get update -qq
     output=$($sudo env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "$@" 2>&1) || die "$output"
@@ -55,6 +61,8 @@ apt_install() {
     if [ -d /run/systemd/system ]; then
         [ -n "$had_server" ] || [ ! -e $server ] ||
             $sudo systemctl disable --now --quiet rabbitmq-server || true
+        [ -n "$had_prometheus" ] || [ ! -e $prometheus ] ||
+            $sudo systemctl disable --now --quiet prometheus || true
         [ -n "$had_epmd" ] || $sudo systemctl disable --now --quiet epmd.socket epmd || true
     fi
 }

@@ -39,8 +39,8 @@ def create(
       kombu-binary-delay -A shop create --dry-run
     """
     with site.plain() as connection:
-        topology = site.topology(connection)
-        part = topology.whole
+        lanes = site.lanes(connection)
+        topology, part = lanes[0], site.part(lanes)
         if queues or exchanges:
             live = ops.Live.read(site.management(connection))
             part += ops.ways(topology, live, queues, exchanges)

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.topology import Part, Topology
 
 from .site import Site
 from .values import Delay
@@ -59,26 +58,19 @@ def export(
       kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
     """
-    topology = site.topology(ladder=ladder)
-    text = _write(format_, topology, queues, vhost, cluster, delay)
+    lanes = site.lanes(ladder=ladder)
+    part = sum((lanes[0].to_queue(queue) for queue in queues), site.part(lanes))
+    if format_ == "svg":
+        at_most = min(int(delay), lanes[0].ladder.maximum)
+        text = formats.svg(lanes[0], at_most, (queues or ("mail",))[0]) + "\n"
+    elif format_ in _OF_TOPOLOGY:
+        text = getattr(formats, format_)(lanes[0])
+    elif format_ == "kubernetes":
+        text = formats.kubernetes(part, vhost, cluster)
+    elif format_ == "definitions":
+        text = formats.definitions(part, vhost)
+    else:
+        text = getattr(formats, format_)(part)
     if out.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     output.write(text)
-
-
-def _write(
-    name: str, topology: Topology, queues: tuple[str, ...], vhost: str, cluster: str, delay: float
-) -> str:
-    if name == "svg":
-        longest = topology.ladder.maximum
-        return formats.svg(topology, min(int(delay), longest), (queues or ("mail",))[0]) + "\n"
-    if name in _OF_TOPOLOGY:
-        drawn: str = getattr(formats, name)(topology)
-        return drawn
-    part: Part = sum((topology.to_queue(queue) for queue in queues), topology.whole)
-    if name == "kubernetes":
-        return formats.kubernetes(part, vhost, cluster)
-    if name == "definitions":
-        return formats.definitions(part, vhost)
-    written: str = getattr(formats, name)(part)
-    return written

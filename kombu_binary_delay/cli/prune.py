@@ -23,11 +23,8 @@ def prune(site: Site, out: Out, dry_run: bool) -> None:
       kombu-binary-delay -A shop prune
     """
     with site.plain() as connection:
-        pruned = ops.prune(
-            connection,
-            site.management(connection),
-            site.topology(connection),
-            dry_run=dry_run,
-            say=out.say,
-        )
-    out.show(pruned, "pruning", dry=dry_run)
+        for lane in site.lanes(connection):
+            pruned = ops.prune(
+                connection, site.management(connection), lane, dry_run=dry_run, say=out.say
+            )
+            out.show(pruned, "pruning", dry=dry_run)

@@ -152,12 +152,12 @@ def _forecast(ladder: Standing) -> Text:
     text = Text("  leave within", style="dim")
     for name, horizon in _HORIZONS:
         surely, probably = ladder.within(horizon)
-        text.append(f"   {name} ", style="dim")
+        text.append(f"  {name} ", style="dim")
         text.append(f"{surely:,}" if surely == probably else f"{surely:,} to ~{probably:,}")
         if surely == ladder.messages:
             break
     else:
-        text.append(f"   {short(longest)} ", style="dim")
+        text.append(f"  {short(longest)} ", style="dim")
         text.append("all")
     return text
 

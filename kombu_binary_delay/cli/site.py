@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,10 +14,10 @@ from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.declare import QUORUM_SINCE
 from kombu_binary_delay.ops import Management
 from kombu_binary_delay.settings import KEY, Settings
-from kombu_binary_delay.topology import Topology
+from kombu_binary_delay.topology import Part, Topology
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
-_OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace")
+_OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace", "lanes")
 _SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
 
 
@@ -65,9 +65,23 @@ class Site:
             connect_timeout=10,
         )
 
+    def lanes(self, connection: Any = None, ladder: str | None = None) -> list[Topology]:
+        """Compute the topologies of the ladders that are used side by side; most often one."""
+        topology = self.topology(connection, ladder)
+        return [topology] if ladder is not None else topology.lanes(self.settings.lanes)
+
+    def part(self, lanes: Sequence[Topology]) -> Part:
+        """Put the whole of ladders that lead to one delivery side together."""
+        wholes = [each.whole for each in lanes]
+        return Part(
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
+        )
+
     def on(self, topology: Topology) -> Site:
         """Take a ladder of our own in place of that of the settings."""
-        if topology == self.settings.topology():
+        if topology in self.settings.topology().lanes(self.settings.lanes):
             return self
         given = {
             **{name: value for name, value in self.given.items() if name not in _OF_A_LADDER},
@@ -132,7 +146,7 @@ def options() -> list[click.Option]:
 def _read(_: click.Context, option: click.Parameter, value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if option.name in ("tick", "levels", "radix"):
+    if option.name in ("tick", "levels", "radix", "lanes"):
         try:
             numbers = [int(each) for each in value.split(",")]
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -38,16 +39,19 @@ def status(site: Site, out: Out, watch: bool, every: float, ladder: str | None) 
     with site.plain() as connection:
         management = site.management(connection)
         topology = site.topology(connection, ladder)
+        lanes = [each.prefix for each in site.lanes(connection, ladder)]
 
         def look() -> ops.Status:
-            return ops.status(connection, management, topology)
+            return ops.status(connection, management, topology, lanes)
 
-        if watch and out.as_json:
-            while True:
-                out.show(look(), "status")
-                time.sleep(every)
-        elif watch:
-            _watch(look, every)
+        if watch:
+            # Ctrl-C is how it ends.
+            with suppress(KeyboardInterrupt):
+                if out.as_json:
+                    while True:
+                        out.show(look(), "status")
+                        time.sleep(every)
+                _watch(look, every)
             return OK
         found = look()
     out.show(found, "status")

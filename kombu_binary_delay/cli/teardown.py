@@ -26,12 +26,13 @@ def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: boo
       kombu-binary-delay teardown --ladder celery
     """
     with site.plain() as connection:
-        removed = ops.teardown(
-            connection,
-            site.management(connection),
-            site.topology(connection, ladder),
-            force=force,
-            dry_run=dry_run,
-            say=out.say,
-        )
-    out.show(removed, "teardown", dry=dry_run)
+        for lane in site.lanes(connection, ladder):
+            removed = ops.teardown(
+                connection,
+                site.management(connection),
+                lane,
+                force=force,
+                dry_run=dry_run,
+                say=out.say,
+            )
+            out.show(removed, "teardown", dry=dry_run)

@@ -26,11 +26,16 @@ def verify(site: Site, out: Out, user: str | None, ladder: str | None) -> int:
       kombu-binary-delay verify --user shop
     """
     with site.plain() as connection:
-        found = ops.verify(
-            site.management(connection),
-            site.topology(connection, ladder),
-            declares=site.settings.declare != "never",
-            user=user,
-        )
-    out.show(found, "verification", sound=found.sound)
-    return OK if found.sound else FOUND
+        lanes = site.lanes(connection, ladder)
+        found = [
+            ops.verify(
+                site.management(connection),
+                each,
+                declares=site.settings.declare != "never",
+                user=user,
+            )
+            for each in lanes
+        ]
+    for each in found:
+        out.show(each, "verification", sound=each.sound)
+    return OK if all(each.sound for each in found) else FOUND

@@ -12,6 +12,8 @@ from kombu_binary_delay.topology import Binding
 
 from .management import Management
 
+_MINUTE = "?msg_rates_age=60&msg_rates_incr=5&lengths_age=60&lengths_incr=5"
+
 Row = Mapping[str, Any]
 #: Is told what goes on, where that takes a while.
 Say = Callable[[str], object]
@@ -26,14 +28,16 @@ class Live:
     bindings: frozenset[Binding]
 
     @classmethod
-    def read(cls, management: Management) -> Live:
+    def read(cls, management: Management, *, rates: bool = False) -> Live:
         """Read all of a virtual host.
+
+        :param rates: whether rates are to be averages of the last minute.
 
         :raises UnreachableError: where the API does not answer.
         """
         return cls(
             {row["name"]: row for row in management.here("exchanges")},
-            {row["name"]: row for row in management.here("queues")},
+            {row["name"]: row for row in management.here("queues", _MINUTE if rates else "")},
             frozenset(_binding(row) for row in management.here("bindings") if row["source"]),
         )
 

@@ -50,12 +50,12 @@ class Management:
             given.password or connection.password or "guest",
         )
 
-    def get(self, *path: str) -> Any:
+    def get(self, *path: str, query: str = "") -> Any:
         """Ask for what is at a path under ``/api``; its words are escaped here.
 
         :raises UnreachableError: where there is no answer, or a refusal.
         """
-        url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)])
+        url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)]) + query
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
         request = Request(url, headers={"Authorization": f"Basic {credentials}"})  # noqa: S310 - http or https, see above
         try:
@@ -69,9 +69,9 @@ class Management:
                 f"enable the plugin rabbitmq_management, or say where the API is"
             ) from exc
 
-    def here(self, kind: str, *path: str) -> Any:
+    def here(self, kind: str, query: str = "") -> Any:
         """Ask for things of a kind in the virtual host."""
-        return self.get(kind, self.vhost, *path)
+        return self.get(kind, self.vhost, query=query)
 
     @property
     def _context(self) -> ssl.SSLContext | None:

@@ -106,7 +106,11 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                 if count:
                     limit = count if each.topology is None else None
                     moved += pump.run(
-                        each.name, partial(mover.decide, each), limit=limit, progress=progress
+                        each.name,
+                        partial(mover.decide, each),
+                        limit=limit,
+                        expected=count,
+                        progress=progress,
                     )
             if isinstance(what, str):
                 break

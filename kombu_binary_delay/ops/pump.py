@@ -26,6 +26,7 @@ WINDOW = 500
 #: gone: one that came so often already is published anew instead.
 MANY_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
+_CONSUMER = "kombu-binary-delay"
 
 Progress = Callable[[int], object]
 
@@ -89,12 +90,13 @@ class Pump:
         self._onward.close()
         self._aside.close()
 
-    def run(
+    def run(  # noqa: PLR0913 - the last ones are for special cases
         self,
         queue: str,
         decide: Callable[[Any], Send | Keep],
         *,
         limit: int | None = None,
+        expected: int = 0,
         back: str = "",
         progress: Progress = nothing,
     ) -> int:
@@ -102,6 +104,7 @@ class Pump:
 
         :param decide: tells what is to become of a message, an :class:`amqp.Message`.
         :param limit: needed where it keeps any, or else these would be met again and again.
+        :param expected: how many there were before: then it asks whether more have come.
         :param back: the exchange that leads to the queue whatever the routing key, if there is one:
             where what came back too often already is published anew.
         :param progress: is called now and then with the number of messages that all runs have
@@ -115,26 +118,28 @@ class Pump:
         self._acks = Acks(channel)
         taken: deque[Any] = deque()
         before = self._done
-        seen = seen_when_quiet = 0
+        seen, seen_when_quiet = 0, -1
         try:
             channel.basic_qos(0, 0 if limit is not None else 2 * WINDOW, False)  # noqa: FBT003 - AMQP's order
-            channel.basic_consume(queue, callback=taken.append)
+            channel.basic_consume(queue, _CONSUMER, callback=taken.append)
             while limit is None or seen < limit:
+                quiet = False
                 try:
                     connection.drain_events(timeout=_QUIET)
                 except TimeoutError:
-                    self._flush()
-                    progress(self._done)
-                    empty = not channel.queue_declare(queue, passive=True).message_count
-                    # Nothing more comes where all that it hands out is to be kept.
-                    if empty or (seen_when_quiet == seen and not taken):
-                        break
-                    seen_when_quiet = seen
+                    quiet = True
                 while taken and (limit is None or seen < limit):
                     seen += 1
                     if seen % WINDOW == 0:
                         self._acks.send()
                     self._treat(taken.popleft(), decide, (queue, back))
+                if quiet or (limit is None and seen == expected):
+                    self._flush()
+                    empty = not channel.queue_declare(queue, passive=True).message_count
+                    # Nothing more comes, either, where all that it hands out is to be kept.
+                    if not taken and (empty or seen_when_quiet == seen):
+                        break
+                    seen_when_quiet = seen if quiet else -1
                 progress(self._done)
         except NotFound as exc:
             raise OperationError(f"the queue {queue!r} does not exist") from exc
@@ -147,6 +152,7 @@ class Pump:
             finally:
                 # What was not acknowledged goes back.
                 if channel.is_open:
+                    channel.basic_cancel(_CONSUMER)
                     self._acks.settle()
                     channel.close()
                 progress(self._done)

@@ -35,7 +35,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Standing:
-    """One ladder on the broker: its queues by their waits, and its messages a second."""
+    """One ladder: its queues by their waits, and its messages a second in the last minute."""
 
     name: str
     current: bool
@@ -75,14 +75,17 @@ class Status:
     troubles: tuple[str, ...]
 
 
-def status(connection: Any, management: Management, topology: Topology) -> Status:
+def status(
+    connection: Any, management: Management, topology: Topology, lanes: Iterable[str] = ()
+) -> Status:
     """Look at every ladder in the namespace of ``topology``.
 
     :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
         rest, such as rates, is the management API's, and up to ten seconds old.
+    :param lanes: the names of the ladders in use, where there are several side by side.
     :raises UnreachableError: where the API does not answer.
     """
-    live = Live.read(management)
+    live = Live.read(management, rates=True)
     overview = management.get("overview")
     mine = [name for name in live.queues if topology.owns(name)]
     counted = ready(connection, mine)
@@ -106,8 +109,9 @@ def status(connection: Any, management: Management, topology: Topology) -> Statu
                     f"leads to, which is full or does not confirm; no others are held up"
                 )
     longest = _Longest(live)
+    in_use = {topology.prefix, *lanes}
     ladders = [
-        _standing(name, queues, live, counted, longest, current=name == topology.prefix)
+        _standing(name, queues, live, counted, longest, current=name in in_use)
         for name, queues in groups.items()
     ]
     troubles += [
@@ -166,7 +170,8 @@ def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
 
 
 def _rate(row: Row, name: str) -> float:
-    return float((row.get(name) or {}).get("rate") or 0.0)
+    details = row.get(name) or {}
+    return float(details.get("avg_rate", details.get("rate")) or 0.0)
 
 
 def _trouble(row: Row, held: int) -> str | None:

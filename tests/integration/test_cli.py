@@ -211,3 +211,20 @@ def test_export_writes_each_format_to_a_file(run, tmp_path, name):
 
     assert done.exit_code == 0, done.output
     assert "mail" in path.read_text()
+
+
+def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    made = run(*tick, "--lanes", "2", "create", "--json")
+    sound = run(*tick, "--lanes", "2", "--declare", "never", "verify", "--json")
+    shown = run(*tick, "--lanes", "2", "status", "--json")
+    exported = run(*tick, "--lanes", "2", "export", "definitions")
+    gone = run(*tick, "--lanes", "2", "teardown", "--force", "--json")
+
+    assert len(json.loads(made.output)["queues"]) == 2 * 4 + 1
+    assert [json.loads(line)["sound"] for line in sound.output.splitlines()] == [True, True]
+    assert [each["current"] for each in json.loads(shown.output)["ladders"]] == [True, True]
+    assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
+    first, last = (json.loads(line) for line in gone.output.splitlines())
+    assert (bool(first["keeps"]), last["keeps"]) == (True, [])

@@ -40,7 +40,7 @@ from kombu_binary_delay.ops.redrive import dump, load
 
 @pytest.fixture
 def plain(vhost):
-    return partial(Connection, vhost.url)
+    return partial(Connection, vhost.url, transport_options={"confirm_publish": True})
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def wait_until(ready, timeout=20):
 @pytest.fixture
 def parked(connect, vhost, small):
     """Three messages whose queue is gone, and one for a key that nobody has bound."""
-    connection = connect(binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     Queue("x", Exchange("events", "topic"), "other.#")(connection.channel()).declare()
     publish(connection, "gone", 1000, 1000, 1000, mine=1)
     publish(connection, "order.paid", 1000, exchange="events")
@@ -195,7 +195,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     vhost = site.vhost
     plain = site.plain
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
-    connection = connect(binary_delay={"tick": 500, "levels": 10})
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
     sent = time.time()
@@ -209,7 +209,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
     assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
-    arrivals = collect(connect(binary_delay=SETTINGS), [queue], 4)
+    arrivals = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 4)
     for arrival in arrivals:
         assert arrival.at - sent >= float(arrival.body) / 1000
         assert arrival.at - sent < float(arrival.body) / 1000 + 2.5
@@ -240,7 +240,7 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
     done = site.migrate(ANCESTORS["celery"], small)
 
     assert done.moved == 1
-    (arrival,) = collect(connect(binary_delay=SETTINGS), [queue], 1)
+    (arrival,) = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 1)
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
     assert arrival.at >= due.timestamp()
     assert "x-death" not in arrival.headers
@@ -250,7 +250,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connect, collect, small, site
 ):
     plain = site.plain
-    connection = connect(binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
     due = datetime.now(timezone.utc) + timedelta(seconds=3)
@@ -373,7 +373,7 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, s
 
 def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, site):
     vhost = site.vhost
-    connection = connect(binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     Queue("mail")(connection.channel()).declare()
     sent = time.time()
     publish(connection, "mail", 4000, 5000)
@@ -440,7 +440,11 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
     # More than fit into the broker's hands at once, on many levels: acknowledgements come in bulk.
     old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
     new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
-    fill(connect(binary_delay={"tick": 500, "levels": 20}), 3000, lambda n: 60_000 * (1 + n % 99))
+    fill(
+        connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 20}),
+        3000,
+        lambda n: 60_000 * (1 + n % 99),
+    )
 
     done = site.migrate(old, new, tick=1000, levels=20)
 
@@ -452,7 +456,11 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
 def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost, small):
     kind = small.queue_type
     old = Topology(Ladder.binary(12, 500), queue_type=kind)
-    fill(connect(binary_delay={"tick": 500, "levels": 12}), 4000, lambda n: 120_000 + n)
+    fill(
+        connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 12}),
+        4000,
+        lambda n: 120_000 + n,
+    )
 
     def start():
         argv = [sys.executable, "-c", _MIGRATE, vhost.url, broker.management_url, kind]
@@ -480,7 +488,7 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     connect, vhost, small, site
 ):
     old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
-    connection = connect(binary_delay={"tick": 2000, "levels": 10})
+    connection = connect(confirm_publish=True, binary_delay={"tick": 2000, "levels": 10})
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 500_000)
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections import defaultdict
-from typing import Any
 from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
-import yaml
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.address import Destination
-from kombu_binary_delay.export import alerts, definitions
+from kombu_binary_delay.export import definitions
 from kombu_binary_delay.ops import (
     Live,
     Management,
@@ -274,66 +269,6 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
     wait_until(stuck, 30)
 
     assert stuck()[0].startswith(f"{small.level_name(0)}.1: ")
-
-
-# -- monitoring ----------------------------------------------------------------------------------
-
-
-def samples(broker, path):
-    """Read the broker's own metrics: name, labels and value of each."""
-    with urlopen(f"{broker.metrics_url}{path}", timeout=30) as answer:  # noqa: S310 - our own broker
-        for line in answer.read().decode().splitlines():
-            found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
-            if found:
-                labels = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
-                yield found[1], labels, float(found[3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "prefix"),
-    [
-        ("/metrics/per-object", "rabbitmq_"),
-        ("/metrics/detailed?family=queue_coarse_metrics", "rabbitmq_detailed_"),
-    ],
-)
-def test_what_is_alerted_on_is_what_the_brokers_plugin_tells(broker, connect, site, path, prefix):
-    plain, _, vhost = site
-    if tuple(map(int, broker.version.split(".")[:2])) < (3, 10):
-        pytest.skip("before 3.10, the plugin does not tell of single queues by these names")
-    topology = Topology(Ladder.binary(4, 1000))
-    connection = connect(binary_delay=SMALL)
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    Queue("full", queue_arguments=arguments)(plain.channel()).declare()
-    create(plain, topology, topology.whole + topology.to_queue("full"))
-    publish(connection, "gone", 1000)
-    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
-    # Straight behind delivery, as a queue without an outlet is.
-    for _ in range(40):
-        plain.Producer().publish("m", exchange=topology.level_name(0), routing_key="1.@..full")
-    stuck = f"{topology.level_name(0)}.1"
-
-    def told():
-        queues: Any = defaultdict(dict)
-        for name, labels, value in samples(broker, path):
-            if labels.get("vhost") == vhost.name and "queue" in labels:
-                queues[labels["queue"]][name.removeprefix(prefix)] = value
-        return queues
-
-    def held(queue):
-        return (
-            queue.get("queue_messages", 0)
-            - queue.get("queue_messages_ready", 0)
-            - queue.get("queue_messages_unacked", 0)
-        )
-
-    wait_until(lambda: held(told()[stuck]) >= 32, 40)
-    wait_until(lambda: told()[topology.parking].get("queue_messages") == 1, 40)
-    rules = yaml.safe_load(alerts(topology))["groups"][0]["rules"]
-    quoted = re.findall(r'queue=~("(?:[^"\\]|\\.)*")', rules[0]["expr"])
-    assert all(re.fullmatch(json.loads(pattern), stuck) for pattern in quoted)
-    known = {name for name, _, _ in samples(broker, "/metrics")}
-    assert "rabbitmq_global_messages_dead_lettered_confirmed_total" in known
 
 
 # -- teardown and prune --------------------------------------------------------------------------

@@ -163,6 +163,24 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
     assert parked_in(connect, topology) == parked
 
 
+def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, topology):
+    queue = Queue("q")
+    # given: a ladder of five levels, of which one goes
+    old = connect(confirm_publish=True)
+    with old.Producer() as producer:
+        producer.publish(0, routing_key="q", headers={"x-delay": 17 * 125}, declare=[queue])
+    connect("amqp").default_channel.exchange_delete(topology.level_name(2))
+    # when: it is made again by a publisher that did not know it
+    with connect(confirm_publish=True).Producer() as producer:
+        producer.publish(4, routing_key="q", headers={"x-delay": 4 * 125})
+    # then: what enters above finds its way
+    with connect(confirm_publish=True).Producer() as producer:
+        producer.publish(20, routing_key="q", headers={"x-delay": 20 * 125})
+        producer.publish(12, routing_key="q", headers={"x-delay": 12 * 125})
+    collect(old, [queue], 3, timeout=20)
+    assert parked_in(connect, topology) <= 1  # the first, which was under way
+
+
 def parked_in(connect, topology):
     queue = connect("amqp").default_channel.queue_declare(topology.parking, passive=True)
     return queue.message_count

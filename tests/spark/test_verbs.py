@@ -106,7 +106,7 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
 def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, vhost, tmp_path):
     import pyspark  # noqa: PLC0415 - for where it is
 
-    from lab.broker import _free_ports  # noqa: PLC0415
+    from lab.broker import free_ports  # noqa: PLC0415
     from lab.keeper import Keeper  # noqa: PLC0415
 
     home = Path(pyspark.__file__).parent
@@ -118,7 +118,7 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(tmp_path / "work"),
     }
-    port, master_ui, *worker_uis = _free_ports(4)
+    port, master_ui, *worker_uis = free_ports(4)
     master = f"spark://127.0.0.1:{port}"
     launch, log = str(home / "bin" / "spark-class"), tmp_path / "cluster.log"
     deploy = "org.apache.spark.deploy"

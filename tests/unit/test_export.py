@@ -16,9 +16,7 @@ import yaml
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.export import (
-    alerts,
     definitions,
-    grafana,
     graphviz,
     kubernetes,
     mermaid,
@@ -256,36 +254,3 @@ def test_the_svg_tells_the_waits_of_ten_seconds():
 
     for words in ("delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s", "0.1.0.1.@..mail"):
         assert words in image
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.prefix)
-def test_alert_rules_are_yaml_with_a_rule_for_each_trouble(topology):
-    (group,) = yaml.safe_load(alerts(topology))["groups"]
-
-    assert {rule["alert"] for rule in group["rules"]} == {
-        "BinaryDelayLevelStuck",
-        "BinaryDelayLate",
-        *(["BinaryDelayParked"] if topology.parking else []),
-    }
-    for rule in group["rules"]:
-        assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.prefix)
-def test_the_dashboard_shows_every_queue_of_the_ladder_by_its_wait(topology):
-    dashboard = json.loads(grafana(topology))
-    bars = next(panel for panel in dashboard["panels"] if panel["type"] == "bargauge")
-
-    queues = sorted(topology_queues(topology), key=lambda queue: queue[1])
-    assert [re.findall(r'queue="([^"]*)"', each["expr"])[0] for each in bars["targets"]] == [
-        name for name, _ in queues
-    ]
-    assert len(dashboard["uid"]) <= 40
-    places = [panel["gridPos"] for panel in dashboard["panels"]]
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-
-
-def topology_queues(topology):
-    for part in topology.levels:
-        for queue in part.queues:
-            yield queue.name, dict(queue.arguments)["x-message-ttl"]

@@ -1,0 +1,148 @@
+"""What monitors a ladder is read back by Grafana's own models and by a parser of PromQL."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.export import alerts, grafana
+from kombu_binary_delay.export.promql import Questions
+
+TOPOLOGIES = [
+    Topology(),
+    Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
+    Topology(Ladder.uniform(4), layout="skip", lane=2),
+    *ANCESTORS.values(),
+]
+
+
+@pytest.fixture(params=TOPOLOGIES, ids=lambda topology: topology.prefix)
+def topology(request):
+    return request.param
+
+
+def rules_of(topology: Topology) -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(alerts(topology))["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def test_a_dashboard_is_one_to_grafana_itself(topology):
+    document = json.loads(grafana(topology))
+
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(document)))
+
+    # Grafana adds what is left at its default, and leaves out what it does not know.
+    assert lost(document, read) == []
+
+
+def lost(given: Any, read: Any, path: str = "") -> list[str]:
+    if isinstance(given, dict) and isinstance(read, dict):
+        return [
+            each
+            for key, value in given.items()
+            for each in (
+                lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
+            )
+        ]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        pairs = enumerate(zip(given, read, strict=True))
+        return [each for at, pair in pairs for each in lost(*pair, f"{path}/{at}")]
+    return [] if given == read else [path]
+
+
+def test_panels_fill_the_rows_and_do_not_overlap(topology):
+    panels = json.loads(grafana(topology))["panels"]
+    places = [panel["gridPos"] for panel in panels]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for y in {place["y"] for place in places}:
+        assert sum(place["w"] for place in places if place["y"] == y) == 24
+    for one, other in combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below
+
+
+def test_every_query_is_promql(topology):
+    panels = json.loads(grafana(topology))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [rule["expr"] for rule in rules_of(topology)]
+
+    for query in queries:
+        promql_parser.parse(query.replace("$__rate_interval", "1m"))
+
+
+def test_a_ladder_without_parking_and_outlets_has_no_alerts_for_them():
+    names = {rule["alert"] for rule in rules_of(Topology())}
+    without = {rule["alert"] for rule in rules_of(ANCESTORS["celery"])}
+
+    assert names - without == {"BinaryDelayParked", "BinaryDelayOutletFilling"}
+
+
+def test_the_questions_are_about_these_queues_and_no_others(topology):
+    ask = Questions(topology)
+    lanes = [topology, *topology.lanes(3)] if topology.mirrors else [topology]
+    queues = {queue.name for lane in lanes for part in lane.levels for queue in part.queues}
+    entries = {each.name for lane in lanes for part in lane.levels for each in part.exchanges}
+    others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
+    if topology.mirrors:
+        own = topology.own_queue(topology.ladder.digits(topology.ladder.maximum)).queues[0].name
+        queues.add(own)
+        entries.add(topology.own)
+        aside = {topology.parking, topology.into_name("mail"), topology.outlet_name("events")}
+        assert [each for each in aside if re.fullmatch(ask.parking, each)] == [topology.parking]
+        assert {each for each in aside if re.fullmatch(ask.outlets, each)} == aside - {
+            topology.parking
+        }
+        others |= aside
+
+    assert {each for each in queues | others if re.fullmatch(ask.levels, each)} == queues
+    assert {each for each in entries | others if re.fullmatch(ask.entries, each)} == entries
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:3], ids=lambda topology: topology.prefix)
+def test_the_forecast_takes_a_level_for_sure_when_its_longest_way_is_over(topology):
+    ladder = topology.ladder
+    for milliseconds in (60_000, 3_600_000):
+        surely, _ = Questions(topology).within(milliseconds)
+        names = re.search(r'queue=~"(.*)"', surely)
+        assert names
+        for level, radix in enumerate(reversed(ladder.radices)):
+            for digit in range(1, radix):
+                below = (each - 1 for each in ladder.radices[ladder.levels - level :])
+                leaves = ladder.delay((digit, *below)) <= milliseconds
+                for lane in [*topology.lanes(2), replace(topology, lane=0)]:
+                    queue = f"{lane.level_name(level)}.{digit}"
+                    assert bool(re.fullmatch(names[1], queue)) == leaves, queue
+
+
+def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_knows():
+    topology = Topology(Ladder.binary(3, 1000), queue_type="classic")
+    panels = json.loads(grafana(replace(topology, lane=2)))["panels"]
+    (waiting,) = (panel for panel in panels if panel["title"] == "Waiting, by level")
+    named = {
+        each["matcher"]["options"]: each["properties"][0]["value"]
+        for each in waiting["fieldConfig"]["overrides"]
+    }
+    relabel = re.search(
+        r'label_replace\(.*, "queue", "\$1\$2", "queue", "(.*)"\)', waiting["targets"][0]["expr"]
+    )
+
+    assert list(named.values()) == ["1 s", "2 s", "4 s"]
+    assert relabel
+    for lane in (topology, *topology.lanes(2)):
+        found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
+        assert found
+        assert found[1] + found[2] in named
