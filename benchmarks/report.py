@@ -141,8 +141,13 @@ def _bars(path: Path, found: dict[str, Any]) -> None:
                 [max(m - v["least"], 0) for m, v in zip(medians, values, strict=True)],
                 [max(v["most"] - m, 0) for m, v in zip(medians, values, strict=True)],
             ]
-            colors = ["#2a6f97" if TITLES[name].startswith("ours") else "#a0a0a0" for name in names]
-            side.barh([TITLES[name] for name in names], medians, xerr=spread, color=colors)
+            colors = [
+                "#2a6f97" if TITLES.get(name, name).startswith("ours") else "#a0a0a0"
+                for name in names
+            ]
+            side.barh(
+                [TITLES.get(name, name) for name in names], medians, xerr=spread, color=colors
+            )
             side.set_xlabel(title)
         sides[1].set_xscale("log")
         _save(figure, path)

@@ -92,11 +92,13 @@ def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
             while name == "celery" and time.monotonic() < end and _held(vhost) < count:
                 time.sleep(1)
             time.sleep(scale.pick(3, 0))
+            held, memory = _held(vhost), resident(process.pid)
             found[name] = {
-                "held": _held(vhost),
+                "held": held,
                 "empty": empty,
-                "memory": resident(process.pid),
-                "per_task": (resident(process.pid) - empty) / count,
+                "memory": memory,
+                # A worker may not have taken all of them yet; where it takes none, all wait.
+                "per_task": (memory - empty) / (held or count),
             }
         say(f"worker {name}: {found[name]}")
         vhost.delete()

@@ -20,7 +20,7 @@ extensions = [
     "pipeline_tables",
     "settings_table",
 ]
-exclude_patterns = ["_build", "examples"]
+exclude_patterns = ["_build", "examples", "explanation/performance/tables"]
 nitpicky = True
 nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
