@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.__main__ import main
 
-
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
 SAMPLE = ["size", "publishing", "burst", "waiting", "worker"]
 
