@@ -46,7 +46,12 @@ conf = click.option(
 
 @click.group(name="spark")
 def spark() -> None:
-    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark])."""
+    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
+
+    \b
+      kombu-binary-delay spark plan reminders.parquet --limit waiting=5000000
+      kombu-binary-delay spark report audit --output report.html
+    """
 
 
 @spark.command()
