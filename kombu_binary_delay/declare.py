@@ -7,7 +7,6 @@ transport.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
@@ -20,13 +19,11 @@ from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
+from .release import QUORUM_SINCE, is_since
 from .settings import Settings
 from .topology import IMITABLE, Topology
 
 logger = get_logger(__name__)
-
-#: Quorum queues have a message TTL, and dead-letter at least once, since RabbitMQ 3.10.
-QUORUM_SINCE = (3, 10)
 
 _warned: set[str] = set()
 
@@ -270,15 +267,13 @@ class Declarer:
 
 
 def _can_quorum(connection: Any, settings: Settings) -> bool:
-    properties = connection.server_properties
-    product, version = properties.get("product"), str(properties.get("version", ""))
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    able = product == "RabbitMQ" and numbers >= QUORUM_SINCE
+    server = connection.server_properties
+    able = is_since(server, QUORUM_SINCE)
     if settings.queue_type == "classic" or (settings.queue_type is None and not able):
         reason = (
             "the settings ask for it"
             if settings.queue_type
-            else f"{product} {version} has no better"
+            else f"{server.get('product')} {server.get('version', '')} has no better"
         )
         _warn_once(
             f"delayed messages wait in classic queues, since {reason}: a broker that crashes can "

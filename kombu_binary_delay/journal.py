@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from .batch import PublishBatch
 from .delay import due_time
 from .envelope import HEADER
 from .errors import AddressError, BinaryDelayError
+from .release import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
 from .topology import VERSION, Topology
 
@@ -40,8 +40,6 @@ logger = get_logger(__name__)
 SCHEDULED = "scheduled"
 RELEASED = "released"
 EXECUTED = "executed"
-#: RabbitMQ has stream queues since 3.9.
-STREAMS_SINCE = (3, 9)
 #: A file is rotated at this size in bytes, and as many old ones kept.
 FILE_SIZE = 100_000_000
 FILES = 10
@@ -72,7 +70,7 @@ class Journal:
         self._declared = False
         self._failed = False
         folder = None if settings.journal == STREAM else settings.journal
-        if folder is None and not _has_streams(server):
+        if folder is None and not is_since(server, STREAMS_SINCE):
             folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
             _warn_once(f"this broker has no streams: the journal is written to {folder}")
         self.folder = folder
@@ -305,11 +303,6 @@ def _line(event: dict[str, Any]) -> str:
 
 def _message(event: dict[str, Any]) -> Any:
     return amqp.Message(_line(event), content_type="application/json", content_encoding="utf-8")
-
-
-def _has_streams(server: dict[str, Any]) -> bool:
-    numbers = tuple(int(each) for each in re.findall(r"\d+", str(server.get("version", "")))[:2])
-    return server.get("product") == "RabbitMQ" and numbers >= STREAMS_SINCE
 
 
 _files: dict[tuple[str, int], RotatingFileHandler] = {}

@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import amqp
 
+from kombu_binary_delay.release import release
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -63,6 +65,11 @@ class Server:
     def version(self) -> str:
         """As the broker says: "3.10.8"."""
         return str(self.api("GET", "overview")["rabbitmq_version"])
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Its major and minor number: (3, 10)."""
+        return release(self.version)
 
     @property
     def tls_url(self) -> str:

@@ -11,8 +11,8 @@ import click
 from kombu import Connection
 
 from kombu_binary_delay.ancestors import ANCESTORS
-from kombu_binary_delay.declare import QUORUM_SINCE
 from kombu_binary_delay.ops import Management
+from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Part, Topology
 
@@ -103,7 +103,9 @@ class Site:
         :param connection: where the broker's version decides the type of queues.
         """
         if ladder is None:
-            can_quorum = connection is None or _version(connection) >= QUORUM_SINCE
+            can_quorum = connection is None or is_since(
+                connection.connection.server_properties, QUORUM_SINCE
+            )
             return self.settings.topology(can_quorum=can_quorum)
         if ladder in ANCESTORS:
             return ANCESTORS[ladder]
@@ -153,8 +155,3 @@ def _read(_: click.Context, option: click.Parameter, value: Any) -> Any:
             raise click.BadParameter(f"{value!r} is not a whole number") from None
         return numbers if len(numbers) > 1 else numbers[0]
     return value.split(",") if option.name == "outlets" else value
-
-
-def _version(connection: Any) -> tuple[int, ...]:
-    properties = connection.connection.server_properties
-    return tuple(int(each) for each in re.findall(r"\d+", str(properties.get("version", "")))[:2])

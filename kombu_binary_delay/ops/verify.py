@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.declare import QUORUM_SINCE
 from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.release import QUORUM_SINCE, release
 from kombu_binary_delay.topology import (
     IMITABLE,
     Binding,
@@ -277,9 +277,8 @@ def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> It
 
 
 def _broker(management: Management, version: str, topology: Topology) -> Iterator[Difference]:
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     quorum = topology.queue_type == "quorum"
-    if quorum and numbers < QUORUM_SINCE:
+    if quorum and release(version) < QUORUM_SINCE:
         yield Difference(
             "error",
             f"RabbitMQ {version}",

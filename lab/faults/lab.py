@@ -17,6 +17,7 @@ import amqp
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
+from kombu_binary_delay.release import QUORUM_SINCE
 from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
 from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parents[2]
 #: A quorum queue that is younger than about a second when its node is killed comes back empty.
 OLD_ENOUGH = 1.5
-QUORUM_SINCE = (3, 10)
 Version = tuple[int, ...]
 
 
@@ -130,9 +130,10 @@ class Lab:
         self.nodes = broker.nodes if isinstance(broker, Cluster) else [broker]
         self.cluster = broker if isinstance(broker, Cluster) else None
         self.broker = self.nodes[0]
-        self.version = parse_version(self.broker.version)
         self.vhost: VHost = self.broker.vhost()
-        self.topology: Topology = Settings().topology(can_quorum=self.version >= QUORUM_SINCE)
+        self.topology: Topology = Settings().topology(
+            can_quorum=self.broker.release >= QUORUM_SINCE
+        )
         self.keeper = keeper
         self.checks: list[Check] = []
         self.notes: dict[str, Any] = {}
@@ -145,9 +146,7 @@ class Lab:
         """Go on with another broker, in a virtual host of the same name."""
         self.nodes, self.broker = [broker], broker
         self.vhost = replace(self.vhost, broker=broker)
-        self.topology = Settings().topology(
-            can_quorum=parse_version(broker.version) >= QUORUM_SINCE
-        )
+        self.topology = topology_on(broker)
         broker.api("PUT", f"vhosts/{self.vhost.name}", {})
 
     @property
@@ -381,21 +380,21 @@ def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome
             else stack.enter_context(Cluster(root, advanced=case.advanced, size=case.nodes))
         )
         lab = Lab(broker, keeper, short=short)
-        if lab.version < case.since:
+        if lab.broker.release < case.since:
             return None
         case.run(lab)
         return Outcome(
             case,
-            ".".join(map(str, lab.version)),
+            lab.broker.version,
             lab.verdict(),
             tuple(lab.checks),
             lab.notes,
         )
 
 
-def parse_version(version: str) -> Version:
-    """Read "3.10.8" as numbers."""
-    return tuple(int(number) for number in version.split(".")[:3])
+def topology_on(broker: Broker) -> Topology:
+    """Tell the default topology, as it is on this broker."""
+    return Settings().topology(can_quorum=broker.release >= QUORUM_SINCE)
 
 
 def declare(channel: amqp.Channel, part: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay import Topology
+from kombu_binary_delay import Settings
+from kombu_binary_delay.release import QUORUM_SINCE
 from tests.acceptance.journal import Journal
 
 if TYPE_CHECKING:
@@ -13,16 +14,8 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
     from celery.result import AsyncResult
 
-    from lab.server import Server, VHost
+    from lab.server import VHost
     from tests.acceptance.app import Deployment
-
-#: The first RabbitMQ whose quorum queues have a message TTL.
-QUORUM_SINCE = (3, 10)
-
-
-def topology_on(broker: Server) -> Topology:
-    version = tuple(int(number) for number in broker.version.split(".")[:2])
-    return Topology(queue_type="quorum" if version >= QUORUM_SINCE else "classic")
 
 
 class Scene:
@@ -34,7 +27,7 @@ class Scene:
     def __init__(self, vhost: VHost, deployment: Deployment, app: Celery) -> None:
         self.vhost = vhost
         self.deployment = deployment
-        self.topology = topology_on(vhost.broker)
+        self.topology = Settings().topology(can_quorum=vhost.broker.release >= QUORUM_SINCE)
         self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
         self.journal = Journal(Path(deployment.journal))
         self._app = app

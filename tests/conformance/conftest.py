@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.declare import QUORUM_SINCE
+from kombu_binary_delay.release import QUORUM_SINCE
 from tests.conformance.broker_world import BrokerWorld
 from tests.conformance.record import BROKER, PROPERTY, WALK
 from tests.conformance.table import LADDERS
@@ -33,9 +33,10 @@ def world(
     if on == WALK:
         yield WalkWorld(Settings(**settings))
         return
-    version = request.getfixturevalue("broker").version
+    broker = request.getfixturevalue("broker")
+    version = broker.version
     record_property(BROKER, version)
-    if queue_type == "quorum" and tuple(map(int, version.split(".")[:2])) < QUORUM_SINCE:
+    if queue_type == "quorum" and broker.release < QUORUM_SINCE:
         pytest.skip(f"does not apply: the quorum queues of RabbitMQ {version} have no message TTL")
     world = BrokerWorld(settings, request.getfixturevalue("vhost"))
     yield world

@@ -27,8 +27,7 @@ class Arrival:
 @pytest.fixture(scope="session")
 def topology(broker):
     """The default topology on this broker; RabbitMQ has the quorum queues it takes since 3.10."""
-    major, minor = map(int, broker.version.split(".")[:2])
-    return Topology(queue_type="quorum" if (major, minor) >= (3, 10) else "classic")
+    return Topology(queue_type="quorum" if broker.release >= (3, 10) else "classic")
 
 
 @pytest.fixture

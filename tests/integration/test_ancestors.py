@@ -21,11 +21,10 @@ def native():
 @pytest.fixture(autouse=True)
 def _wanted(broker, request):
     """What a broker refuses, an ancestor cannot have on it either."""
-    version = tuple(map(int, broker.version.split(".")[:2]))
     name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    if version < (3, 10) and name != "nservicebus-v1":
+    if broker.release < (3, 10) and name != "nservicebus-v1":
         pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
-    if version >= (4, 3) and name == "nservicebus-v1":
+    if broker.release >= (4, 3) and name == "nservicebus-v1":
         pytest.skip("RabbitMQ 4.3 refuses the x-queue-mode of NServiceBus before 8")
 
 

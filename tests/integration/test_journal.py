@@ -18,8 +18,7 @@ HAS_STREAMS = (3, 9)
 
 @pytest.fixture
 def streams(broker):
-    numbers = tuple(int(each) for each in broker.version.split(".")[:2])
-    return numbers >= HAS_STREAMS
+    return broker.release >= HAS_STREAMS
 
 
 @pytest.fixture(params=["stream", "folder"])
