@@ -7,7 +7,7 @@ goes. Celery's ladder is made by Kombu's own functions, the others as their sour
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu import Connection, Exchange, Queue
@@ -20,6 +20,7 @@ from kombu.transport.native_delayed_delivery import (
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.address import Destination
 from kombu_binary_delay.ancestors import CELERY, NSERVICEBUS
+from kombu_binary_delay.channel import bind, declare_part
 from kombu_binary_delay.envelope import HEADER
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class OnLadder(Variant):
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
-        declare(channel, self.topology.whole + self.topology.to_queue(INBOX), self.longest)
+        part = self.topology.whole + self.topology.to_queue(INBOX)
+        declare_part(channel, _shortened(part, self.longest) if self.longest else part)
 
     def enter(self, channel: amqp.Channel, delay: int) -> Entry:
         del channel
@@ -152,17 +154,16 @@ class OwnQueues(OnLadder):
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         super().declare(vhost, channel)
         topology = self.topology
-        declare(channel, topology.own_base)
+        declare_part(channel, topology.own_base)
         for level in range(topology.ladder.levels):
-            for binding in topology.own_enter(level):
-                bind(channel, binding)
+            bind(channel, topology.own_enter(level))
         self._made: set[tuple[int, ...]] = set()
 
     def enter(self, channel: amqp.Channel, delay: int) -> Entry:
         digits = self.topology.ladder.digits(delay)
         if digits not in self._made:
             self._made.add(digits)
-            declare(channel, self.topology.own_queue(digits))
+            declare_part(channel, self.topology.own_queue(digits))
         return super().enter(channel, delay)._replace(exchange=self.topology.own, wait=delay)
 
 
@@ -227,25 +228,18 @@ def shortened(longest: int) -> dict[str, Variant]:
     }
 
 
-def declare(channel: amqp.Channel, part: Part, longest: int | None = None) -> None:
-    """Declare a part of a topology on a plain channel."""
-    for exchange in part.exchanges:
-        channel.exchange_declare(
-            exchange.name,
-            exchange.type,
-            durable=True,
-            auto_delete=False,
-            arguments=dict(exchange.arguments),
-        )
-    for queue in part.queues:
-        arguments = dict(queue.arguments)
-        if longest and "x-message-ttl" in arguments:
-            arguments["x-message-ttl"] = min(int(arguments["x-message-ttl"]), longest)
-        channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments)
-    for binding in part.bindings:
-        bind(channel, binding)
-
-
-def bind(channel: amqp.Channel, binding: Any) -> None:
-    make = channel.queue_bind if binding.to_queue else channel.exchange_bind
-    make(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))
+def _shortened(part: Part, longest: int) -> Part:
+    """Return the part with no queue that waits longer, in milliseconds."""
+    return replace(
+        part,
+        queues=tuple(
+            replace(
+                queue,
+                arguments=tuple(
+                    (name, min(int(value), longest) if name == "x-message-ttl" else value)
+                    for name, value in queue.arguments
+                ),
+            )
+            for queue in part.queues
+        ),
+    )

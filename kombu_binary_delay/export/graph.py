@@ -16,6 +16,11 @@ class Node:
     name: str
     ttl: int | None = None
 
+    @property
+    def key(self) -> str:
+        """What tells it from every other: an exchange and a queue may share a name."""
+        return f"{self.kind} {self.name}"
+
 
 @dataclass(frozen=True)
 class Edge:

@@ -13,24 +13,20 @@ _STYLES = {"binding": "solid", "expiry": "dashed", "alternate": "dotted"}
 def graphviz(part: Part) -> str:
     """Draw a part: bindings solid, expiry dashed, what finds no binding dotted."""
     drawn = nodes(part)
-    ids = number(_key(node) for node in drawn)
+    ids = number(node.key for node in drawn)
     lines = [
         "digraph ladder {",
         '  node [fontname="sans-serif", fontsize=11];',
         '  edge [fontname="monospace", fontsize=10];',
     ]
-    lines += [f"  {ids[_key(node)]} [{_look(node)}];" for node in drawn]
+    lines += [f"  {ids[node.key]} [{_look(node)}];" for node in drawn]
     for edge in edges(part):
         label = f'label="{_escape(edge.label)}", ' if edge.label else ""
         lines.append(
-            f"  {ids[_key(edge.source)]} -> {ids[_key(edge.target)]} "
+            f"  {ids[edge.source.key]} -> {ids[edge.target.key]} "
             f"[{label}style={_STYLES[edge.kind]}];"
         )
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def _key(node: Node) -> str:
-    return f"{node.kind} {node.name}"
 
 
 def _look(node: Node) -> str:

@@ -16,20 +16,14 @@ _ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
 def mermaid(part: Part) -> str:
     """Draw a part: bindings as lines, expiry and what finds no binding as dotted ones."""
     drawn = nodes(part)
-    ids = number(_key(node) for node in drawn)
+    ids = number(node.key for node in drawn)
     lines = ["flowchart TD"]
-    lines += [f"  {ids[_key(node)]}{_shape(node)}" for node in drawn]
+    lines += [f"  {ids[node.key]}{_shape(node)}" for node in drawn]
     for edge in edges(part):
         label = "no binding" if edge.kind == "alternate" else edge.label
         text = f'|"{_escape(label)}"|' if label else ""
-        lines.append(
-            f"  {ids[_key(edge.source)]} {_ARROWS[edge.kind]}{text} {ids[_key(edge.target)]}"
-        )
+        lines.append(f"  {ids[edge.source.key]} {_ARROWS[edge.kind]}{text} {ids[edge.target.key]}")
     return "\n".join(lines) + "\n"
-
-
-def _key(node: Node) -> str:
-    return f"{node.kind} {node.name}"
 
 
 def _shape(node: Node) -> str:

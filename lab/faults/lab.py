@@ -17,6 +17,7 @@ import amqp
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Settings, Topology
+from kombu_binary_delay.channel import declare_part
 from kombu_binary_delay.release import QUORUM_SINCE
 from lab.broker import SETTLES_SOON, Broker, BrokerError
 from lab.cluster import Cluster
@@ -182,7 +183,7 @@ class Lab:
         for queue in queues:
             part += self.topology.to_queue(queue)
         with self.vhost.connect() as connection:
-            declare(connection.channel(), part)
+            declare_part(connection.channel(), part)
         time.sleep(OLD_ENOUGH)
 
     def publisher(
@@ -395,22 +396,3 @@ def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome
 def topology_on(broker: Broker) -> Topology:
     """Tell the default topology, as it is on this broker."""
     return Settings().topology(can_quorum=broker.release >= QUORUM_SINCE)
-
-
-def declare(channel: amqp.Channel, part: Any) -> None:
-    """Make a part of a topology, as an administrator would."""
-    for queue in part.queues:
-        channel.queue_declare(
-            queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments)
-        )
-    for exchange in part.exchanges:
-        channel.exchange_declare(
-            exchange.name,
-            exchange.type,
-            durable=True,
-            auto_delete=False,
-            arguments=dict(exchange.arguments),
-        )
-    for binding in part.bindings:
-        bind = channel.queue_bind if binding.to_queue else channel.exchange_bind
-        bind(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))
