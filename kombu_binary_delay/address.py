@@ -27,9 +27,9 @@ header. A topic key must stay readable to wildcards, so there a key that does no
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from .errors import AddressError
@@ -47,8 +47,7 @@ _DIGEST = re.compile(r"![0-9a-f]{40}")
 _MAX_EXCHANGE_WORD = 64
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(NamedTuple):
     """What the publisher asked for: an exchange (``""`` is the default one) and a routing key."""
 
     exchange: str

@@ -7,7 +7,6 @@ does I/O, reads a clock, or knows Kombu beyond the root of our errors.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -24,6 +23,8 @@ MAX_DIGITS = 78
 
 #: The ticks that a ladder reaches unless told otherwise: 8.5 years in steps of an eighth second.
 REACH = 2**31
+#: Four counts best: fewer waits than binary has, and bursts leave through more queues side by side.
+RADIX = 4
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 
@@ -68,12 +69,12 @@ class Ladder:
             )
 
     @classmethod
-    def uniform(cls, radix: int = 2, levels: int | None = None, tick: int = 125) -> Ladder:
-        """Give every level the same radix; by default 2, which in ticks of 125 ms has 31 levels.
+    def uniform(cls, radix: int = RADIX, levels: int | None = None, tick: int = 125) -> Ladder:
+        """Give every level the same radix.
 
         :param radix: a level has one queue for each digit above 0: ``radix - 1`` of them.
-        :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or
-            as RabbitMQ can have where that is fewer.
+        :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or as
+            RabbitMQ can have where that is fewer. The highest then counts no further than that.
         :param tick: the smallest delay in milliseconds.
         """
         if levels is not None:
@@ -82,9 +83,11 @@ class Ladder:
             return cls(tick, (radix,) * levels)
         # The lowest level has every check that does not depend on their number.
         ladder = cls(tick, (radix,))
-        with suppress(LadderError):
-            while ladder.maximum < (REACH - 1) * tick:
-                ladder = cls(tick, (radix,) * (ladder.levels + 1))
+        while (reached := ladder.maximum // tick + 1) < REACH:
+            highest = min(radix, -(-REACH // reached), MAX_TTL // (reached * tick) + 1)
+            if highest < 2:
+                break
+            ladder = cls(tick, (highest, *ladder.radices))
         return ladder
 
     @classmethod
@@ -130,10 +133,6 @@ class Ladder:
         """The longest delay in milliseconds: every digit at its highest."""
         return self.weights[0] * self.radices[0] - self.tick
 
-    @cached_property
-    def _is_binary(self) -> bool:
-        return set(self.radices) == {2}
-
     def digits(self, delay: float) -> tuple[int, ...]:
         """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
 
@@ -147,9 +146,6 @@ class Ladder:
                 f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
             )
         rest = -int(-delay // self.tick)
-        if self._is_binary:
-            # Several times as fast, on the path of every delayed publish.
-            return tuple(map(int, f"{rest:b}")) if rest else ()
         digits = []
         for radix in reversed(self.radices):
             if not rest:

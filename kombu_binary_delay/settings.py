@@ -10,7 +10,7 @@ from typing import Any
 
 from .ancestors import ANCESTORS
 from .errors import LadderError, SettingsError
-from .ladder import Ladder
+from .ladder import RADIX, Ladder
 from .topology import LAYOUTS, QUEUE_TYPES, Topology
 
 DECLARE = ("lazy", "never")
@@ -33,9 +33,10 @@ class Settings:
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
     :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None
-        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer.
+        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer. The
+        highest then counts no further than that.
     :param radix: the radix of every level, or a list of one for each level, highest first. A radix
-        of 4 has half as many levels as one of 2, with three queues each.
+        of 2 is a binary ladder: twice as many levels as one of 4, with one queue each, not three.
     :param layout: ``"chain"`` or ``"skip"``: see :class:`~kombu_binary_delay.Topology`.
     :param queue_per_delay: whether a delay that this connection asks for again gets a queue of its
         own, so that it waits in one place; for applications with few distinct delays.
@@ -64,7 +65,7 @@ class Settings:
 
     tick: int = 125
     levels: int | None = None
-    radix: int | tuple[int, ...] = 2
+    radix: int | tuple[int, ...] = RADIX
     layout: str = "chain"
     queue_per_delay: bool = False
     queue_type: str | None = None

@@ -98,7 +98,7 @@ class Part:
 class Topology:
     """A ladder as it stands on a broker: same value, same names, on every machine.
 
-    :param ladder: the numeral system; by default :meth:`Ladder.binary`.
+    :param ladder: the numeral system; by default :meth:`Ladder.uniform`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
     :param queue_type: ``"quorum"`` or ``"classic"``.
     :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
@@ -108,7 +108,7 @@ class Topology:
         side. The broker then spreads the leaders of its queues over the nodes of a cluster.
     """
 
-    ladder: Ladder = field(default_factory=Ladder.binary)
+    ladder: Ladder = field(default_factory=Ladder.uniform)
     namespace: str = "kbd"
     queue_type: str = "quorum"
     layout: str = "chain"

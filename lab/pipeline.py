@@ -111,8 +111,8 @@ class Pipeline:
         )
 
     def _plan(self, reminders: DataFrame) -> None:
-        binary = Ladder.binary()
-        ladders = [Variant(binary), Variant(Ladder(125, (4,) * 15)), Variant(binary, horizon=30)]
+        ladder = Ladder.uniform()
+        ladders = [Variant(ladder), Variant(Ladder.binary()), Variant(ladder, horizon=30)]
         plan(reminders, ladders, every=EVERY).write.parquet(self._path("plan"))
         planned = self._spark.read.parquet(self._path("plan"))
         summary = summarize(planned, every=EVERY).cache()
@@ -161,7 +161,7 @@ class Pipeline:
         found = figures(
             verdicts,
             thresholds=Thresholds(unknown=0, unpublished=0),
-            plan=planned.where(F.col("ladder") == Ladder.binary().name),
+            plan=planned.where(F.col("ladder") == Ladder.uniform().name),
             depths=depths,
         )
         summary = found["summary"]

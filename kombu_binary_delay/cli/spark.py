@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from kombu_binary_delay.ladder import Ladder
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -61,7 +63,7 @@ def spark() -> None:
     "--ladder",
     "ladders",
     multiple=True,
-    default=["125ms-2x31"],
+    default=[Ladder.uniform().name],
     show_default=True,
     help="As in the names of its queues; repeat it to compare.",
 )
@@ -87,7 +89,6 @@ def plan(
     Exits with 1 where a limit is exceeded.
     """
     _needs_spark()
-    from kombu_binary_delay import Ladder  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
         Variant,

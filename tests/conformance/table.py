@@ -14,8 +14,8 @@ Steps = Callable[..., None]
 
 #: The ladders to try, the default first: the settings of each, by a name that a reader knows.
 LADDERS: dict[str, dict[str, Any]] = {
-    "binary": {},
-    "radix 4": {"radix": 4},
+    "radix 4": {},
+    "binary": {"radix": 2},
     "skip": {"layout": "skip"},
     "queue per delay": {"queue_per_delay": True},
     "three lanes": {"lanes": 3},

@@ -29,7 +29,7 @@ def run(broker, vhost):
 @pytest.fixture
 def tick(topology):
     """Options for a small ladder of the type that this broker can have."""
-    return "--tick", "1000", "--levels", "4", "--queue-type", topology.queue_type
+    return "--tick", "1000", "--radix", "2", "--levels", "4", "--queue-type", topology.queue_type
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def small(topology):
 
 
 def publish(connect, *delays, queue="mail"):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     for delay in delays:
         connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
     return connection
@@ -171,7 +171,11 @@ def test_settings_come_from_options_and_the_environment(run):
     radices = run("--radix", "4,3,2", "explain", "1s", "--json")
 
     ladders = [json.loads(each.output)["ladder"] for each in (option, environment, radices)]
-    assert ladders == ["kbd.v1-1000ms-2x29", "kbd.v1-500ms-2x30", "kbd.v1-125ms-4x1-3x1-2x1"]
+    assert ladders == [
+        "kbd.v1-1000ms-2x1-4x14",
+        "kbd.v1-500ms-3x1-4x14",
+        "kbd.v1-125ms-4x1-3x1-2x1",
+    ]
 
 
 def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monkeypatch):
@@ -191,7 +195,7 @@ def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monk
 
     assert by_celery.exit_code == 0, by_celery.output
     assert json.loads(by_celery.output)["vhost"] == vhost.name
-    assert json.loads(alone.output)["ladder"] == "shop.v1-250ms-2x31"
+    assert json.loads(alone.output)["ladder"] == "shop.v1-250ms-2x1-4x15"
 
 
 @pytest.mark.parametrize("verb", sorted(binary_delay.commands))

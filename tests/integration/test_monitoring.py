@@ -65,7 +65,7 @@ class Ladders:
         Queue("full", queue_arguments=refuses)(plain.channel()).declare()
         Queue("mail")(plain.channel()).declare()
         create(plain, SMALL, SMALL.whole + SMALL.to_queue("full") + SMALL.to_queue("mail"))
-        return self._connect(url=vhost.url, binary_delay={"tick": 1000, "levels": 4})
+        return self._connect(url=vhost.url, binary_delay={"tick": 1000, "radix": 2, "levels": 4})
 
     def publish_past_the_outlet(self, queue, *delays):
         """As a program did before anybody knew that the queue refuses messages."""

@@ -70,7 +70,7 @@ def site(vhost, plain, management):
     return Site(vhost, plain, management)
 
 
-SETTINGS = {"tick": 1000, "levels": 4}
+SETTINGS = {"tick": 1000, "radix": 2, "levels": 4}
 
 
 def ours(vhost, **settings):
@@ -195,7 +195,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     vhost = site.vhost
     plain = site.plain
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
-    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 10})
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
     sent = time.time()
@@ -404,7 +404,7 @@ with plain() as connection:
     management = Management.of(connection, api)
 ours = partial(
     Connection, url, transport="kombu_binary_delay:Transport",
-    transport_options={"binary_delay": {"tick": 1000, "levels": 10}},
+    transport_options={"binary_delay": {"tick": 1000, "radix": 2, "levels": 10}},
 )
 old = Topology(Ladder.binary(12, 500), queue_type=kind)
 print("go", flush=True)
@@ -441,12 +441,12 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
     old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
     new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
     fill(
-        connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 20}),
+        connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 20}),
         3000,
         lambda n: 60_000 * (1 + n % 99),
     )
 
-    done = site.migrate(old, new, tick=1000, levels=20)
+    done = site.migrate(old, new, tick=1000, radix=2, levels=20)
 
     assert done.moved == 3000
     assert numbers(vhost, new) == dict.fromkeys(range(3000), 1)
@@ -457,7 +457,7 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
     kind = small.queue_type
     old = Topology(Ladder.binary(12, 500), queue_type=kind)
     fill(
-        connect(confirm_publish=True, binary_delay={"tick": 500, "levels": 12}),
+        connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 12}),
         4000,
         lambda n: 120_000 + n,
     )
@@ -488,7 +488,9 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     connect, vhost, small, site
 ):
     old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
-    connection = connect(confirm_publish=True, binary_delay={"tick": 2000, "levels": 10})
+    connection = connect(
+        confirm_publish=True, binary_delay={"tick": 2000, "radix": 2, "levels": 10}
+    )
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 500_000)
 

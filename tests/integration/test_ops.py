@@ -52,7 +52,7 @@ def site(plain, management, vhost):
     return plain, management, vhost
 
 
-SMALL = {"tick": 1000, "levels": 4}
+SMALL = {"tick": 1000, "radix": 2, "levels": 4}
 
 
 def publish(connection, queue, *delays):
@@ -110,7 +110,7 @@ def test_imported_definitions_are_what_the_transport_declares(broker, plain, man
 
 
 def test_a_topology_that_the_transport_has_made_is_sound(connect, plain, management, small):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4}, confirm_publish=True)
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4}, confirm_publish=True)
     Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel()).declare()
     publish(connection, "mail", 3000)
 
@@ -126,7 +126,7 @@ def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, s
     queue.declare()
     part = small.whole + ways(small, Live.read(management), ["mail"], ["events"])
     create(plain, small, part)
-    connection = connect(binary_delay={"tick": 1000, "levels": 4, "declare": "never"})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
 
     connection.Producer().publish(
         1, exchange="events", routing_key="order.paid", headers={"x-delay": 1000}
@@ -177,7 +177,7 @@ def test_a_policy_does_what_verify_says(site, connect, small, definition):
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
     time.sleep(1)  # a policy is applied in the background
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     started = time.monotonic()
     publish(connection, "mail", 4000)
@@ -219,8 +219,8 @@ def test_a_management_api_that_does_not_answer_is_named(plain):
 
 
 def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, management, small):
-    ours = connect(binary_delay={"tick": 1000, "levels": 4})
-    other = connect(binary_delay={"tick": 2000, "levels": 10})
+    ours = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    other = connect(binary_delay={"tick": 2000, "radix": 2, "levels": 10})
     channel = ours.channel()
     Queue("mail")(channel).declare()
     publish(ours, "mail", 8000, 9000, 8000)
@@ -241,7 +241,7 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
 
 
 def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     publish(connection, "gone", 1000, 1000)
     wait_until(lambda: vhost.waiting(small.parking).get(small.parking) == 2)
 
@@ -277,7 +277,7 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
 def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     connect, plain, management, vhost, small
 ):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 9000, 9000)
     before = Live.read(management)
@@ -297,7 +297,7 @@ def test_teardown_refuses_while_messages_wait_and_changes_nothing(
 
 
 def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, management, vhost, small):
-    connection = connect(binary_delay={"tick": 2000, "levels": 4})
+    connection = connect(binary_delay={"tick": 2000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 20_000)
     create(plain, small, small.whole)
@@ -319,7 +319,7 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, managem
 def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
     connect, plain, management, vhost, small
 ):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
     before = Live.read(management)
@@ -345,7 +345,7 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
 def test_prune_removes_queues_for_one_delay_that_are_empty(
     connect, plain, management, vhost, small
 ):
-    settings = {"tick": 1000, "levels": 4, "queue_per_delay": True}
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "queue_per_delay": True}
     connection = connect(binary_delay=settings, confirm_publish=True)
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 1000, 1000, 1000, 15_000, 15_000, 15_000)
@@ -377,7 +377,7 @@ def test_names_with_slashes_are_asked_for_as_they_are(broker, small):
 
 
 def test_explain_and_the_broker_agree(connect, collect, small):
-    connection = connect(binary_delay={"tick": 1000, "levels": 4})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     queue = Queue("mail")(connection.channel())
     queue.declare()
     told = explain(small, 3000, Destination("", "mail"), round(time.time() * 1000))
@@ -403,7 +403,7 @@ def test_a_queue_that_refuses_is_led_to_by_an_outlet_and_named_when_it_is_full(
     ).declare()
     part = small.whole + ways(small, Live.read(management), ["full"], ["events"])
     create(plain, small, part)
-    connection = connect(binary_delay={"tick": 1000, "levels": 4, "outlets": ["full"]})
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "outlets": ["full"]})
 
     publish(connection, "full", *[1000] * 40)
 

@@ -6,11 +6,12 @@ from kombu_binary_delay import DelayError, Ladder, LadderError
 from kombu_binary_delay.ladder import MAX_TTL
 
 
-def test_the_default_ladder_is_binary_and_reaches_eight_and_a_half_years():
-    ladder = Ladder.binary()
+def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
+    for ladder in (Ladder.uniform(), Ladder.binary()):
+        assert ladder.maximum == (2**31 - 1) * 125
+        assert ladder.maximum >= 8.5 * 365.25 * 86_400_000
 
-    assert set(ladder.radices) == {2}
-    assert ladder.maximum >= 8.5 * 365.25 * 86_400_000
+    assert set(Ladder.binary().radices) == {2}
 
 
 @pytest.mark.parametrize(
@@ -60,17 +61,26 @@ def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
 
 
 @pytest.mark.parametrize(
-    ("radix", "tick", "levels"),
-    [(2, 125, 31), (2, 1000, 29), (4, 125, 15), (10, 125, 9), (2, 1, 31), (3, 2000, 17)],
+    ("radix", "tick", "name"),
+    [
+        (2, 125, "125ms-2x31"),
+        (4, 125, "125ms-2x1-4x15"),
+        (10, 125, "125ms-3x1-10x9"),
+        (2, 1, "1ms-2x31"),
+        # A level more would wait longer than RabbitMQ lets a message wait.
+        (2, 1000, "1000ms-2x29"),
+        (4, 500, "500ms-3x1-4x14"),
+        (4, 1000, "1000ms-2x1-4x14"),
+        (3, 2000, "2000ms-2x1-3x17"),
+    ],
 )
-def test_a_ladder_has_as_many_levels_as_reach_the_default_range_or_rabbitmq_can_have(
-    radix, tick, levels
+def test_a_ladder_reaches_the_default_range_and_not_much_more_or_what_rabbitmq_can_have(
+    radix, tick, name
 ):
     ladder = Ladder.uniform(radix, tick=tick)
 
-    assert ladder.levels == levels
-    more = (radix - 1) * tick * radix**levels
-    assert ladder.maximum >= (2**31 - 1) * tick or more > MAX_TTL
+    assert ladder.name == name
+    assert ladder.maximum >= (2**31 - 1) * tick or ladder.maximum + tick > MAX_TTL
 
 
 @pytest.mark.parametrize("levels", [0, -1, 2.5, "4"])
