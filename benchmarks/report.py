@@ -53,6 +53,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "day": _TRAVEL,
     "easy": (Column("Broker CPU", "cpu_us", "{:.2f}", ratio=True), *_TRAVEL[2:6], _TRAVEL[7]),
     "hops": (Column("CPU, µs a message", "cpu_us"), *_TRAVEL[3:5]),
+    "lanes": (
+        Column("CPU of all nodes", "cpu_us", "{:.2f}", ratio=True),
+        Column("p99 lateness", "p99", "{:.2f}", ratio=True),
+        Column("the busiest node's share", "busiest", "{:.2f}"),
+        *_TRAVEL[2:5],
+    ),
     "sustained": (Column("messages a second", "rate"), Column("p99, ms", "p99")),
     "publishing": (
         Column("Publisher's CPU", "cpu_us", "{:.2f}", ratio=True),

@@ -50,11 +50,12 @@ def broker_cpu(broker: Broker) -> float:
     return sum(map(_cpu, broker.pids[:1]))
 
 
-def idle_cpu(broker: Broker, seconds: float) -> float:
-    """Watch the node do nothing, and tell how much CPU it takes for that: seconds a second."""
-    start, before = time.monotonic(), broker_cpu(broker)
+def idle_cpu(nodes: Sequence[Broker], seconds: float) -> list[float]:
+    """Watch nodes do nothing, and tell how much CPU each takes for that: seconds a second."""
+    start, before = time.monotonic(), [broker_cpu(node) for node in nodes]
     time.sleep(seconds)
-    return (broker_cpu(broker) - before) / (time.monotonic() - start)
+    took = time.monotonic() - start
+    return [(broker_cpu(node) - used) / took for node, used in zip(nodes, before, strict=True)]
 
 
 def broker_memory(broker: Broker) -> int:

@@ -113,7 +113,7 @@ def consume(url: str, end: End) -> None:
 
 
 def _connect(vhost: VHost, tick: int) -> Connection:
-    settings = {"tick": tick, "levels": LADDERS[tick]}
+    settings = {"tick": tick, "radix": 2, "levels": LADDERS[tick]}
     return Connection(
         vhost.url,
         transport="kombu_binary_delay:Transport",

@@ -7,6 +7,7 @@ time of the publish and the delay.
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
@@ -29,10 +30,13 @@ from benchmarks.rig import (
     say,
     summary,
 )
-from benchmarks.variants import INBOX, Bare, Floor, OnLadder, Variant, peers, shortened
+from benchmarks.variants import INBOX, Bare, Floor, Lanes, OnLadder, Variant, peers, shortened
 from kombu_binary_delay import Topology
+from lab.cluster import Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lab.broker import Broker
 
 DUE = struct.Struct("<d")
@@ -42,13 +46,17 @@ PATIENT = {socket.TCP_USER_TIMEOUT: 120_000}
 
 
 def journey(
-    broker: Broker,
+    nodes: Sequence[Broker],
     variant: Variant,
     delays: list[int],
     rate: float | None = None,
     idle: float = 1.5,
 ) -> Row:
-    """Send messages with these delays in milliseconds, at so many a second or in a burst."""
+    """Send messages with these delays in milliseconds, at so many a second or in a burst.
+
+    nodes: the broker, or all nodes of a cluster; publisher and consumer talk to the first.
+    """
+    broker = nodes[0]
     vhost = broker.vhost()
     address = f"127.0.0.1:{broker.ports[0]}"
     with amqp.Connection(address, virtual_host=vhost.name, socket_settings=PATIENT) as connection:
@@ -64,13 +72,17 @@ def journey(
         assert consumer.stdout is not None  # noqa: S101 - it is a pipe
         try:
             consumer.stdout.readline()
-            rest = idle_cpu(broker, idle)
-            start, before = time.monotonic(), broker_cpu(broker)
+            rests = idle_cpu(nodes, idle)
+            start, before = time.monotonic(), [broker_cpu(node) for node in nodes]
             _send(channel, variant, delays, rate)
             published = time.monotonic() - start
             arrived, header_bytes = map(int, consumer.stdout.readline().split())
             lateness = [float(each) for each in consumer.stdout.readline().split()]
-            cpu = broker_cpu(broker) - before - rest * (time.monotonic() - start)
+            took = time.monotonic() - start
+            cpus = [
+                broker_cpu(node) - used - rest * took
+                for node, used, rest in zip(nodes, before, rests, strict=True)
+            ]
         finally:
             consumer.kill()
             consumer.wait()
@@ -79,7 +91,8 @@ def journey(
     if not lateness:
         raise RuntimeError(f"nothing arrived: {variant.title}")
     return {
-        "cpu_us": cpu / arrived * 1e6,
+        "cpu_us": sum(cpus) / arrived * 1e6,
+        "busiest": max(cpus) / sum(cpus),
         **percentiles(lateness),
         # A millisecond is what the clocks of two processes may make of one moment.
         "early": sum(each < -1 for each in lateness),
@@ -113,7 +126,7 @@ def burst(broker: Broker, scale: Scale, queue_type: str = "quorum") -> dict[str,
     runs = in_turns(
         list(ways),
         scale.turns,
-        lambda n: journey(broker, ways[n], delays, None, scale.idle),
+        lambda n: journey([broker], ways[n], delays, None, scale.idle),
         "burst",
     )
     return summary(runs, "celery-native")
@@ -125,7 +138,7 @@ def easy(broker: Broker, scale: Scale) -> dict[str, Row]:
     ways = peers("quorum")
 
     def measure(name: str) -> Row:
-        return journey(broker, ways[name], delays, 300, scale.idle)
+        return journey([broker], ways[name], delays, 300, scale.idle)
 
     runs = in_turns(list(ways), scale.turns, measure, "easy")
     return summary(runs, "floor")
@@ -136,24 +149,28 @@ def long(broker: Broker, scale: Scale, most: int, what: str) -> dict[str, Row]:
     ways = shortened(scale.pick(2000, 100))
     delays = seconds(scale.pick(10_000, 100), 1, most)
     runs = in_turns(
-        list(ways), scale.turns, lambda n: journey(broker, ways[n], delays, None, scale.idle), what
+        list(ways),
+        scale.turns,
+        lambda n: journey([broker], ways[n], delays, None, scale.idle),
+        what,
     )
     return summary(runs, "celery-native")
 
 
 def hops(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Send delays of one to six digits, and the same number of bare dead-letters."""
+    topology = Topology()
     ways: dict[str, tuple[Variant, int]] = {"floor": (Floor(), 0)}
     for count in scale.pick((1, 2, 4, 6), (1,)):
         # The digits are neighbours, so no level is passed without a wait.
-        delay = sum(1000 // 8 * 2**level for level in range(count))
-        ways[f"ours-{count}"] = (OnLadder("ours", Topology()), delay)
+        delay = topology.ladder.delay((1,) * count)
+        ways[f"ours-{count}"] = (OnLadder("ours", topology, longest=1000), delay)
         ways[f"bare-{count}"] = (Bare("bare", count), 0)
     count = scale.pick(5000, 50)
 
     def measure(name: str) -> Row:
         variant, delay = ways[name]
-        return journey(broker, variant, [delay] * count, 1000, scale.idle)
+        return journey([broker], variant, [delay] * count, 1000, scale.idle)
 
     return summary(in_turns(list(ways), scale.turns, measure, "hops"), "floor")
 
@@ -163,17 +180,30 @@ def sustained(broker: Broker, scale: Scale) -> dict[str, Row]:
     ways = peers("quorum")
     rates = scale.pick((250, 500, 1000, 1500, 2000, 3000, 4000, 6000), (200,))
     found: dict[str, Row] = {}
-    for name in ("ours", "radix-4", "celery-native", "nservicebus"):
+    for name in ("ours", "binary", "celery-native", "nservicebus"):
         best: Row = {"rate": 0, "p99": 0.0}
         for rate in rates:
             delays = seconds(rate * scale.pick(12, 1), 1, scale.pick(8, 1))
-            reached = journey(broker, ways[name], delays, rate, scale.idle)
+            reached = journey([broker], ways[name], delays, rate, scale.idle)
             say(f"sustained {name} at {rate}/s: {brief(reached)}")
             if reached["p99"] > 1000 or reached["publish_rate"] < 0.9 * rate:
                 break
             best = {"rate": rate, "p99": reached["p99"]}
         found[name] = {figure: {"median": value} for figure, value in best.items()}
     return found
+
+
+def lanes(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Send a burst to a cluster of three nodes, on one ladder and on several side by side."""
+    del broker
+    delays = seconds(scale.pick(10_000, 100), 1, scale.pick(12, 1))
+    ways = {"1 lane": Lanes(1), "2 lanes": Lanes(2), "4 lanes": Lanes(4)}
+    with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
+
+        def measure(name: str) -> Row:
+            return journey(cluster.nodes, ways[name], delays, None, scale.idle)
+
+        return summary(in_turns(list(ways), scale.turns, measure, "lanes"), "1 lane")
 
 
 def sections() -> dict[str, Any]:
@@ -186,4 +216,5 @@ def sections() -> dict[str, Any]:
         "day": lambda b, s: long(b, s, 86_400, "day"),
         "hops": hops,
         "sustained": sustained,
+        "lanes": lanes,
     }

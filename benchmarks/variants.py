@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu import Connection, Exchange, Queue
@@ -167,6 +168,22 @@ class OwnQueues(OnLadder):
         return super().enter(channel, delay)._replace(exchange=self.topology.own, wait=delay)
 
 
+class Lanes(Variant):
+    """Our default ladder several times side by side, each message on the next one."""
+
+    def __init__(self, count: int) -> None:
+        self.title = f"lanes: {count}"
+        self._ladders = [OnLadder("lane", lane) for lane in Topology().lanes(count)]
+        self._turns = cycle(self._ladders)
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        for ladder in self._ladders:
+            ladder.declare(vhost, channel)
+
+    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+        return next(self._turns).enter(channel, delay)
+
+
 @dataclass
 class Bare(Variant):
     """Nothing but dead-lettering: queues of one second each, one after the other.
@@ -201,15 +218,15 @@ class Bare(Variant):
 
 def peers(queue_type: str) -> dict[str, Variant]:
     """Return all that are compared, by their names in the results."""
-    binary = Topology(queue_type=queue_type)
-    radix4 = Topology(Ladder.uniform(4), queue_type=queue_type)
+    ours = Topology(queue_type=queue_type)
+    binary = Topology(Ladder.binary(), queue_type=queue_type)
     skip = Topology(queue_type=queue_type, layout="skip")
     return {
         "floor": Floor(),
-        "ours": OnLadder("ours: binary, chain", binary),
-        "radix-4": OnLadder("ours: radix 4", radix4),
-        "skip": OnLadder("ours: binary, skip", skip),
-        "own-queues": OwnQueues("ours: queue per delay", binary),
+        "ours": OnLadder("ours: radix 4, the default", ours),
+        "binary": OnLadder("ours: binary", binary),
+        "skip": OnLadder("ours: radix 4, skip", skip),
+        "own-queues": OwnQueues("ours: queue per delay", ours),
         "from-top": OnLadder("binary, entered at the top", binary, from_top=True),
         "celery-native": CeleryNative("Celery's native delivery", queue_type),
         "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
@@ -220,9 +237,9 @@ def peers(queue_type: str) -> dict[str, Variant]:
 def shortened(longest: int) -> dict[str, Variant]:
     """Return ladders that wait no longer than ``longest`` milliseconds a queue."""
     return {
-        "ours": OnLadder("ours: binary, chain", Topology(), longest=longest),
-        "radix-4": OnLadder("ours: radix 4", Topology(Ladder.uniform(4)), longest=longest),
-        "skip": OnLadder("ours: binary, skip", Topology(layout="skip"), longest=longest),
+        "ours": OnLadder("ours: radix 4, the default", Topology(), longest=longest),
+        "binary": OnLadder("ours: binary", Topology(Ladder.binary()), longest=longest),
+        "skip": OnLadder("ours: radix 4, skip", Topology(layout="skip"), longest=longest),
         "celery-native": OnLadder("Celery's native delivery", CELERY, longest=longest),
         "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS, longest=longest),
     }
