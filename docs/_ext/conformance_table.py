@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
 HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
 #: How the table says it.
 SIGNS = {HELD: "yes", NOT_APPLICABLE: "does not apply"}
-DEFAULT_LADDER = "binary"
+DEFAULT_LADDER = "radix 4"
 WALK = "walk"
 
 Run = dict[str, Any]

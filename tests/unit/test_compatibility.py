@@ -81,7 +81,7 @@ def test_the_page_has_a_row_for_every_case_and_every_rabbitmq(table, runs):
 
 
 def record(held=(), failed=(), *, rabbitmq="4.3.6", queue_type="quorum", on="broker"):
-    result = {"on": on, "ladder": "binary", "queue_type": queue_type}
+    result = {"on": on, "ladder": "radix 4", "queue_type": queue_type}
     results = [{**result, "held": list(held), "failed": list(failed)}]
     return {
         "rabbitmq": rabbitmq,
@@ -108,7 +108,7 @@ def test_what_failed_once_does_not_hold_and_the_table_says_where(table):
 def test_of_a_ladder_the_table_says_where_it_was_tried(table):
     runs = [record(held=["a"], rabbitmq="3.8.9"), record(held=["a"]), record(held=["a"])]
 
-    assert table.cases_table(runs, ladders=True) == [["What holds", "Binary"], ["a", "3.8, 4.3"]]
+    assert table.cases_table(runs, ladders=True) == [["What holds", "Radix 4"], ["a", "3.8, 4.3"]]
 
 
 def test_what_did_not_run_somewhere_is_left_open_there(table):
