@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -129,6 +131,28 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
     publish(connection, 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+
+
+@pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
+def test_those_who_begin_the_journal_together_do_each_other_no_harm(
+    connect, vhost, streams, namespace
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    start = threading.Barrier(3)
+
+    def begin(connection):
+        start.wait()
+        connection.binary_delay.journal.write({"event": "begun"})
+
+    options = {"journal": "stream", "namespace": namespace}
+    connections = [connect(binary_delay=options).connection for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(begin, connections))
+    for connection in connections:
+        # Had the broker closed it, this would raise.
+        connection.channel().close()
+    assert of_stream(vhost, f"{namespace}.v1.journal", 3) == [{"event": "begun"}] * 3
 
 
 def test_a_journal_that_cannot_be_written_harms_no_message(
