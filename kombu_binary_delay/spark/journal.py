@@ -73,13 +73,14 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
 
 def _behind(spark: SparkSession, path: str) -> int:
     """Tell the offset behind the last event in a table."""
+    table = spark.read.schema(s.JOURNAL).parquet
     try:
-        table = spark.read.schema(s.JOURNAL).parquet(path)
+        # Spark Connect looks for the path when rows are asked for, and not before.
+        last = table(path).agg(F.max("offset").alias("last")).collect()[0]["last"]
     except AnalysisException as exc:
         if "PATH_NOT_FOUND" not in str(exc):
             raise
         return 0
-    last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
     return 0 if last is None else int(last) + 1
 
 
