@@ -78,30 +78,39 @@ class Journal:
             _warn_once(f"this broker has no streams: the journal is written to {folder}")
         self.folder = folder
 
-    def scheduled(self, message: Any, key: str) -> None:
-        """Note that a message has been handed to the ladder.
+    def scheduled(self, message: Any, exchange: str, key: str) -> None:
+        """Note that a message has been handed to the ladder, or gone past it, being due already.
 
-        :param message: as it went there; one without our header went somewhere else.
+        :param message: as it was published.
+        :param exchange: where to.
         :param key: the routing key it went with.
         """
-        packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
-        if not isinstance(packed, dict):
+        headers = message.properties.get(_HEADERS) or {}
+        packed = headers.get(HEADER)
+        if isinstance(packed, dict):
+            to = packed.get("to")
+            try:
+                digits, destination = self._topology.parse(key, Destination(*to) if to else None)
+            except AddressError:
+                return
+            hops = sum(digit > 0 for digit in digits)
+            more = {"ladder": self._topology.ladder.name, "hops": hops}
+        elif _due(headers) is not None:
+            destination, more = Destination(exchange, key), {"hops": 0}
+        else:
             return
-        to = packed.get("to")
-        try:
-            digits, destination = self._topology.parse(key, Destination(*to) if to else None)
-        except AddressError:
-            return
-        self._note(
-            SCHEDULED,
-            message.properties,
-            destination,
-            {"ladder": self._topology.ladder.name, "hops": sum(digit > 0 for digit in digits)},
-        )
+        self._note(SCHEDULED, message.properties, destination, more)
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Note that a consumer has got a message, whose properties are as the ladder left them."""
         self._note(RELEASED, properties, destination, {})
+
+    def received(self, properties: dict[str, Any], destination: Destination) -> None:
+        """Note that a consumer has got a message from no ladder, if that one was due when sent."""
+        due = _due(properties.get(_HEADERS) or {})
+        # What is not due yet is of somebody who does not send by the ladder.
+        if due is not None and due <= time.time_ns() // 1000:
+            self.released(properties, destination)
 
     def event(
         self, properties: dict[str, Any], exchange: str, routing_key: str, **more: Any

@@ -117,6 +117,37 @@ def test_what_is_not_delayed_is_not_in_the_journal(connect, collect, events, set
     assert [event["event"] for event in events(2)] == ["scheduled", "released"]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
+    connect, collect, events, setting, batch
+):
+    connection = connect(binary_delay={"journal": setting})
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2020-01-01T00:00:00+00:00"}
+    message = channel.prepare_message(b"[]", headers=eta)
+    if batch:
+        with PublishBatch(channel, 10) as many:
+            many.publish(message, routing_key="mail")
+    else:
+        channel.basic_publish(message, "", "mail")
+    collect(connection, [Queue("mail")], 1)
+    found = [(each["event"], each["id"], each["key"], each.get("hops")) for each in events(2)]
+    assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
+
+
+def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(
+    connect, collect, events, setting
+):
+    stock, ours = connect(transport="pyamqp"), connect(binary_delay={"journal": setting})
+    Queue("mail")(ours.default_channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2999-01-01T00:00:00+00:00"}
+    stock.Producer().publish("[]", routing_key="mail", headers=eta)
+    publish(ours, 300)
+    collect(ours, [Queue("mail")], 2)
+    assert {each["id"] for each in events(2)} == {"m-1"}
+
+
 def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
     connection = connect()
     publish(connection, 10)
