@@ -301,7 +301,7 @@ class PublishBatch:
             return
         declarer = getattr(self._connection, "binary_delay", None)
         if entry.due is not None and declarer is not None and declarer.journal is not None:
-            declarer.journal.scheduled(message, key)
+            declarer.journal.scheduled(message, exchange, key)
 
     def _pack(self, entry: _Entry, now: int) -> None:
         due = entry.due or 0

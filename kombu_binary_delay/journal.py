@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import amqp
+from amqp.exceptions import NotFound, ResourceLocked
 from kombu.log import get_logger
 
 from .address import Destination
 from .batch import PublishBatch
 from .delay import due_time
 from .envelope import HEADER
-from .errors import AddressError, BinaryDelayError
+from .errors import AddressError, BinaryDelayError, TopologyError
 from .release import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
 from .topology import VERSION, Topology
@@ -43,6 +44,8 @@ EXECUTED = "executed"
 #: A file is rotated at this size in bytes, and as many old ones kept.
 FILE_SIZE = 100_000_000
 FILES = 10
+#: How long to wait, in seconds, until others have declared the stream.
+_TURN = 10
 
 _HEADERS = "application_headers"
 _Lend = Callable[[str], Any]
@@ -75,30 +78,39 @@ class Journal:
             _warn_once(f"this broker has no streams: the journal is written to {folder}")
         self.folder = folder
 
-    def scheduled(self, message: Any, key: str) -> None:
-        """Note that a message has been handed to the ladder.
+    def scheduled(self, message: Any, exchange: str, key: str) -> None:
+        """Note that a message has been handed to the ladder, or gone past it, being due already.
 
-        :param message: as it went there; one without our header went somewhere else.
+        :param message: as it was published.
+        :param exchange: where to.
         :param key: the routing key it went with.
         """
-        packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
-        if not isinstance(packed, dict):
+        headers = message.properties.get(_HEADERS) or {}
+        packed = headers.get(HEADER)
+        if isinstance(packed, dict):
+            to = packed.get("to")
+            try:
+                digits, destination = self._topology.parse(key, Destination(*to) if to else None)
+            except AddressError:
+                return
+            hops = sum(digit > 0 for digit in digits)
+            more = {"ladder": self._topology.ladder.name, "hops": hops}
+        elif _due(headers) is not None:
+            destination, more = Destination(exchange, key), {"hops": 0}
+        else:
             return
-        to = packed.get("to")
-        try:
-            digits, destination = self._topology.parse(key, Destination(*to) if to else None)
-        except AddressError:
-            return
-        self._note(
-            SCHEDULED,
-            message.properties,
-            destination,
-            {"ladder": self._topology.ladder.name, "hops": sum(digit > 0 for digit in digits)},
-        )
+        self._note(SCHEDULED, message.properties, destination, more)
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Note that a consumer has got a message, whose properties are as the ladder left them."""
         self._note(RELEASED, properties, destination, {})
+
+    def received(self, properties: dict[str, Any], destination: Destination) -> None:
+        """Note that a consumer has got a message from no ladder, if that one was due when sent."""
+        due = _due(properties.get(_HEADERS) or {})
+        # What is not due yet is of somebody who does not send by the ladder.
+        if due is not None and due <= time.time_ns() // 1000:
+            self.released(properties, destination)
 
     def event(
         self, properties: dict[str, Any], exchange: str, routing_key: str, **more: Any
@@ -127,16 +139,55 @@ class Journal:
         if self.folder is not None:
             _append(self.folder, _line(event))
             return
+        self.declare()
         with self._lend("the journal") as channel:
-            self.declare(channel)
             channel.basic_publish(_message(event), "", self.stream)
 
-    def declare(self, channel: Any) -> None:
-        """Declare the stream, once."""
-        if not self._declared:
-            arguments = {"x-queue-type": "stream", "x-max-age": self._max_age}
-            channel.queue_declare(self.stream, durable=True, auto_delete=False, arguments=arguments)
-            self._declared = True
+    def declare(self) -> None:
+        """Declare the stream, once.
+
+        Of two who declare it at the same time, one is answered before it has started; to publish
+        to it then would end the whole connection. So they take turns.
+
+        :raises TopologyError: where the broker refuses, or the turn does not come.
+        """
+        end = time.monotonic() + _TURN
+        while not (self._declared or self._is_in_use() or self._declare_alone()):
+            if time.monotonic() > end:
+                raise TopologyError(f"{self.stream} is being declared elsewhere for {_TURN} s")
+            time.sleep(0.02)
+        self._declared = True
+
+    def _is_in_use(self) -> bool:
+        """Whether the stream has events, so that no turn is needed."""
+        with self._lend("the journal") as channel:
+            try:
+                found = channel.queue_declare(self.stream, passive=True)
+            except NotFound:
+                return False
+            if found.message_count:
+                self._declare(channel)
+            return bool(found.message_count)
+
+    def _declare_alone(self) -> bool:
+        """Declare the stream if it is our turn: if a queue can be ours alone."""
+        turn = f"{self.stream}.turn"
+        with self._lend("the journal") as channel:
+            try:
+                channel.queue_declare(turn, exclusive=True)
+            except ResourceLocked:
+                return False
+        try:
+            with self._lend("the journal") as channel:
+                self._declare(channel)
+        finally:
+            with self._lend("the journal") as channel:
+                channel.queue_delete(turn)
+        return True
+
+    def _declare(self, channel: Any) -> None:
+        arguments = {"x-queue-type": "stream", "x-max-age": self._max_age}
+        channel.queue_declare(self.stream, durable=True, auto_delete=False, arguments=arguments)
 
     def _note(
         self,
@@ -264,8 +315,7 @@ class _Desk:
             journal.write(event)
             return
         channel = self._connection.default_channel
-        with declarer.own.lend("the journal") as own:
-            journal.declare(own)
+        journal.declare()
         if self._batch is None:
             self._batch = PublishBatch(channel, 1)
         self._batch.publish(_message(event), "", journal.stream, timeout=10)

@@ -99,7 +99,7 @@ class ChannelMixin(_Above):
             msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
         )
         if asked and (journal := self._declarer.journal) is not None:
-            journal.scheduled(msg, routing_key)
+            journal.scheduled(msg, exchange, routing_key)
         return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -245,6 +245,9 @@ class ChannelMixin(_Above):
                 unwrap(raw_message.properties, owns)
                 if on_ladder and topology.delay_header:
                     headers.pop(topology.delay_header, None)
+        elif (journal := declarer.journal) is not None:
+            destination = Destination(info.get("exchange", ""), info.get("routing_key", ""))
+            journal.received(raw_message.properties, destination)
         return super().message_to_python(raw_message)
 
     # -- the delivery side follows what the user binds -----------------------------------------

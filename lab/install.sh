@@ -1,8 +1,8 @@
 #!/bin/sh
 # Purpose: make a fresh Debian or Ubuntu ready for `make`: a virtual environment in .venv with
 # the project and one of its dependency groups and, for what runs a broker, RabbitMQ from the
-# distribution; for the tests, also Prometheus. Whatever is there already is left as it is; a
-# second run does nothing.
+# distribution; for the tests, also Prometheus and Chromium. Whatever is there already is left as
+# it is; a second run does nothing.
 #
 #   lab/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
 #   PYTHON=python3.12 lab/install.sh test
@@ -34,6 +34,8 @@ missing_packages() {
     esac
     case $group in test | dev)
         [ -e $prometheus ] || echo prometheus # and promtool: alerting rules are tested on it
+        # The report is printed. Ubuntu has no browser in its packages.
+        command -v chromium >/dev/null || ! grep -q '^ID=debian' /etc/os-release || echo chromium
     esac
     # Spark runs on Java.
     case $group in pipeline | test | dev)

@@ -77,7 +77,9 @@ def audit(
         # A duplicate that was sent later may be due later: what counts is the first promise.
         F.min("due").alias("due"),
         F.min("published_at").alias("published_at"),
+        F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
+        F.max("entered").alias("entered"),
         F.max("confirmed").alias("confirmed"),
         _count(s.SCHEDULED).alias("scheduled"),
         _count(s.RELEASED).alias("released"),
@@ -92,8 +94,10 @@ def audit(
     arrived = F.least("released_at", "executed_at")
     # To the microsecond: a difference of doubles would be a little off.
     lateness = (F.unix_micros(arrived) - F.unix_micros("due")) / 1_000_000
+    # What was published after its due time cannot have come before.
+    expected = F.greatest("due", "published_last")
     known = tasks.crossJoin(F.broadcast(span)).withColumns(
-        {"arrived_at": arrived, "lateness": lateness}
+        {"arrived_at": arrived, "lateness": lateness, "expected": expected}
     )
     verdict = _verdict(late_after, patience)
     columns = [each.split()[0] for each in s.VERDICTS.split(", ")]
@@ -188,6 +192,7 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         "due",
         F.when(scheduled, F.col("at")).alias("published_at"),
         F.when(scheduled, F.col("hops")).alias("hops"),
+        F.when(scheduled, F.col("hops") > 0).alias("entered"),
         # To the journal a message is published when it is sent; whether the broker took it, only
         # a receipt can tell.
         F.lit(None).cast("boolean").alias("confirmed"),
@@ -207,6 +212,8 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
         "due",
         "published_at",
         "hops",
+        # It is made out before the message is sent, so the journal knows better.
+        F.lit(None).cast("boolean").alias("entered"),
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
     )
@@ -229,11 +236,15 @@ def _verdict(late_after: float, patience: float) -> Column:
     # Celery's worker says when it has executed; who consumes with Kombu alone has no task name,
     # and says no more than that it got the message.
     unexecuted = (executed == 0) & F.col("task").isNotNull()
+    # What is due when it is sent goes straight to its destination.
+    entered = F.coalesce(F.col("entered"), F.col("hops") > 0, F.lit(True))
+    lost = nothing_came & _passed("expected", patience)
     return (
         F.when(F.col("lateness") < 0, s.EARLY)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
         .when(nothing_came & _too_little_journal(), s.UNDECIDED)
-        .when(nothing_came & _passed("due", patience), s.LOST_IN_THE_LADDER)
+        .when(lost & entered, s.LOST_IN_THE_LADDER)
+        .when(lost, s.LOST_AFTER_RELEASE)
         .when(nothing_came, s.STILL_WAITING)
         .when(unexecuted & _passed("released_at", patience), s.LOST_AFTER_RELEASE)
         .when(unexecuted, s.STILL_WAITING)
@@ -245,9 +256,9 @@ def _verdict(late_after: float, patience: float) -> Column:
 
 
 def _too_little_journal() -> Column:
-    """Whether the journal cannot tell: there is none, or it begins after the message was due."""
+    """Whether the journal cannot tell: there is none, or the message could come before it began."""
     start = F.col("journal_from")
-    return F.col("due").isNull() | start.isNull() | (start > F.col("due"))
+    return F.col("due").isNull() | start.isNull() | (start > F.col("expected"))
 
 
 def _passed(column: str, patience: float) -> Column:

@@ -37,6 +37,8 @@ _PREFETCH = 2000
 _BATCH = 10_000
 #: How long to wait for what is known to be in the stream, in seconds.
 _PATIENCE = 60.0
+#: How long to look at the end of a stream that is being written to, in seconds.
+_GLANCE = 3.0
 _RAW = (
     "event string, id string, task string, retries int, exchange string, key string, "
     "due bigint, at bigint, ladder string, hops int, state string"
@@ -73,13 +75,14 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
 
 def _behind(spark: SparkSession, path: str) -> int:
     """Tell the offset behind the last event in a table."""
+    table = spark.read.schema(s.JOURNAL).parquet
     try:
-        table = spark.read.schema(s.JOURNAL).parquet(path)
+        # Spark Connect looks for the path when rows are asked for, and not before.
+        last = table(path).agg(F.max("offset").alias("last")).collect()[0]["last"]
     except AnalysisException as exc:
         if "PATH_NOT_FOUND" not in str(exc):
             raise
         return 0
-    last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
     return 0 if last is None else int(last) + 1
 
 
@@ -143,11 +146,14 @@ class _Stream:
         self.queue = stream_name(options.get("namespace", "kbd"))
 
     def end(self) -> int:
-        """Tell the offset behind the last event; 0 where there is none."""
-        last = -1
+        """Tell the offset behind the last event as of now; 0 where there is none."""
+        last, late = -1, 0.0
         with self.consume("last") as messages:
             for offset, _ in messages(wait=0.5):
-                last = offset
+                last, late = offset, late or time.monotonic() + _GLANCE
+                # It may be written to all the while.
+                if time.monotonic() > late:
+                    break
         return last + 1
 
     def start(self) -> int:
@@ -191,6 +197,8 @@ class _Stream:
 
             def messages(wait: float) -> Iterator[tuple[int, str]]:
                 try:
+                    # A busy broker may need longer to give the first event than between two.
+                    held = channel.queue_declare(self.queue, passive=True).message_count
                     channel.basic_consume(
                         self.queue,
                         callback=received.append,
@@ -199,7 +207,7 @@ class _Stream:
                 except NotFound:
                     # Nobody has written to it yet.
                     return
-                quiet = time.monotonic() + wait
+                quiet = time.monotonic() + (_PATIENCE if held else wait)
                 while time.monotonic() < quiet:
                     with suppress(TimeoutError):
                         connection.drain_events(timeout=0.2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -115,6 +117,37 @@ def test_what_is_not_delayed_is_not_in_the_journal(connect, collect, events, set
     assert [event["event"] for event in events(2)] == ["scheduled", "released"]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
+    connect, collect, events, setting, batch
+):
+    connection = connect(binary_delay={"journal": setting})
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2020-01-01T00:00:00+00:00"}
+    message = channel.prepare_message(b"[]", headers=eta)
+    if batch:
+        with PublishBatch(channel, 10) as many:
+            many.publish(message, routing_key="mail")
+    else:
+        channel.basic_publish(message, "", "mail")
+    collect(connection, [Queue("mail")], 1)
+    found = [(each["event"], each["id"], each["key"], each.get("hops")) for each in events(2)]
+    assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
+
+
+def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(
+    connect, collect, events, setting
+):
+    stock, ours = connect(transport="pyamqp"), connect(binary_delay={"journal": setting})
+    Queue("mail")(ours.default_channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2999-01-01T00:00:00+00:00"}
+    stock.Producer().publish("[]", routing_key="mail", headers=eta)
+    publish(ours, 300)
+    collect(ours, [Queue("mail")], 2)
+    assert {each["id"] for each in events(2)} == {"m-1"}
+
+
 def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
     connection = connect()
     publish(connection, 10)
@@ -129,6 +162,28 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
     publish(connection, 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+
+
+@pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
+def test_those_who_begin_the_journal_together_do_each_other_no_harm(
+    connect, vhost, streams, namespace
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    start = threading.Barrier(3)
+
+    def begin(connection):
+        start.wait()
+        connection.binary_delay.journal.write({"event": "begun"})
+
+    options = {"journal": "stream", "namespace": namespace}
+    connections = [connect(binary_delay=options).connection for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(begin, connections))
+    for connection in connections:
+        # Had the broker closed it, this would raise.
+        connection.channel().close()
+    assert of_stream(vhost, f"{namespace}.v1.journal", 3) == [{"event": "begun"}] * 3
 
 
 def test_a_journal_that_cannot_be_written_harms_no_message(

@@ -16,17 +16,20 @@ def at(seconds):
     return NOON + timedelta(seconds=seconds)
 
 
-def receipt(task_id, due=100.0, status=s.PUBLISHED, key=None, queue="mail", hops=3):
+def receipt(task_id, due=100.0, status=s.PUBLISHED, key=None, queue="mail", hops=3, sent=0.0):
     key = key or f"key of {task_id}"
-    return ("job", key, task_id, "send", queue, at(due), at(0), hops, 0, 0, status, None)
+    return ("job", key, task_id, "send", queue, at(due), at(sent), hops, 0, 0, status, None)
 
 
-def event(kind, task_id, seconds, due=100.0, retries=0, task="send", queue="mail", state=None):
-    return (kind, task_id, retries, task, queue, at(seconds), at(due), "125ms-2x31", 3, state, None)
+def event(
+    kind, task_id, seconds, due=100.0, retries=0, task="send", queue="mail", state=None, hops=3
+):
+    when = (at(seconds), at(due))
+    return (kind, task_id, retries, task, queue, *when, "125ms-2x31", hops, state, None)
 
 
-def scheduled(task_id, **more):
-    return event(s.SCHEDULED, task_id, 0.0, **more)
+def scheduled(task_id, seconds=0.0, **more):
+    return event(s.SCHEDULED, task_id, seconds, **more)
 
 
 def released(task_id, seconds, **more):
@@ -91,9 +94,35 @@ def test_every_planted_fate_gets_its_verdict(judge):
         ),
         "tried again": (receipt("tried again", status=s.NACKED), arrives("tried again", 101), s.OK),
         "before the journal": (
-            receipt("before the journal", due=-100),
+            receipt("before the journal", due=-100, sent=-200),
             [],
             s.UNDECIDED,
+        ),
+        "due when sent": (
+            receipt("due when sent", due=-1, hops=0),
+            [scheduled("due when sent", due=-1, hops=0), *arrives("due when sent", 0.1, due=-1)],
+            s.OK,
+        ),
+        "due when sent, dropped": (
+            # Its receipt counted on a hop, but the time had passed when the window was sent.
+            receipt("due when sent, dropped", due=1, hops=1),
+            [scheduled("due when sent, dropped", 2.0, due=1, hops=0)],
+            s.LOST_AFTER_RELEASE,
+        ),
+        "due when sent, untold": (
+            receipt("due when sent, untold", due=-1, hops=0),
+            [],
+            s.LOST_AFTER_RELEASE,
+        ),
+        "long due, just sent": (
+            receipt("long due, just sent", due=1, hops=0, sent=soon),
+            [scheduled("long due, just sent", soon, due=1, hops=0)],
+            s.STILL_WAITING,
+        ),
+        "nacked, and just sent again": (
+            receipt("nacked, and just sent again", due=1, status=s.NACKED),
+            [scheduled("nacked, and just sent again", soon, due=1, hops=0)],
+            s.NOT_PUBLISHED,
         ),
     }
     receipts = [each[0] for each in planted.values()]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 
+import amqp
 import pytest
 from kombu import Connection, Queue
+from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.journal import FORMAT, JournalSource, export_journal, read_journal
+from kombu_binary_delay.spark.audit import audit
+from kombu_binary_delay.spark.journal import (
+    FORMAT,
+    JournalSource,
+    _Stream,
+    export_journal,
+    read_journal,
+)
 from kombu_binary_delay.spark.send import Sender, Target
 
 
@@ -48,6 +60,19 @@ def test_the_stream_is_read_with_all_its_events(spark, vhost, write):
     for n in range(50):
         scheduled, released = at[s.SCHEDULED, f"{n}"], at[s.RELEASED, f"{n}"]
         assert scheduled.at < scheduled.due == released.due <= released.at
+
+
+def test_what_is_due_when_sent_is_told_of_so_that_an_audit_can_judge_it(spark, vhost, write):
+    write(["one", "two"], countdown=-0.5)
+    consume(vhost, 1)
+    # No worker executes it: without the name of a task, the audit does not expect that.
+    journal = read_journal(spark, vhost.url).withColumn("task", F.lit(None).cast("string"))
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    rows = audit(None, journal).collect()
+    assert {row.task_id: row.verdict for row in rows} == {"one": s.OK, "two": s.STILL_WAITING}
+    assert {row.hops for row in rows} == {0}
+    rows = audit(None, journal, until=later).collect()
+    assert {row.task_id: row.verdict for row in rows} == {"one": s.OK, "two": s.LOST_AFTER_RELEASE}
 
 
 def test_a_stream_nobody_has_written_to_is_empty(spark, vhost):
@@ -98,6 +123,26 @@ def test_a_stream_is_read_on_and_can_be_read_again(spark, vhost, write, tmp_path
     write([f"b{n}" for n in range(15)], countdown=3600.0)
     assert read_on("first") == list(range(25))
     assert read_on("second") == list(range(25))
+
+
+def test_an_end_is_found_though_events_keep_coming(vhost, write):
+    write(["a", "b"], countdown=3600.0)
+    over = threading.Event()
+
+    def write_on():
+        with vhost.connect() as connection:
+            channel = connection.channel()
+            while not over.is_set():
+                channel.basic_publish(amqp.Message("{}"), "", "kbd.v1.journal")
+                time.sleep(0.05)
+
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write_on)
+        try:
+            assert pool.submit(_Stream({"broker": vhost.url}).end).result(timeout=30) >= 2
+        finally:
+            over.set()
+        writing.result()
 
 
 def test_without_a_broker_the_source_is_refused(spark, vhost):

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import copy
 import re
+import shutil
+import subprocess
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 
+import pypdfium2
 import pytest
 from pyspark.sql import functions as F
 
@@ -14,6 +18,7 @@ from kombu_binary_delay.spark.plan import plan
 from kombu_binary_delay.spark.report.figures import figures
 from kombu_binary_delay.spark.report.page import page
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 
 
@@ -55,6 +60,22 @@ def whole(spark, verdicts):
     )
     found = figures(verdicts, thresholds=Thresholds(p99=1), plan=planned, depths=depths)
     return found, page(found)
+
+
+def printed(source, target):
+    """Print a page in a real browser, and give the text of each sheet."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        # lab/install.sh brings one; Ubuntu has none in its packages.
+        pytest.skip(f"a browser is needed, one of {', '.join(BROWSERS)}")
+    # Its sandbox takes what a container does not give.
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    options += [f"--user-data-dir={target.parent / 'profile'}", f"--print-to-pdf={target}"]
+    subprocess.run(
+        [browser, *options, source.as_uri()], check=True, capture_output=True, timeout=120
+    )
+    with pypdfium2.PdfDocument(target) as document:
+        return [sheet.get_textpage().get_text_range() for sheet in document]
 
 
 def test_the_figures_add_up_to_the_tasks(whole):
@@ -106,6 +127,26 @@ def test_the_page_says_the_verdicts_and_whether_they_pass(whole):
     assert '<span class="verdict bad">failed</span>' in text
     assert "<b>20</b><span>lost in the ladder</span>" in text
     assert "20,000 tasks, 2030-01-01 11:50:00 to 2030-01-01 12:59" in text
+
+
+@pytest.mark.slow
+def test_the_page_prints_with_nothing_cut_off_however_long_the_names(whole, tmp_path):
+    found, _ = copy.deepcopy(whole)
+    for number, each in enumerate(found["offenders"]):
+        each["task_id"] = f"6ba7b810-9dad-11d1-80b4-00c04fd430{number:02}"
+        each["key"] = f"customer-{number:06}/" + "contract-2030-01-31/" * 4
+        each["task"] = "company.shop.reminders.tasks.remind_customer_of_invoice"
+        each["queue"] = "company.exchange/reminders.with.a.long.routing.key"
+    (tmp_path / "report.html").write_text(page(found), encoding="utf-8")
+    pages = printed(tmp_path / "report.html", tmp_path / "report.pdf")
+    # A long name is broken into lines.
+    text = re.sub(r"\s", "", "".join(pages)).replace("\ufffe", "-")
+    wanted = re.findall(r"<h2>(.*?)</h2>|<th>(.*?)[<]", page(found))
+    names = [name for pair in wanted for name in pair if name]
+    names += [each[name] for each in found["offenders"] for name in ("task_id", "key", "queue")]
+    assert len(names) > 80
+    assert [name for name in names if re.sub(r"\s", "", name) not in text] == []
+    assert len(pages) <= 8
 
 
 @pytest.mark.slow

@@ -49,9 +49,14 @@ th,td{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid #eaeef2}
 th{font-weight:600}td.n,th.n{text-align:right}
 code{font:12px ui-monospace,monospace}
 .scroll{overflow-x:auto}
-@media print{body{background:#fff}main{max-width:none;padding:0}
-section,.tile{break-inside:avoid;border-color:#bbb}
-*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+@page{margin:12mm}
+@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
+section,.tile,tr{break-inside:avoid}section,.tile{border-color:#bbb}
+section.rows{break-inside:auto;border:0;padding:0}h2,.note,tr.head{break-after:avoid}
+.tiles{grid-template-columns:repeat(6,1fr);gap:6px}.tile b{font-size:17px}
+.scroll{overflow:visible}table,code{font-size:9px}
+td{overflow-wrap:anywhere}td.n,th,.whole{white-space:nowrap}}
 """
 
 
@@ -72,6 +77,7 @@ def page(figures: dict[str, Any], *, title: str = "Delayed tasks: what really ha
     parts = [
         _head(figures, title),
         _tiles(figures),
+        _thresholds(figures),
         _lateness(figures),
         _arrivals(figures),
         _waiting(figures),
@@ -79,7 +85,6 @@ def page(figures: dict[str, Any], *, title: str = "Delayed tasks: what really ha
         _histogram(figures),
         _groups(figures),
         _offenders(figures),
-        _thresholds(figures),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -116,7 +121,8 @@ def _tile(value: str, label: str, tone: str) -> str:
 
 
 def _section(heading: str, note: str, body: str) -> str:
-    return f'<section><h2>{heading}</h2><p class="note">{note}</p>{body}</section>'
+    kind = ' class="rows"' if "<table>" in body else ""
+    return f'<section{kind}><h2>{heading}</h2><p class="note">{note}</p>{body}</section>'
 
 
 def _axis(figures: dict[str, Any]) -> _TimeAxis:
@@ -219,7 +225,7 @@ def _groups(figures: dict[str, Any]) -> str:
         )
         if body:
             tables.append(
-                f"<tr><th>{grouping}</th><th class=n>tasks</th><th class=n>p50</th>"
+                f"<tr class=head><th>{grouping}</th><th class=n>tasks</th><th class=n>p50</th>"
                 "<th class=n>p90</th><th class=n>p99</th><th class=n>p99.9</th>"
                 f"<th class=n>worst</th></tr>{body}"
             )
@@ -233,14 +239,19 @@ def _groups(figures: dict[str, Any]) -> str:
 
 def _offenders(figures: dict[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(each['verdict'])}</td>"
+        f"<tr><td class=whole>{escape(each['verdict'])}</td>"
         f"<td class=n>{'' if each['lateness'] is None else svg.seconds(each['lateness'])}</td>"
-        f"<td><code>{escape(each['task_id'])}</code></td><td>{escape(each['key'] or '')}</td>"
+        f"<td class=whole><code>{escape(each['task_id'])}</code></td>"
+        f"<td>{escape(each['key'] or '')}</td>"
         f"<td>{escape(each['task'] or '')}</td><td>{escape(each['queue'] or '')}</td>"
-        f"<td>{_time(each['due'])}</td></tr>"
+        f"<td class=whole>{_time(each['due'])}</td></tr>"
         for each in figures["offenders"]
     )
-    head = "<tr><th>verdict<th class=n>late<th>task id<th>key<th>task<th>queue<th>due, UTC</tr>"
+    # A head of its own is repeated on each printed page.
+    head = (
+        "<thead><tr><th>verdict<th class=n>late<th>task id<th>key<th>task<th>queue<th>due, UTC"
+        "</tr></thead>"
+    )
     return _section(
         "Worst offenders",
         "Lost, early and doubled tasks first, then the latest.",

@@ -1,0 +1,78 @@
+"""The whole pipeline through a Spark Connect server: a client without a JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from kombu_binary_delay.spark import schema as s
+from lab.broker import free_ports
+from lab.keeper import Keeper
+
+ROOT = Path(__file__).parents[2]
+SUBMIT = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def server(tmp_path):
+    [port] = free_ports(1)
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.warehouse.dir": tmp_path / "warehouse",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    launch = [SUBMIT, "--master", "local[2]", "--driver-memory", "1g", *conf]
+    launch += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    log = tmp_path / "server.log"
+    with Keeper("connect") as keeper:
+        process = keeper.spawn(launch, env, log)
+        deadline = time.monotonic() + 120
+        while not listens(port):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield f"sc://127.0.0.1:{port}"
+
+
+@pytest.mark.slow
+def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp_path):
+    # A process of its own: one that has a JVM cannot be such a client any more.
+    script = str(Path(__file__).with_name("connected.py"))
+    argv = [sys.executable, script, server, vhost.url, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {
+        "plan": {"125ms-2x31": 40, "125ms-2x31, a queue per delay": 40},
+        "passed": True,
+        "published": [40, 1, 0],
+        "again": [0, 40],
+        "journal": {s.SCHEDULED: 40, s.RELEASED: 20},
+        "verdicts": {s.OK: 20, s.STILL_WAITING: 20},
+        "arrived": 20,
+        "page": True,
+        "sink": 40,
+        "read on": 60,
+    }
