@@ -22,6 +22,8 @@ from .errors import OperationError
 
 #: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
 WINDOW = 500
+#: Taken ahead of those, so that the broker hands out the next while it confirms the last.
+AHEAD = 4 * WINDOW
 #: Each return to a quorum queue counts as a delivery, and at RabbitMQ's limit of 20 the message is
 #: gone: one that came so often already is published anew instead.
 MANY_DELIVERIES = 10
@@ -120,7 +122,7 @@ class Pump:
         before = self._done
         seen, seen_when_quiet = 0, -1
         try:
-            channel.basic_qos(0, 0 if limit is not None else 2 * WINDOW, False)  # noqa: FBT003 - AMQP's order
+            channel.basic_qos(0, 0 if limit is not None else AHEAD, False)  # noqa: FBT003 - AMQP's order
             channel.basic_consume(queue, _CONSUMER, callback=taken.append)
             while limit is None or seen < limit:
                 quiet = False
