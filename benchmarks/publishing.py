@@ -62,9 +62,13 @@ def nothing(argument: str) -> None:
 class Way:
     """A way to publish, with a connection of its own."""
 
-    def __init__(self, vhost: VHost, transport: str, *, confirm: bool = False) -> None:
+    def __init__(
+        self, vhost: VHost, transport: str, *, confirm: bool = False, journal: str | None = None
+    ) -> None:
         self.stack = ExitStack()
-        options = {"confirm_publish": confirm}
+        options: dict[str, Any] = {"confirm_publish": confirm}
+        if journal:
+            options["binary_delay"] = {"journal": journal}
         self.connection = self.stack.enter_context(
             Connection(vhost.url, transport=transport, transport_options=options)
         )
@@ -164,6 +168,10 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
     "kombu": ("Kombu's own transport", lambda v: ByKombu(v, STOCK)),
     "ours": ("ours, no delay", lambda v: ByKombu(v, OURS)),
     "ours-delayed": ("ours, delayed", lambda v: ByKombu(v, OURS, delayed=True)),
+    "ours-journal": (
+        "ours, delayed, with the journal",
+        lambda v: ByKombu(v, OURS, delayed=True, journal="stream"),
+    ),
     "kombu-confirm": (
         "Kombu's own, confirmed one by one",
         lambda v: ByKombu(v, STOCK, confirm=True),

@@ -113,7 +113,7 @@ def reckoned(spark: SparkSession, rows: int) -> dict[str, float]:
     times = {
         "plan": timed(
             lambda: summarize(
-                plan(events.withColumnRenamed("due", "eta"), Ladder.binary())
+                plan(events.withColumnRenamed("due", "eta"), Ladder.uniform())
             ).collect()
         ),
         "audit": timed(lambda: _audit(events).groupBy("verdict").count().collect()),
