@@ -106,7 +106,7 @@ class Ground:
 
     def part(self, topology: Topology) -> Part:
         """Tell what the ladder has to lead to, as the pure topology says it."""
-        part = sum(topology.levels[:4], topology.base)
+        part = sum(topology.levels[:3], topology.base)
         for name in ("direct", "topic", "fan"):
             part += topology.shadow(name)
         for queue, (exchange, key) in self.bindings:
@@ -226,10 +226,10 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     ground = Ground(connect())
     part = ground.part(topology)
     ground.connection.Producer().publish(
-        "first", routing_key="a", headers={"x-delay": 15 * 125}
-    )  # makes four levels
+        "first", routing_key="a", headers={"x-delay": 16 * 125}
+    )  # makes three levels
     rogue = connect("amqp").default_channel
-    doors = [topology.level_name(level) for level in range(-1, 4)]
+    doors = [topology.level_name(level) for level in range(-1, 3)]
     doors += [topology.shadow_name(name) for name in ("direct", "topic", "fan")]
     expected: Counter[tuple[str, str]] = Counter({("a", "first"): 1})
     for number in range(FORGED):

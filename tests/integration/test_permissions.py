@@ -146,7 +146,7 @@ def names(topology) -> dict[str, str]:
     """What the docs call these names, as regular expressions."""
     return {
         "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
-        "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.1",
+        "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[1-3]",
         "delivery": re.escape(topology.delivery),
         "parking": re.escape(topology.parking),
         "shadow": re.escape(topology.shadow_name("events")),
@@ -230,13 +230,13 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
         if name:
             with pytest.raises(TopologyError, match=r"access.* refused.*permission") as refusal:
                 # Two levels, so that one leads to the other.
-                publish(connection, "never", delay=250)
+                publish(connection, "never", delay=625)
             assert "configure, write and read on names that begin with 'kbd.'" in str(
                 refusal.value
             ), f"without {kind} on {name}"
             assert ("write on the queue 'mail'" in str(refusal.value)) == (name == "mail")
         else:
-            publish(connection, "works", delay=250)
+            publish(connection, "works", delay=625)
         connection.release()
 
     assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]
