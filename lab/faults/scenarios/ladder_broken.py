@@ -20,8 +20,8 @@ from lab.faults.party import TRANSPORT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SECOND = 3  # the level of 1 s
-HIGHEST = 6  # the level of 8 s: delays are shorter than 16 s
+SECOND = 1  # the level of 0.5 to 1.5 s
+HIGHEST = 3  # the level of 8 s and more: delays are shorter than 16 s
 
 
 def delete(lab: Lab, exchanges: Iterable[str]) -> None:
