@@ -21,13 +21,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     # The executors' Python is ours, wherever `python3` may point.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # They import applications from these tests, whatever the environment makes of `python -m`.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    )
     session = (
         SparkSession.builder.master("local[2,3]")  # three attempts for a task
         .appName("tests")
+        # They import applications from these tests. A JVM that other tests began is used again,
+        # with the working directory and the environment of then.
+        .config("spark.executorEnv.PYTHONPATH", str(ROOT))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")
