@@ -211,7 +211,7 @@ class Depths:
         while not self._end.wait(1):
             with suppress(OSError, amqp.AMQPError):
                 now = datetime.now(timezone.utc)
-                found = self._vhost.waiting(*levels[:14])
+                found = self._vhost.waiting(*levels[:21])
                 self.seen += [(now, name, count) for name, count in found.items()]
 
 
