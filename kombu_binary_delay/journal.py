@@ -141,7 +141,9 @@ class Journal:
             return
         self.declare()
         with self._lend("the journal") as channel:
-            channel.basic_publish(_message(event), "", self.stream)
+            # Where the connection has publisher confirms, basic_publish would wait for one, and what
+            # a consumer gets meanwhile would be journalled within this, without end.
+            amqp.Channel._basic_publish(channel, _message(event), "", self.stream)  # noqa: SLF001
 
     def declare(self) -> None:
         """Declare the stream, once.
