@@ -132,9 +132,7 @@ class Lab:
         self.cluster = broker if isinstance(broker, Cluster) else None
         self.broker = self.nodes[0]
         self.vhost: VHost = self.broker.vhost()
-        self.topology: Topology = Settings().topology(
-            can_quorum=self.broker.release >= QUORUM_SINCE
-        )
+        self.topology: Topology = topology_on(self.broker)
         self.keeper = keeper
         self.checks: list[Check] = []
         self.notes: dict[str, Any] = {}
