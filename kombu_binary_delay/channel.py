@@ -31,21 +31,47 @@ class OwnChannel:
         self._namespace = namespace
         self._channel: Any = None
         self._talking = False
+        self._serving = False
         self._held: deque[Callable[[], object]] = deque()
         #: How often it was lent.
         self.talks = 0
 
-    def holds(self, channel_id: int, dispatch: Callable[[], object]) -> bool:
-        """Take what came in for another channel in the middle of a declaration, for later.
+    def take(self, channel_id: int, dispatch: Callable[[], object]) -> None:
+        """Dispatch what came in, or, amid a declaration, hold what is for another channel.
 
         Else a delivery would run the user's callback in between, and what that publishes could
         take, or wait for, the very answer that the declaration waits for.
         """
         # Channel 0 is the connection itself.
-        if not self._talking or channel_id in (0, getattr(self._channel, "channel_id", None)):
+        if self._talking and channel_id not in (0, getattr(self._channel, "channel_id", None)):
+            self._held.append(dispatch)
+        elif self._talking or self._serving:
+            dispatch()
+        else:
+            self._held.append(dispatch)
+            self._serve()
+
+    def serve_next(self) -> bool:
+        """Dispatch the first that is held, if one is and may be: it comes before all to be read."""
+        if self._talking or not self._held:
             return False
-        self._held.append(dispatch)
+        self._held.popleft()()
         return True
+
+    def _serve(self) -> None:
+        """Dispatch all that is held, one after the other.
+
+        Not one within the other, however many are held meanwhile: a consumer that publishes, or
+        has its deliveries journalled, would reach the end of the stack.
+        """
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while self.serve_next():
+                pass
+        finally:
+            self._serving = False
 
     @contextmanager
     def lend(self, what: str, also: str = "") -> Iterator[Any]:
@@ -64,8 +90,7 @@ class OwnChannel:
             if outermost:
                 self._talking = False
                 # What is raised here is the user's own, and is not explained as ours.
-                while self._held and not self._talking:
-                    self._held.popleft()()
+                self._serve()
 
     def _open(self) -> Any:
         if self._connection.channels is None:

@@ -141,8 +141,7 @@ class Journal:
             return
         self.declare()
         with self._lend("the journal") as channel:
-            # With publisher confirms, basic_publish would wait, and what a consumer gets meanwhile
-            # would be journalled within this, without end.
+            # Where the connection has publisher confirms, basic_publish would wait for each.
             amqp.Channel._basic_publish(channel, _message(event), "", self.stream)  # noqa: SLF001
 
     def declare(self) -> None:

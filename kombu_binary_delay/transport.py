@@ -378,12 +378,19 @@ class ConnectionMixin(_Above):
 
     binary_delay: Declarer | None = None
 
-    def on_inbound_method(self, channel_id: int, *args: Any) -> Any:
+    def on_inbound_method(self, channel_id: int, *args: Any) -> None:
         """Dispatch what came in, unless a declaration is to end first."""
         dispatch = partial(super().on_inbound_method, channel_id, *args)
-        if self.binary_delay is not None and self.binary_delay.own.holds(channel_id, dispatch):
-            return None
-        return dispatch()
+        if self.binary_delay is None:
+            dispatch()
+        else:
+            self.binary_delay.own.take(channel_id, dispatch)
+
+    def blocking_read(self, timeout: float | None = None) -> Any:
+        """Read from the broker, after what was read in the middle of a declaration."""
+        if self.binary_delay is not None and self.binary_delay.own.serve_next():
+            return True
+        return super().blocking_read(timeout)
 
 
 class TransportMixin(_Above):

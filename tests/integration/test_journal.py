@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import amqp
 import pytest
 from kombu import Queue
 
@@ -223,3 +225,28 @@ def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatc
 def test_a_setting_that_cannot_be_is_refused(options, words):
     with pytest.raises(SettingsError, match=words):
         Settings(**options)
+
+
+def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    connection = connect(binary_delay={"journal": "stream"}, confirm_publish=True)
+    queue = Queue("mail")(connection.default_channel)
+    queue.declare()
+    eta = {"task": "t", "id": "i", "eta": "2020-01-01T00:00:00+00:00"}
+    plain = vhost.connect()
+    for _ in range(1000):
+        message = amqp.Message("[]", application_headers=eta)
+        plain.channel(1).basic_publish(message, "", "mail")
+    plain.close()
+    depths = []
+
+    def take(body, message):
+        depths.append(len(inspect.stack(0)))
+        message.ack()
+
+    with connection.Consumer(queue, callbacks=[take], accept=["text/plain"]):
+        while len(depths) < 1000:
+            connection.drain_events(timeout=10)
+    # Each would stand on the one before it, and Python allow some dozens of them.
+    assert max(depths) < min(depths) + 50
