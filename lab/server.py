@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import amqp
 
+from kombu_binary_delay.ops.live import ready
 from kombu_binary_delay.release import release
 
 if TYPE_CHECKING:
@@ -168,15 +169,8 @@ class VHost:
 
     def waiting(self, *queues: str) -> dict[str, int]:
         """Count the messages ready in these queues, now; what is not declared is left out."""
-        found = {}
         with self.connect() as connection:
-            channel = connection.channel()
-            for queue in queues:
-                try:
-                    found[queue] = channel.queue_declare(queue, passive=True).message_count
-                except amqp.NotFound:  # noqa: PERF203, it costs the channel
-                    channel = connection.channel()
-        return found
+            return ready(connection, queues)
 
     def connect(self) -> amqp.Connection:
         """Open a plain AMQP connection; it is the caller's to close."""

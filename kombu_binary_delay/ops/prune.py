@@ -42,12 +42,14 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     Each is unbound first: a delay without a queue walks down the levels, as any other does. One in
     which a message is found then is bound again.
 
-    :raises RefusedError: where an application makes such a queue at this moment.
+    :raises RefusedError: where an application makes such a queue at this moment, or a queue cannot
+        tell whether it is empty.
     """
     live = Live.read(management)
     own = f"{topology.own}."
     names = [name for name in live.queues if name.startswith(own) and name.endswith("ms")]
-    empty = [name for name in names if name not in held(connection, management, names)]
+    filled = held(connection, management, names)
+    empty = [name for name in names if name not in filled]
     if not empty or dry_run:
         return Pruning(tuple(empty), tuple(name for name in names if name not in empty))
     bindings = [
@@ -66,7 +68,7 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             channel.queue_unbind(each.destination, each.source, each.key)
         say(f"unbound {len(empty)} queues; waiting {settle:g} s for the broker's figures")
         time.sleep(settle)
-        filled = held(connection, management, empty)
+        filled = held(connection, management, empty, settled=settle >= SETTLE)
         for name in empty:
             if name not in filled:
                 channel.queue_delete(name)

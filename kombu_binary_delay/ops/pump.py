@@ -19,6 +19,7 @@ from kombu_binary_delay.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import BinaryDelayError
 
 from .errors import OperationError
+from .live import depth
 
 #: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
 WINDOW = 500
@@ -137,7 +138,7 @@ class Pump:
                     self._treat(taken.popleft(), decide, (queue, back))
                 if quiet or (limit is None and seen == expected):
                     self._flush()
-                    empty = not channel.queue_declare(queue, passive=True).message_count
+                    empty = not depth(channel, queue)
                     # Nothing more comes, either, where all that it hands out is to be kept.
                     if not taken and (empty or seen_when_quiet == seen):
                         break

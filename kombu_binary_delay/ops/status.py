@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu_binary_delay.topology import Binding, Topology
 
-from .live import Live, Row, arguments, leaving, ready
+from .live import Live, Row, arguments, is_up, leaving, ready
 from .management import Management
 
 #: A dead-letter worker of RabbitMQ holds at most this many messages that nobody confirms.
@@ -175,7 +175,7 @@ def _rate(row: Row, name: str) -> float:
 
 
 def _trouble(row: Row, held: int) -> str | None:
-    if row.get("state") not in ("running", "idle", None):
+    if not is_up(row):
         return f"the queue is {row['state']}: what waits in it waits on"
     members, online = row.get("members") or (), row.get("online") or ()
     if members and len(online) * 2 <= len(members):

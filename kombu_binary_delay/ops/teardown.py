@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.topology import Binding, Exchange, Part, Topology
 
-from .errors import RefusedError
-from .live import Live, Say, arguments, ready, silent, unseen
+from .errors import OperationError, RefusedError
+from .live import Live, Say, arguments, is_up, ready, silent, unseen
 from .management import Management
 from .status import ladder_of
 
@@ -51,7 +51,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
 
     :param settle: the seconds to wait for figures that tell of messages between two levels.
     :param say: is told what is being waited for.
-    :raises RefusedError: where messages wait.
+    :raises RefusedError: where messages wait, or a queue cannot tell, as it has no leader.
     """
     live = Live.read(management)
     mine = [name for name in live.exchanges if ladder_of(topology, name) == topology.prefix]
@@ -64,7 +64,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
         ]
         queues += [name for name in live.queues if name.startswith(side) and name not in queues]
     mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
-    waiting = held(connection, management, queues)
+    waiting = held(connection, management, queues, guess=force)
     lost = sum(waiting.values())
     if lost and not force:
         raise RefusedError(
@@ -77,11 +77,39 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
 
-def held(connection: Any, management: Management, queues: Iterable[str]) -> dict[str, int]:
-    """Count the messages in queues that have any, those between two levels included."""
-    rows = {row["name"]: row for row in management.here("queues")}
+def held(
+    connection: Any,
+    management: Management,
+    queues: Iterable[str],
+    *,
+    settled: bool = False,
+    guess: bool = False,
+) -> dict[str, int]:
+    """Count the messages in queues that have any, those between two levels included.
+
+    :param settled: whether the API's own figures are recent enough to be asked for each queue, too.
+    :param guess: whether to take a queue for empty that cannot tell.
+    :raises RefusedError: else, where there is one.
+    """
+    queues = list(queues)
     counted = ready(connection, queues)
-    sums = {name: count + unseen(rows.get(name, {})) for name, count in counted.items()}
+    rows = {row["name"]: row for row in management.here("queues")}
+    mute = [
+        name
+        for name in queues
+        if name in rows
+        and (not is_up(rows[name]) or (settled and rows[name].get("messages") is None))
+    ]
+    if mute and not guess:
+        raise RefusedError(
+            f"nothing tells what {', '.join(mute[:3])}{_more(mute)} hold; try again when all nodes "
+            f"are up and the management API gives figures of each queue"
+        )
+    sums = {}
+    for name, count in counted.items():
+        row = rows.get(name, {})
+        told = int(row.get("messages") or 0) if settled else 0
+        sums[name] = max(count + unseen(row), told)
     return {name: count for name, count in sums.items() if count}
 
 
@@ -104,8 +132,11 @@ def _order(topology: Topology, name: str) -> tuple[int, str]:
 
 def _listed(waiting: dict[str, int]) -> str:
     first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
-    more = ", …" if len(waiting) > 3 else ""
-    return f"{sum(waiting.values())} messages wait ({first}{more})"
+    return f"{sum(waiting.values())} messages wait ({first}{_more(waiting)})"
+
+
+def _more(names: Sized) -> str:
+    return ", …" if len(names) > 3 else ""
 
 
 def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
@@ -124,14 +155,17 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     channel.close()
     say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is in between")
     time.sleep(settle)
-    waiting = held(connection, management, queues)
-    if waiting:
+    try:
+        waiting = held(connection, management, queues, settled=settle >= SETTLE)
+        if waiting:
+            raise RefusedError(
+                f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
+                f"and let it run empty"
+            )
+    except OperationError as exc:
         with OwnChannel(connection.connection, topology.namespace).lend("the ladder") as lent:
             declare_part(lent, _part(live, exchanges))
-        raise RefusedError(
-            f"{_listed(waiting)}: they came in meanwhile, so the ladder was put back as it was; "
-            f"stop the programs that delay on it, and let it run empty"
-        )
+        raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
 
 
 def _part(live: Live, exchanges: list[str]) -> Part:

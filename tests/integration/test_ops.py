@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ from kombu_binary_delay.ops import (
     verify,
     ways,
 )
+from kombu_binary_delay.ops.live import depth
 from kombu_binary_delay.topology import Part
 
 
@@ -294,6 +296,52 @@ def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     assert teardown(plain, management, small, force=True).lost == 2
     assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
     assert [each["name"] for each in vhost.queues()] == ["mail"]
+
+
+@pytest.fixture
+def led(broker, plain, small, vhost):
+    """A level queue with a message, by name, and what commands Erlang calls its leader."""
+    if small.queue_type == "classic":
+        pytest.skip("a classic queue has no leader that could be away")
+    create(plain, small, small.whole)
+    name = f"{small.level_name(3)}.1"
+    plain.Producer().publish("m", routing_key=name)
+    return name, f"{{'{vhost.name}_{name}', node()}}"
+
+
+@pytest.mark.own_broker
+def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, led):
+    name, leader = led
+    channel = plain.channel()
+    broker.ctl("eval", f"sys:suspend({leader}).")
+    later = threading.Timer(3, broker.ctl, ["eval", f"sys:resume({leader})."])
+    try:
+        # What RabbitMQ says of it.
+        assert channel.queue_declare(name, passive=True).message_count == 0
+    finally:
+        later.start()
+
+    assert depth(channel, name) == 1
+    later.join()
+
+
+@pytest.mark.slow
+@pytest.mark.own_broker
+def test_a_ladder_with_a_queue_that_has_no_leader_stays(broker, site, small, led):
+    plain, management, vhost = site
+    name, leader = led
+    while not any(row.get("messages") for row in vhost.queues()):
+        time.sleep(0.2)
+    before = Live.read(management)
+    broker.ctl("eval", f"ra:stop_server(quorum_queues, {leader}).")
+    assert plain.channel().queue_declare(name, passive=True).message_count == 0
+
+    with pytest.raises(RefusedError, match=f"1 messages wait|nothing tells what {name} hold"):
+        teardown(plain, management, small)
+
+    broker.ctl("eval", f"ra:restart_server(quorum_queues, {leader}).")
+    after = Live.read(management)
+    assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
 
 
 def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, management, vhost, small):
