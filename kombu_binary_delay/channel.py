@@ -124,9 +124,8 @@ class OwnChannel:
 def declare_part(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has."""
     send(channel, part)
-    if part.bindings:
-        # One answer for all that was sent without waiting.
-        bind(channel, part.bindings[-1:])
+    # One answer for all that was sent without waiting, also where that is a queue alone.
+    channel.basic_qos(0, 0, a_global=False)
 
 
 def send(channel: Any, part: Part) -> None:
