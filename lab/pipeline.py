@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     pass
 
 REMINDERS = int(os.environ.get("REMINDERS", "100000"))
-#: Two cores publish and execute some hundred tasks a second beside each other.
-SPREAD = max(20.0, REMINDERS / 600)  # seconds over which they are due
+#: Two cores execute some hundred tasks a second, and publish beside that.
+SPREAD = max(20.0, REMINDERS / 220)  # seconds over which they are due
 LEAD = max(30.0, REMINDERS / 2500)  # seconds until the first is due
 EVERY = 5  # seconds: a "minute" of the plan
 ORIGIN = 1_900_000_000.0  # the plan's idea of the start, a whole number of those

@@ -33,6 +33,7 @@ from kombu_binary_delay.journal import stream_name
 from . import schema as s
 
 FORMAT = "binary_delay_journal"
+_CONSUMER = "kombu-binary-delay"
 _PREFETCH = 2000
 _BATCH = 10_000
 #: How long to wait for what is known to be in the stream, in seconds.
@@ -201,6 +202,7 @@ class _Stream:
                     held = channel.queue_declare(self.queue, passive=True).message_count
                     channel.basic_consume(
                         self.queue,
+                        _CONSUMER,
                         callback=received.append,
                         arguments={"x-stream-offset": offset},
                     )
@@ -220,7 +222,12 @@ class _Stream:
                         yield headers["x-stream-offset"], message.body
                     channel.basic_ack(taken[-1].delivery_tag, multiple=True)
 
-            yield messages
+            try:
+                yield messages
+            finally:
+                # What is on its way would be complained of while the channel closes.
+                if _CONSUMER in channel.callbacks:
+                    channel.basic_cancel(_CONSUMER)
 
 
 class _Reader(DataSourceReader):
