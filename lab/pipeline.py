@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     pass
 
 REMINDERS = int(os.environ.get("REMINDERS", "100000"))
-#: Two cores execute some hundred tasks a second, and publish beside that.
-SPREAD = max(20.0, REMINDERS / 220)  # seconds over which they are due
-LEAD = max(30.0, REMINDERS / 2500)  # seconds until the first is due
+#: Two cores publish some 500 a second, and execute some 400 when that is done.
+LEAD = max(30.0, REMINDERS / 500)  # seconds until the first is due
+SPREAD = max(20.0, REMINDERS / 330)  # seconds over which they are due
 EVERY = 5  # seconds: a "minute" of the plan
 ORIGIN = 1_900_000_000.0  # the plan's idea of the start, a whole number of those
 PATIENCE = 600  # seconds after the last one is due
