@@ -40,6 +40,8 @@ QUEUE_TYPES = ("quorum", "classic")
 LAYOUTS = ("chain", "skip")
 #: The exchange types whose bindings a topic exchange can imitate.
 IMITABLE = ("direct", "topic", "fanout")
+#: A quorum queue's dead-letter worker has at most so many messages that nobody has confirmed.
+WORKER_HOLDS = 32
 
 Arguments = tuple[tuple[str, str | int], ...]
 

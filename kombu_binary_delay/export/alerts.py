@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import indent
 
-from kombu_binary_delay.topology import Topology
+from kombu_binary_delay.topology import WORKER_HOLDS, Topology
 
-from .promql import WORKER_HOLDS, Questions
+from .promql import Questions
 
 _HEAD = """\
 # Alerting rules of kombu-binary-delay for Prometheus, over RabbitMQ's own rabbitmq_prometheus.

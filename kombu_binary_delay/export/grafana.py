@@ -7,11 +7,11 @@ from colorsys import hls_to_rgb
 from dataclasses import replace
 from typing import Any
 
-from kombu_binary_delay.topology import Topology
+from kombu_binary_delay.topology import WORKER_HOLDS, Topology
 
 from .graph import human
 from .names import shorten
-from .promql import WORKER_HOLDS, Questions
+from .promql import Questions
 
 _Json = dict[str, Any]
 

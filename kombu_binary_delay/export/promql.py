@@ -12,10 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kombu_binary_delay.topology import VERSION, Topology
-
-#: A dead-letter worker of RabbitMQ has at most this many messages under way.
-WORKER_HOLDS = 32
+from kombu_binary_delay.topology import VERSION, WORKER_HOLDS, Topology
 
 _QUEUE = "rabbitmq_cluster, vhost, queue"
 

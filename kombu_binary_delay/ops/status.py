@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.topology import Binding, Topology
+from kombu_binary_delay.topology import WORKER_HOLDS, Binding, Topology
 
 from .live import Live, Row, arguments, is_up, leaving, ready
 from .management import Management
-
-#: A dead-letter worker of RabbitMQ holds at most this many messages that nobody confirms.
-WORKER_HOLDS = 32
 
 
 @dataclass(frozen=True)
