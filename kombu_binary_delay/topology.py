@@ -22,6 +22,7 @@ from functools import cached_property
 
 from .address import (
     MARK,
+    OUTLET_MARK,
     Destination,
     digest,
     exchange_word,
@@ -274,8 +275,9 @@ class Topology:
         enter, lower = f"{self.prefix}.enter", "*." * level
         radix = self.ladder.radices[-1 - level]
         return tuple(
-            Binding(enter, self.level_name(level), f"{lower}{digit}.{MARK}.#", to_queue=False)
+            Binding(enter, self.level_name(level), f"{lower}{digit}.{mark}.#", to_queue=False)
             for digit in range(1, radix)
+            for mark in (MARK, OUTLET_MARK)
         )
 
     def own_queue(self, digits: tuple[int, ...]) -> Part:
@@ -283,7 +285,10 @@ class Topology:
         delay = self.ladder.delay(digits)
         queue = Queue(f"{self.own}.{delay}ms", self._waiting(delay, self.delivery))
         lowest_first = "".join(f"{digit}." for digit in reversed(digits))
-        return Part((), (queue,), (Binding(self.own, queue.name, f"{lowest_first}{MARK}.#"),))
+        ways = (
+            Binding(self.own, queue.name, f"{lowest_first}{mark}.#") for mark in (MARK, OUTLET_MARK)
+        )
+        return Part((), (queue,), tuple(ways))
 
     # -- the delivery side ---------------------------------------------------------------------
 

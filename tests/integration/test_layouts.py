@@ -76,6 +76,24 @@ def test_a_delay_whose_queue_is_pruned_walks_the_levels(connect, collect, topolo
     assert arrival.at - sent >= 0.4
 
 
+def test_a_delay_with_a_queue_of_its_own_leads_to_a_queue_with_an_outlet(
+    connect, collect, topology
+):
+    if topology.queue_type == "classic":
+        pytest.skip("there are outlets beside quorum queues only")
+    connection = connect(binary_delay={"queue_per_delay": True})
+    arguments = {"x-max-length": 100, "x-overflow": "reject-publish"}
+    queue = Queue("q", queue_arguments=arguments, channel=connection.default_channel)
+    queue.declare()
+    sent = time.time()
+    # The first walks down the levels, the others wait in a queue of their own.
+    for _ in range(3):
+        publish(connection, 400)
+
+    arrivals = collect(connection, [queue], 3)
+    assert all(arrival.at - sent >= 0.4 for arrival in arrivals)
+
+
 def test_while_queues_are_pruned_none_is_made(connect, collect, topology, vhost):
     connection = connect(binary_delay={"queue_per_delay": True})
     queue = declare(connection)
