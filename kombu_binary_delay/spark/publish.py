@@ -158,6 +158,10 @@ def publish(
             seconds=time.monotonic() - begin,
         )
         tell(progress)
+    if progress.remaining:
+        raise RuntimeError(
+            f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
+        )
     # There is no word of Spark's for deleting files.
     nothing = spark.createDataFrame([], staged.schema)
     nothing.write.mode("overwrite").parquet(staging)

@@ -242,6 +242,10 @@ class Sender:
         try:
             call(*given)
         except _lost() as exc:
+            if self._producer is not None:
+                # What is buffered or unconfirmed is told of now, whoever noticed the break.
+                self._producer.batch.discard()
+                self._producer.batch.close()
             held = [*self._again, *(each for each in given if each not in self._again)]
             self._recover(held, exc)
         else:

@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
+from kombu_binary_delay import ChannelMixin
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import Sender, Target
 
@@ -47,6 +48,25 @@ def compared(message):
         message.delivery_info["exchange"],
         message.delivery_info["routing_key"],
     )
+
+
+def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, monkeypatch):
+    delayed, calls = ChannelMixin.delayed, []
+
+    def breaks(channel, *given):
+        calls.append(given)
+        if len(calls) == 4:
+            raise ConnectionResetError("a declaration found the connection gone")
+        return delayed(channel, *given)
+
+    monkeypatch.setattr(ChannelMixin, "delayed", breaks)
+    rows = [{"task": "t", "task_id": str(number), "countdown": 60} for number in range(6)]
+
+    sent = send(vhost, rows)
+
+    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+        (str(number), s.PUBLISHED) for number in range(6)
+    ]
 
 
 @pytest.mark.parametrize(
