@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -18,7 +19,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.address import Destination
 from kombu_binary_delay.batch import PublishBatch
-from kombu_binary_delay.envelope import carried, unwrap
+from kombu_binary_delay.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.topology import Topology
 
@@ -38,6 +39,7 @@ from .pump import (
 
 _HEADERS = "application_headers"
 _UNREADABLE = Destination("", "")
+_NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def redrive(  # noqa: PLR0913 - which, and where to
 ) -> Redrive:
     """Send parked messages on, confirmed before they leave the parking queue.
 
-    What finds no queue stays parked.
+    What finds no queue stays parked, and so does what is not due yet, unless ``to`` is given.
 
     :param connect: connects to the broker, by Kombu's own transport.
     :param only: only messages for this destination.
@@ -164,8 +166,11 @@ class _Sorter:
 
     def decide(self, message: Any) -> Send | Keep:
         destination, unpacked = self.read(message)
-        self._seen[destination] += 1
-        if destination == _UNREADABLE or self._dry_run or self._only not in (None, destination):
+        if not self.wants(destination):
+            return Keep("kept")
+        if self.is_early(message):
+            return Keep("left", _NOT_DUE)
+        if self._dry_run:
             return Keep("kept")
         place = self._to or destination
         if not self._exchange_stands(place.exchange):
@@ -185,6 +190,15 @@ class _Sorter:
         unwrap(properties, self._topology.owns)
         headers.pop("x-delivery-count", None)
         return destination, amqp.Message(message.body, **properties)
+
+    def is_early(self, message: Any) -> bool:
+        """Tell whether a message would be early where it was meant to go."""
+        packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
+        due = packed.get("due") if isinstance(packed, dict) else None
+        return self._to is None and isinstance(due, int) and due > time.time_ns() // 1_000_000
+
+    def stays(self, reason: str) -> None:
+        self._reasons[reason] += 1
 
     def wants(self, destination: Destination) -> bool:
         """Tell whether messages for a destination are asked for, and count one."""
@@ -241,7 +255,11 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
         if message is None:
             break
         destination, unpacked = sorter.read(message)
-        if sorter.wants(destination):
+        wanted = sorter.wants(destination)
+        if wanted and sorter.is_early(message):
+            sorter.stays(_NOT_DUE)
+            wanted = False
+        if wanted:
             file.write(dump(destination, unpacked) + "\n")
             sorter.wrote(destination)
             written.append(message.delivery_tag)
@@ -261,9 +279,12 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
 
 def _settle(acks: Acks, file: IO[str], written: list[int]) -> None:
     file.flush()
-    # A pipe has nothing to sync, and a file in memory not even a number.
-    with suppress(OSError):
+    try:
         os.fsync(file.fileno())
+    except OSError as exc:
+        # A pipe has nothing to sync, and a file in memory not even a number. A full disk has.
+        if exc.errno not in (None, errno.EINVAL, errno.ENOTSUP):
+            raise
     for tag in written:
         acks.add(tag)
     acks.send()
