@@ -178,22 +178,34 @@ class _Mover:
             return Send(message, to.exchange, to.routing_key, "moved")
         try:
             return self._to_ancestor(message, found.destination, left, found.properties)
-        except DelayError as exc:
+        except (AddressError, DelayError) as exc:
             return Keep("left", str(exc))
 
     def _to_ancestor(
         self, message: Any, destination: Destination, left: int, properties: dict[str, Any]
     ) -> Send | Keep:
         """Enter another system's ladder as its own programs do, whose headers stay as they are."""
-        digits = self._to.ladder.digits(left)
-        queue = Destination("", destination.routing_key)
-        if queue.routing_key not in self._bound:
-            way = self._to.to_queue(queue.routing_key)
-            if queue.routing_key in self._live.queues:
-                create(self._sending, self._to, way)
-            self._bound.add(queue.routing_key)
+        if not isinstance(self._what, Topology) or not self._what.mirrors:
+            # From one to the other: both know a queue, or in Celery's case a key, by its name.
+            destination = Destination("", destination.routing_key)
+        digits = self._to.ladder.digits(max(left, 1))
+        address = self._to.address(digits, destination)
+        name = destination.routing_key
+        if name not in self._bound:
+            if ready(self._sending, [name]):
+                create(self._sending, self._to, self._to.to_queue(name))
+            elif not self._leads_on(name):
+                return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
+            self._bound.add(name)
         again = amqp.Message(message.body, **properties)
-        return Send(again, self._to.entry(digits), self._to.address(digits, queue), "moved")
+        return Send(again, self._to.entry(digits), address, "moved", mandatory=True)
+
+    def _leads_on(self, key: str) -> bool:
+        """Whether an ancestor's own programs have bound something for a key."""
+        return any(
+            each.source == self._to.delivery and matches_topic(each.key, key)
+            for each in self._live.bindings
+        )
 
     def _ask_bindings(self, routing_key: str) -> str:
         """Tell the exchange that Celery's native ladder would deliver to, by its bindings."""

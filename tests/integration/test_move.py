@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import amqp
 import pytest
@@ -153,6 +155,37 @@ def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
 
 
+def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, small, tmp_path):
+    Queue("gone")(parked.channel()).declare()
+    with plain() as connection:
+        connection.Producer().publish(
+            "early",
+            exchange=small.parking,
+            routing_key=small.address((1, 0), Destination("", "gone")),
+            headers={"x-binary-delay": {"due": (time.time_ns() // 1_000_000) + 3_600_000}},
+        )
+
+    looked = redrive(plain, small, only=Destination("", "gone"), dry_run=True)
+    with (tmp_path / "parked.jsonl").open("w") as file:
+        found = redrive(plain, small, only=Destination("", "gone"), file=file)
+    again = redrive(plain, small, only=Destination("", "gone"))
+
+    assert all("not due yet" in each.reasons[0] for each in (looked, found, again))
+    assert by_destination(found)["", "gone"] == (3, 1)
+    assert by_destination(again)["", "gone"] == (0, 1)
+    assert vhost.waiting("gone") == {"gone": 0}
+
+
+def test_what_a_full_disk_did_not_take_stays_parked(parked, site, small, tmp_path):
+    full = patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+
+    with (tmp_path / "parked").open("w") as file, full, pytest.raises(OSError, match="No space"):
+        redrive(site.plain, small, file=file)
+
+    vhost = site.vhost
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+
+
 def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
     Queue("elsewhere")(parked.channel()).declare()
 
@@ -244,6 +277,28 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
     assert arrival.at >= due.timestamp()
     assert "x-death" not in arrival.headers
+
+
+def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, site):
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    celery = ANCESTORS["celery"]
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    exchange = Exchange("events", "direct")
+    Queue("mail", exchange, "mail")(connection.channel()).declare()
+    Queue("here")(connection.channel()).declare()
+    publish(connection, "here", 9000)
+    publish(connection, "gone", 9000)
+    publish(connection, "mail", 9000, exchange="events")
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+        done = migrate(site.plain, site.plain, site.management, small, celery)
+
+    assert (done.moved, done.left) == (1, 2)
+    assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
+    assert any("does not know the exchange 'events'" in reason for reason in done.reasons)
+    waits = f"{small.level_name(3)}.1"
+    wait_until(lambda: vhost.waiting(waits) == {waits: 2})
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
