@@ -149,23 +149,34 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     settle: float,
     say: Say,
 ) -> None:
+    try:
+        _delete(connection, exchanges)
+        say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is between")
+        time.sleep(settle)
+        # Where a publisher made it anew meanwhile, what it sent is counted, and no more comes.
+        _delete(connection, exchanges)
+        waiting = held(connection, management, queues, settled=settle >= SETTLE)
+        if waiting:
+            raise RefusedError(  # noqa: TRY301 - put back as for any other reason
+                f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
+                f"and let it run empty"
+            )
+    except BaseException as exc:
+        # Whoever interrupts is not to leave it half removed. The connection may be what broke.
+        with connection.clone() as again:
+            own = OwnChannel(again.connection, topology.namespace)
+            with own.lend("the ladder") as lent:
+                declare_part(lent, _part(live, exchanges))
+        if isinstance(exc, OperationError):
+            raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
+        raise
+
+
+def _delete(connection: Any, exchanges: Iterable[str]) -> None:
     channel = connection.channel()
     for name in exchanges:
         channel.exchange_delete(name)
     channel.close()
-    say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is in between")
-    time.sleep(settle)
-    try:
-        waiting = held(connection, management, queues, settled=settle >= SETTLE)
-        if waiting:
-            raise RefusedError(
-                f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
-                f"and let it run empty"
-            )
-    except OperationError as exc:
-        with OwnChannel(connection.connection, topology.namespace).lend("the ladder") as lent:
-            declare_part(lent, _part(live, exchanges))
-        raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
 
 
 def _part(live: Live, exchanges: list[str]) -> Part:
@@ -184,9 +195,8 @@ def _part(live: Live, exchanges: list[str]) -> Part:
 
 
 def _remove(connection: Any, exchanges: list[str], queues: list[str]) -> None:
+    _delete(connection, exchanges)
     channel = connection.channel()
-    for name in exchanges:
-        channel.exchange_delete(name)
     for name in queues:
         channel.queue_delete(name)
     channel.close()

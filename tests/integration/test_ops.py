@@ -405,6 +405,23 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
     assert vhost.waiting(queue) == {queue: 1}
 
 
+def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
+    Queue("mail")(plain.channel()).declare()
+    create(plain, small, small.whole + small.to_queue("mail"))
+    before = Live.read(management)
+
+    def interrupt(text):
+        plain.close()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teardown(plain, management, small, say=interrupt)
+
+    after = Live.read(management)
+    assert before.bindings == after.bindings
+    assert before.exchanges.keys() == after.exchanges.keys()
+
+
 def test_prune_removes_queues_for_one_delay_that_are_empty(
     connect, plain, management, vhost, small
 ):
