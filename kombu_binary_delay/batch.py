@@ -89,6 +89,12 @@ class _Entry:
         self.returned: Any = None
 
     @property
+    def headers(self) -> Any:
+        """The headers that it was sent with."""
+        sent = self.message if self.packed is None else self.packed[0]
+        return sent.properties.get("application_headers")
+
+    @property
     def name(self) -> str:
         """What an error calls it."""
         if self.tag is not None:
@@ -398,7 +404,11 @@ class PublishBatch:
         waiting = self._marks.get(_mark(message, exchange, routing_key))
         if not waiting:
             raise exc
-        waiting.popleft().returned = exc
+        # Twins without ids differ in their headers, by which an exchange may have told them apart.
+        headers = message.properties.get("application_headers")
+        entry = next((each for each in waiting if each.headers == headers), waiting[0])
+        waiting.remove(entry)
+        entry.returned = exc
         # Whom the user has asked to see what returns on the channel is to see this, too.
         for handler in list(self.channel.events.get("basic_return") or ()):
             handler(exc, exchange, routing_key, message)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import amqp
 import pytest
 from amqp import spec
-from kombu import Connection, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
 from kombu_binary_delay.address import parse_address
@@ -135,6 +135,25 @@ def test_what_finds_no_queue_is_returned_one_by_one_even_if_equal(channel, outco
         else Outcome(tag, "confirmed")
         for tag in range(6)
     }
+
+
+def test_of_twins_the_one_is_returned_whose_headers_found_no_queue(channel, outcomes):
+    exchange = Exchange("kinds", "headers", channel=channel)
+    arguments = {"x-queue-type": "quorum"}
+    Queue("ones", exchange, binding_arguments={"kind": 1}, queue_arguments=arguments)(
+        channel
+    ).declare()
+    with PublishBatch(channel, on_outcome=outcomes.append) as batch:
+        for kind in (1, 2, 1, 2):
+            twin = message(channel, "twin", {"kind": kind})
+            batch.publish(twin, "kinds", "", mandatory=True, tag=(kind, len(outcomes)))
+
+    assert sorted((each.tag[0], each.state) for each in outcomes) == [
+        (1, "confirmed"),
+        (1, "confirmed"),
+        (2, "returned"),
+        (2, "returned"),
+    ]
 
 
 def test_a_return_is_an_error_of_the_flush_unless_the_channel_has_a_handler(channel):
