@@ -58,9 +58,10 @@ def ways(topology: Topology, live: Live, queues: Iterable[str], exchanges: Itera
             raise OperationError(
                 f"the queue {queue!r} does not exist in this virtual host; make it first"
             )
-        part += (
-            topology.into(queue) if _refuses(topology, live, queue) else topology.to_queue(queue)
-        )
+        # Also where it has an outlet: a publisher may not know.
+        part += topology.to_queue(queue)
+        if _refuses(topology, live, queue):
+            part += topology.into(queue)
     for exchange in exchanges:
         part += _way(topology, live, exchange)
     return part
