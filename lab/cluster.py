@@ -81,9 +81,15 @@ class Cluster:
         return set()
 
     def wait_until_whole(self, timeout: float = 120) -> None:
-        """Wait until every node sees every other."""
+        """Wait until every node sees every other, and has ended its start.
+
+        A virtual host that is made before is not made on the node that still starts, and
+        RabbitMQ waits 45 s for it (`rabbit_vhost_sup_sup:start_on_all_nodes`).
+        """
         deadline = time.monotonic() + timeout
         while self.running() != {node.node for node in self.nodes}:
             if time.monotonic() > deadline:
                 raise BrokerError(f"after {timeout:g} s only {sorted(self.running())} are up")
             time.sleep(0.2)
+        for node in self.nodes:
+            node.ctl("await_startup", timeout=max(1, deadline - time.monotonic()))
