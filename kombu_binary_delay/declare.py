@@ -60,6 +60,8 @@ class Declarer:
         self._queues: dict[str, None] = {}
         self._published = 0
         self._active = False
+        #: Whether it has shown that something of ours is gone, in the middle of declaring.
+        self._gap = False
 
     def forget(self) -> None:
         """Forget what stands on the broker: it has told us that something is gone."""
@@ -69,9 +71,10 @@ class Declarer:
         self._active = False
 
     def _lost(self) -> None:
+        active = self._active
         self.forget()
-        # It was in the middle of its activation, or past it.
-        self._active = True
+        # Not here: what noticed it is to end first. Then _repeat makes all of it again.
+        self._active, self._gap = active, active
 
     # -- for a delayed publish -----------------------------------------------------------------
 
@@ -115,6 +118,7 @@ class Declarer:
                     self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
+        self._fill_gap()
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
@@ -151,10 +155,25 @@ class Declarer:
         if self._bound or self._queues:
             self.delivery.lay_base()
         self._active = True
+        try:
+            self._repeat()
+            self._fill_gap()
+        except BaseException:
+            # Of a callback, or a time limit: the rest is still to be done.
+            self._active = False
+            raise
+
+    def _repeat(self) -> None:
+        self._gap = False
         for queue in list(self._queues):
             self._quietly(self._lead_to, queue)
         for bound in list(self._bound):
             self._quietly(self._mirror, bound)
+
+    def _fill_gap(self) -> None:
+        """Make all again, where it has shown that a part of it is gone."""
+        if self._gap:
+            self._repeat()
 
     def activate_or_warn(self) -> None:
         """Do as :meth:`activate`, for a caller whose own work does not depend on it."""
@@ -184,9 +203,12 @@ class Declarer:
                     f"come from classic queues are lost then; quorum queues keep them"
                 )
             self._queues[queue] = None
-            self.delivery.doubt(("", queue))
+            if refuses is not None:
+                # Whoever declares it may have made it anew; whoever looks has not.
+                self.delivery.doubt(("", queue))
             if self._active:
                 self._quietly(self._lead_to, queue)
+                self._fill_gap()
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
@@ -197,6 +219,7 @@ class Declarer:
             self.delivery.doubt(bound, exchange, destination)
             if self._active:
                 self._quietly(self._mirror, bound)
+                self._fill_gap()
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Undo what :meth:`bound` did, here or in another process."""
