@@ -39,7 +39,7 @@ class Declarer:
     """
 
     def __init__(self, connection: Any, settings: Settings) -> None:
-        self.own = OwnChannel(connection, settings.namespace)
+        self.own = OwnChannel(connection, settings.namespace, self._refused)
         self._declares = settings.declare != "never"
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
         self.journal: Journal | None = None
@@ -69,6 +69,11 @@ class Declarer:
             lane.forget()
         self.delivery.forget()
         self._active = False
+
+    def _refused(self, error: BaseException) -> None:
+        # Only the journal publishes there.
+        if self.journal is not None:
+            self.journal.end(error)
 
     def _lost(self) -> None:
         active = self._active

@@ -16,6 +16,7 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
+from kombu_binary_delay.channel import OwnChannel
 
 
 def ladder_names(vhost):
@@ -416,3 +417,17 @@ def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, colle
     assert delayed.headers == {"at": True}
     assert delayed.at - started >= 1
     assert delayed.body == undelayed.body == task
+
+
+def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):
+    own = OwnChannel(connect().connection, "kbd")
+    with own.lend("a queue") as channel:
+        channel.queue_declare("there")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        own.lend("the same") as channel,
+        patch.object(channel, "wait", side_effect=KeyboardInterrupt),
+    ):
+        channel.queue_declare("there")
+    with pytest.raises(TopologyError, match="no queue 'missing'"), own.lend("another") as channel:
+        channel.queue_declare("missing", passive=True)
