@@ -19,7 +19,7 @@ from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
-from .release import QUORUM_SINCE, is_since
+from .release import QUORUM_SINCE, URGENT, is_since, lets_urgent_hold_up
 from .settings import Settings
 from .topology import IMITABLE, Topology
 
@@ -47,15 +47,12 @@ class Declarer:
             server = connection.server_properties
             self.journal = Journal(settings, self.topology, self.own.lend, server)
         self.delivery = Delivery(self.own, self.topology, settings.outlets, self._lost)
-        self._lanes = [
-            Levels(
-                self.own,
-                topology,
-                self.delivery.lay_base_again,
-                queue_per_delay=settings.queue_per_delay,
-            )
-            for topology in self.topology.lanes(settings.lanes)
-        ]
+        lanes = self.topology.lanes(settings.lanes)
+        self._lanes = [self._levels(each, settings) for each in lanes]
+        self._urgent: Levels | None = None
+        quorum = self.topology.mirrors and self.topology.queue_type == "quorum"
+        if quorum and lets_urgent_hold_up(connection.server_properties):
+            self._urgent = self._levels(self.topology.for_urgent(), settings)
         self._bound: dict[Bound, None] = {}
         self._queues: dict[str, None] = {}
         self._published = 0
@@ -63,10 +60,19 @@ class Declarer:
         #: Whether it has shown that something of ours is gone, in the middle of declaring.
         self._gap = False
 
+    def _levels(self, topology: Topology, settings: Settings) -> Levels:
+        return Levels(
+            self.own,
+            topology,
+            self.delivery.lay_base_again,
+            queue_per_delay=settings.queue_per_delay,
+        )
+
     def forget(self) -> None:
         """Forget what stands on the broker: it has told us that something is gone."""
-        for lane in self._lanes:
-            lane.forget()
+        for lane in (*self._lanes, self._urgent):
+            if lane is not None:
+                lane.forget()
         self.delivery.forget()
         self._active = False
 
@@ -85,6 +91,8 @@ class Declarer:
 
     def lane(self, properties: Mapping[str, Any]) -> Levels:
         """Choose the ladder for a message: by its id, so that a message keeps its lane."""
+        if self._urgent is not None and (properties.get("priority") or 0) >= URGENT:
+            return self._urgent
         if len(self._lanes) == 1:
             return self._lanes[0]
         name = properties.get("message_id") or properties.get("correlation_id")

@@ -1,5 +1,6 @@
 """What programs and connections may do meanwhile; tests/conformance tells what arrives where."""
 
+import threading
 import time
 
 import pytest
@@ -236,3 +237,29 @@ def wait_until(true, timeout=10):
     while not true():
         assert time.monotonic() < end, f"not within {timeout} s"
         time.sleep(0.05)
+
+
+def test_urgent_messages_hold_up_no_others(connect, collect, topology):
+    """RabbitMQ 4.0 to 4.2 would let one of the others go for two urgent ones, and no sooner."""
+    publisher, consumer = connect(), connect()
+    arguments = {"x-queue-type": "quorum"} if topology.queue_type == "quorum" else None
+    (queue,) = declare(publisher, Queue("q", queue_arguments=arguments))
+
+    def go():
+        for _ in range(15):
+            for priority in (0, 0, 9):
+                publish(publisher, [priority, time.time()], key="q", delay=1500, priority=priority)
+            time.sleep(0.3)
+
+    sender = threading.Thread(target=go)
+    sender.start()
+    arrivals = collect(consumer, [queue], 45)
+    sender.join()
+
+    late: dict[int, list[float]] = {priority: [] for priority in (0, 9)}
+    for arrival in arrivals:
+        priority, sent = arrival.body
+        late[priority].append(arrival.at - sent - 1.5)
+    assert min(late[0] + late[9]) >= 0
+    # Waiting for two urgent ones each, they would be late by seconds.
+    assert max(late[0]) < max(late[9]) + 1
