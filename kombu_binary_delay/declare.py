@@ -119,6 +119,8 @@ class Declarer:
                 f"routing keys in its own way, while a delayed message arrives with another; delay "
                 f"to a direct, topic, fanout or headers exchange instead"
             )
+        if types.get(exchange) == "headers":
+            self._refuse_astray(exchange)
         if not self._declares:
             return False
         talks = self.own.talks
@@ -135,6 +137,16 @@ class Declarer:
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
+
+    def _refuse_astray(self, exchange: str) -> None:
+        for bound in self._bound:
+            reads_keys = self.delivery.types.get(bound.destination) in ("direct", "topic")
+            if bound.exchange == exchange and not bound.to_queue and reads_keys:
+                raise TopologyError(
+                    f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
+                    f"reads routing keys, and a delayed message arrives there with another; bind "
+                    f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
+                )
 
     def address(self, digits: tuple[int, ...], destination: Destination) -> str:
         """Write the routing key with which a message enters a ladder.

@@ -208,6 +208,17 @@ def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
 
 
+def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_name(connect):
+    connection = connect()
+    by_headers, by_key = Exchange("h", "headers"), Exchange("t", "topic")
+    for exchange in by_headers, by_key:
+        exchange(connection.default_channel).declare()
+    by_key(connection.default_channel).bind_to(by_headers, arguments={"x-match": "all", "a": 1})
+
+    with pytest.raises(TopologyError, match="'h' is bound to 't', which reads routing keys"):
+        Producer(connection.default_channel).publish("never", exchange="h", headers={"x-delay": 1})
+
+
 def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
     connect, collect, topology
 ):
