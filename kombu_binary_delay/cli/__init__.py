@@ -42,7 +42,8 @@ from .verify import verify
     "-m",
     metavar="URL",
     envvar="BINARY_DELAY_MANAGEMENT",
-    help="Where its management API is.  [default: the broker's host, port 15672]",
+    help="Where its management API is.  [default: the broker's host, port 15672, "
+    "or 15671 over TLS]",
 )
 @click.version_option(package_name="kombu-binary-delay")
 @click.pass_context

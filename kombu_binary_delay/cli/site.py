@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import click
 from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
+from kombu.utils.url import parse_url
 
 from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.ops import Management
 from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
@@ -27,6 +30,7 @@ class Site:
 
     url: str = DEFAULT_URL
     ssl: Any = None
+    login_method: str | None = None
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -34,17 +38,21 @@ class Site:
     def of(
         cls, app: Any, url: str | None, management_url: str | None, given: Mapping[str, Any]
     ) -> Site:
-        """Take what a Celery app says, and what options say instead."""
-        ssl = None
+        """Take what a Celery app says, and what options say instead.
+
+        :raises click.UsageError: for a broker or settings that cannot be.
+        """
+        ssl = login_method = None
         if app is not None:
-            options = app.conf.broker_transport_options or {}
-            given = {**(options.get(KEY) or {}), **given}
+            given = {**_settings_of(app), **given}
             if url is None:
                 url = app.conf.broker_write_url or app.conf.broker_url
-                ssl = app.conf.broker_use_ssl
+                ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
+                login_method = app.conf.broker_login_method
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
-        return cls(_SCHEME.sub(r"amqp\1://", url or DEFAULT_URL), ssl, management_url, given)
+        url = ";".join(map(_plain_url, (url or DEFAULT_URL).split(";")))
+        return cls(url, ssl, login_method, management_url, given)
 
     @property
     def settings(self) -> Settings:
@@ -53,16 +61,21 @@ class Site:
 
     def plain(self) -> Any:
         """Connect by Kombu's own transport."""
-        return Connection(self.url, ssl=self.ssl or False, connect_timeout=10)
+        return self._connect()
 
     def delaying(self) -> Any:
         """Connect by ours."""
+        return self._connect(
+            transport="kombu_binary_delay:Transport", transport_options={KEY: dict(self.given)}
+        )
+
+    def _connect(self, **options: Any) -> Any:
         return Connection(
             self.url,
             ssl=self.ssl or False,
-            transport="kombu_binary_delay:Transport",
-            transport_options={KEY: dict(self.given)},
+            login_method=self.login_method,
             connect_timeout=10,
+            **options,
         )
 
     def lanes(self, connection: Any = None, ladder: str | None = None) -> list[Topology]:
@@ -91,7 +104,7 @@ class Site:
             "queue_type": topology.queue_type,
             "namespace": topology.namespace,
         }
-        return Site(self.url, self.ssl, self.management_url, given)
+        return replace(self, given=given)
 
     def management(self, connection: Any) -> Management:
         """Find the management API of a connection's broker."""
@@ -117,6 +130,48 @@ class Site:
             f"{ladder!r} is no ladder's name, such as '125ms-2x31', 'kbd.v1-125ms-2x31-classic', "
             f"or {', '.join(map(repr, ANCESTORS))}"
         )
+
+
+def _settings_of(app: Any) -> Mapping[str, Any]:
+    options = app.conf.broker_transport_options or {}
+    if isinstance(given := options.get(KEY) or {}, Mapping):
+        return given
+    try:
+        Settings.from_transport_options(options)
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from exc
+    return {}
+
+
+def _is_over_tls(transport: Any) -> bool:
+    """Whether a transport that stands beside the URL is one over TLS, whatever the URL says."""
+    if not transport:
+        return False
+    try:
+        return issubclass(resolve_transport(transport), pyamqp.SSLTransport)
+    except (KeyError, ImportError, AttributeError) as exc:
+        raise click.UsageError(f"the transport {transport!r} cannot be loaded: {exc}") from exc
+
+
+def _plain_url(url: str) -> str:
+    """Check the URL of a broker, and write it for Kombu's own transport; its words are secret."""
+    scheme, has_scheme, _ = url.partition("://")
+    if not has_scheme:
+        return url
+    # What is callable was registered with our own mixins.
+    if not _SCHEME.match(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
+        raise click.UsageError(
+            "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
+        )
+    try:
+        parse_url(url)
+    except (ValueError, KeyError) as exc:
+        # Not what it says: that has a part of the password.
+        raise click.UsageError(
+            "the URL of the broker cannot be read; write what is special in its user, password "
+            "and virtual host percent-encoded, such as %2F for a slash"
+        ) from (exc if "@" not in url else None)
+    return _SCHEME.sub(r"amqp\1://", url, count=1)
 
 
 def options() -> list[click.Option]:
