@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
@@ -29,7 +30,7 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 @click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
 @click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
 @ladder
-@verb
+@partial(verb, drawn=False)
 def export(
     site: Site,
     out: Out,
