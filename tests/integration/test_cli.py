@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.cli import binary_delay
@@ -71,6 +71,39 @@ def test_create_verify_status_and_teardown(run, tick, connect):
     assert refused.exit_code == 3
     assert "2 messages wait" in refused.output
     assert (gone.exit_code, json.loads(gone.output)["lost"]) == (0, 2)
+
+
+def test_what_the_setting_outlets_names_is_reached_where_nothing_is_declared(
+    run, tick, connect, collect, small
+):
+    queue = Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel())
+    queue.declare()
+    outlets = ("--outlets", "other,ma*")
+
+    exported = run(*tick, *outlets, "export", "definitions", "--queue", "mail")
+    made = run(*tick, *outlets, "create", "--queue", "mail", "--exchange", "events")
+
+    quorum = small.queue_type == "quorum"
+    ways = [each["routing_key"] for each in json.loads(exported.output)["bindings"]]
+    assert ("#.@!..mail" in ways, "#.@..mail" in ways) == (quorum, True)
+    assert made.exit_code == 0, made.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "outlets": ["ma*"]}
+    connection = connect(binary_delay=settings)
+    for exchange, key in (("", "mail"), ("events", "k")):
+        connection.Producer().publish(
+            "m", exchange=exchange, routing_key=key, headers={"x-delay": 1000}
+        )
+    assert {each.exchange for each in collect(connection, [queue], 2)} == {"", "events"}
+    assert run(*tick, "--declare", "never", "verify").exit_code == 0
+
+
+def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, connect, vhost):
+    Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel()).declare()
+
+    done = run("--ancestor", "celery", "create", "--exchange", "events")
+
+    assert (done.exit_code, "does not know the exchange 'events'" in done.output) == (2, True)
+    assert not [each for each in vhost.exchanges() if "celery" in each["name"]]
 
 
 def test_status_draws_what_waits(run, tick, connect):
