@@ -264,6 +264,8 @@ def teardown(value: Teardown) -> RenderableType:
     lines: list[RenderableType] = [
         Text(f"{len(value.exchanges)} exchanges and {len(value.queues)} queues removed"),
     ]
+    if not value.exchanges and not value.queues:
+        lines.append(Text("nothing of this ladder stands", style="yellow"))
     if value.lost:
         lines.append(Text(f"{value.lost} messages went with them", style="bold red"))
     if value.keeps:

@@ -251,6 +251,38 @@ def test_export_writes_each_format_to_a_file(run, tmp_path, name):
     assert "mail" in path.read_text()
 
 
+def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
+    run, tick, connect, small, vhost
+):
+    old = (*tick, "create"), (*tick, "teardown", "--ladder", small.prefix)
+    new = ("--queue-type", small.queue_type)
+    # A worker of the new settings: it has consumed, and no message of theirs was delayed yet.
+    worker = connect(binary_delay={"queue_type": small.queue_type})
+    queue = Queue("mail", Exchange("events", "topic"), "k")(worker.channel())
+    queue.declare()
+    queue.get()
+    side = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+
+    gone = run(*new, "teardown", "--ladder", "999ms-2x5", "--json")
+    own_is_none = run(*new, "teardown", "--json")
+    made = run(*old[0])
+    removed = run(*new, "teardown", "--ladder", small.prefix, "--force", "--json")
+    left = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    run(*old[0])
+    all_of_it = run(*old[1], "--force", "--json")
+
+    assert made.exit_code == 0, made.output
+    assert small.delivery in side
+    assert small.shadow_name("events") in side
+    assert left == side
+    own = Topology(queue_type=small.queue_type).prefix
+    for done in (gone, removed):
+        assert json.loads(done.output)["keeps"] == [own]
+    assert json.loads(own_is_none.output)["exchanges"] == []
+    assert json.loads(all_of_it.output)["keeps"] == []
+    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
+
+
 def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
     if tick[-1] == "classic":
         pytest.skip("lanes are for quorum queues")
