@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -278,6 +279,37 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
     assert current.within(15_000) == (3, 3)
     assert current.within(1000) == (0, 0)
     assert not found.troubles
+
+
+def test_status_forecasts_to_the_end_of_the_ladder_and_tells_outlets_from_parking(
+    plain, management, small
+):
+    channel = plain.channel()
+    retry = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "events"}
+    for name in ("retry", "jobs.parking", "jobs.poison"):
+        Queue(name, Exchange("events", "topic"), name, queue_arguments=retry)(channel).declare()
+    part = small.whole + small.to_queue("retry") + small.outlet("headers.parking")
+    outlets = [small.outlet_name("headers.parking")]
+    part += ways(small, Live.read(management), [], ["events"])
+    if small.queue_type == "quorum":
+        for name in ("jobs.parking", "jobs.poison"):
+            part += small.into(name)
+            outlets.append(small.into_name(name))
+    # Without a way on, what is in an outlet stays there to be counted.
+    stays = [
+        PartQueue(each.name, each.arguments[:1]) if each.name in outlets else each
+        for each in part.queues
+    ]
+    create(plain, small, replace(part, queues=tuple(stays)))
+    for name in outlets:
+        plain.Producer().publish("m", routing_key=name)
+    wait_until(lambda: status(plain, management, small).outlets == len(outlets))
+
+    found = status(plain, management, small)
+
+    (ladder,) = found.ladders
+    assert [each.latest for each in ladder.queues] == [1000, 3000, 7000, 15000]
+    assert (found.parked, found.troubles) == (0, ())
 
 
 def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
