@@ -206,7 +206,7 @@ def explanation(value: Explanation) -> RenderableType:
         )
         branch = branch.add(wait)
     branch.add(Text(f"{place(value.destination)}, after {exact(value.delay)}", style="bold green"))
-    return Group(facts, "", tree)
+    return Group(facts, "", tree, *(Text(f"({note})", style="dim") for note in value.notes))
 
 
 def _digits(value: Explanation) -> Text:
