@@ -85,12 +85,19 @@ class Site:
 
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Put the whole of ladders that lead to one delivery side together."""
-        wholes = [each.whole for each in lanes]
+        wholes = [self._whole(each) for each in lanes]
         return Part(
             tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
         )
+
+    def _whole(self, topology: Topology) -> Part:
+        if not (self.settings.queue_per_delay and topology.mirrors):
+            return topology.whole
+        levels = range(topology.ladder.levels)
+        enter = tuple(each for level in levels for each in topology.own_enter(level))
+        return topology.whole + topology.own_base + Part(bindings=enter)
 
     def on(self, topology: Topology) -> Site:
         """Take a ladder of our own in place of that of the settings."""

@@ -97,6 +97,25 @@ def test_what_the_setting_outlets_names_is_reached_where_nothing_is_declared(
     assert run(*tick, "--declare", "never", "verify").exit_code == 0
 
 
+def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
+    run, tick, connect, collect
+):
+    queue = Queue("mail")(connect("amqp").channel())
+    queue.declare()
+    own = ("--queue-per-delay",)
+
+    made = run(*tick, *own, "create", "--queue", "mail")
+    sound = run(*tick, *own, "--declare", "never", "verify")
+
+    assert (made.exit_code, sound.exit_code) == (0, 0), made.output + sound.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "queue_per_delay": True}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for _ in range(2):
+        connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
+    assert len(collect(connection, [queue], 2)) == 2
+    assert json.loads(run(*tick, *own, "teardown", "--force", "--json").output)["keeps"] == []
+
+
 def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, connect, vhost):
     Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel()).declare()
 
