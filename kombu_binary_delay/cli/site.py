@@ -51,7 +51,10 @@ class Site:
                 login_method = app.conf.broker_login_method
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
-        url = ";".join(map(_plain_url, (url or DEFAULT_URL).split(";")))
+        urls = [_plain_url(each) for each in (url or DEFAULT_URL).split(";")]
+        # As our transport has it: what the first URL says of TLS counts for all, and over the app.
+        ssl = next(filter(None, map(_tls_options, urls)), None) or ssl
+        url = ";".join(map(_without_tls_options, urls))
         return cls(url, ssl, login_method, management_url, given)
 
     @property
@@ -179,6 +182,21 @@ def _plain_url(url: str) -> str:
             "and virtual host percent-encoded, such as %2F for a slash"
         ) from (exc if "@" not in url else None)
     return _SCHEME.sub(r"amqp\1://", url, count=1)
+
+
+def _tls_options(url: str) -> dict[str, Any]:
+    """Read what a URL says of TLS, in the words of amqp, where Kombu's begin with ``ssl_``."""
+    given = parse_url(url).get("ssl") or {} if "://" in url else {}
+    return {
+        name if name == "ssl_version" else name.removeprefix("ssl_"): value
+        for name, value in given.items()
+    }
+
+
+def _without_tls_options(url: str) -> str:
+    place, mark, query = url.partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
+    return f"{place}{mark}{kept}" if kept else place
 
 
 def options() -> list[click.Option]:

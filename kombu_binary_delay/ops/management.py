@@ -23,12 +23,14 @@ class Management:
     """The management API of a broker, and the virtual host to ask about.
 
     :param url: such as ``http://localhost:15672``.
+    :param authorities: a file of authorities to trust beside those that this machine does.
     """
 
     url: str
     vhost: str
     user: str
     password: str = field(repr=False)
+    authorities: str | None = None
 
     @classmethod
     def of(cls, connection: Any, url: str | None = None) -> Management:
@@ -47,6 +49,7 @@ class Management:
             connection.virtual_host or "/",
             unquote(given.username or "") or connection.userid or "guest",
             unquote(given.password or "") or connection.password or "guest",
+            connection.ssl.get("ca_certs") if isinstance(connection.ssl, dict) else None,
         )
 
     def get(self, *path: str, query: str = "") -> Any:
@@ -74,7 +77,12 @@ class Management:
 
     @property
     def _context(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.url.startswith("https") else None
+        if not self.url.startswith("https"):
+            return None
+        context = ssl.create_default_context()
+        if self.authorities is not None:
+            context.load_verify_locations(self.authorities)
+        return context
 
     def _refusal(self, code: int, path: tuple[str, ...]) -> str:
         asked = "/".join(path)

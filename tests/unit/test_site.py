@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+import trustme
 from celery import Celery
 from click.testing import CliRunner
 
@@ -46,6 +51,20 @@ def test_what_an_app_asks_to_be_over_tls_is(conf, is_secure):
         )
         if "broker_use_ssl" in conf:
             assert connection.ssl == conf["broker_use_ssl"]
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps", "binary-delays"])
+def test_what_a_url_says_of_tls_is_read_as_our_transport_reads_it(scheme):
+    query = "?ssl_ca_certs=ca.pem&connect_timeout=3&ssl_cert_reqs=CERT_REQUIRED"
+    site = Site.of(None, f"{scheme}://rabbit/shop{query};{scheme}://u:&ssl_p@other/shop", None, {})
+
+    for connection in (site.plain(), site.delaying()):
+        assert connection.transport.client.ssl == {
+            "ca_certs": "ca.pem",
+            "cert_reqs": ssl.CERT_REQUIRED,
+        }
+        assert connection.virtual_host == "shop"
+    assert site.url.count("ssl_") == 1, "that one is a password"
 
 
 def test_an_app_logs_in_as_it_does_itself():
@@ -89,6 +108,30 @@ def test_the_management_api_is_found_beside_the_broker_or_where_it_is_said_to_be
     management = Management.of(connection, url)
 
     assert (management.url, management.user, management.password) == found
+
+
+def test_the_authority_that_the_app_trusts_counts_for_the_management_api_too(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            for _ in range(2):
+                taken, _ = listener.accept()
+                with taken, suppress(OSError), server.wrap_socket(taken, server_side=True) as safe:
+                    safe.recv(9999)
+                    safe.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            Management.of(connected(ssl=True), url).get("overview")
+        trusting = connected(ssl={"ca_certs": str(tmp_path / "ca.pem")})
+        assert Management.of(trusting, url).get("overview") == {}
+        thread.join()
 
 
 @pytest.mark.parametrize(
