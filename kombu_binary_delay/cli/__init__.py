@@ -27,7 +27,7 @@ from .verify import verify
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
     "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
-    "or its management API cannot be reached.",
+    "or its management API cannot be reached, or has not confirmed what was sent.",
 )
 @click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
 @click.option(
