@@ -38,7 +38,8 @@ def small(topology):
 
 
 def publish(connect, *delays, queue="mail"):
-    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    settings = {"tick": 1000, "radix": 2, "levels": 4}
+    connection = connect(binary_delay=settings, confirm_publish=True)
     for delay in delays:
         connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
     return connection
