@@ -19,7 +19,7 @@ from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
-from .release import QUORUM_SINCE, URGENT, is_since, lets_urgent_hold_up
+from .release import QUORUM_SINCE, URGENT, is_since
 from .settings import Settings
 from .topology import IMITABLE, Topology
 
@@ -50,8 +50,7 @@ class Declarer:
         lanes = self.topology.lanes(settings.lanes)
         self._lanes = [self._levels(each, settings) for each in lanes]
         self._urgent: Levels | None = None
-        quorum = self.topology.mirrors and self.topology.queue_type == "quorum"
-        if quorum and lets_urgent_hold_up(connection.server_properties):
+        if self.topology.keeps_urgent_apart(connection.server_properties):
             self._urgent = self._levels(self.topology.for_urgent(), settings)
         self._bound: dict[Bound, None] = {}
         self._queues: dict[str, None] = {}

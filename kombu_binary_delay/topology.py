@@ -17,8 +17,10 @@ blocks the level that it came from.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from .address import (
     MARK,
@@ -33,6 +35,7 @@ from .address import (
 )
 from .errors import AddressError, LadderError
 from .ladder import MAX_DIGITS, MAX_KEY, Ladder
+from .release import lets_urgent_hold_up
 
 #: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
 VERSION = "v1"
@@ -148,6 +151,13 @@ class Topology:
         if count == 1:
             return [self]
         return [replace(self, lane=number) for number in range(1, count + 1)]
+
+    def keeps_urgent_apart(self, server: Mapping[str, Any]) -> bool:
+        """Whether messages of a high priority have a ladder of their own, beside this one.
+
+        :param server: the properties that the broker sends when a connection opens.
+        """
+        return self.mirrors and self.queue_type == "quorum" and lets_urgent_hold_up(server)
 
     def for_urgent(self) -> Topology:
         """Tell the ladder beside this one for messages of a high priority."""

@@ -39,7 +39,7 @@ def create(
       kombu-binary-delay -A shop create --dry-run
     """
     with site.plain() as connection:
-        lanes = site.lanes(connection)
+        lanes = site.lanes(connection, ahead=True)
         topology, part = lanes[0], site.part(lanes)
         if queues or exchanges:
             live = ops.Live.read(site.management(connection))

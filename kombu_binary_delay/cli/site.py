@@ -15,6 +15,7 @@ from kombu.utils.url import parse_url
 from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.ops import Management
+from kombu_binary_delay.ops.create import standing
 from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Part, Topology
@@ -81,10 +82,24 @@ class Site:
             **options,
         )
 
-    def lanes(self, connection: Any = None, ladder: str | None = None) -> list[Topology]:
-        """Compute the topologies of the ladders that are used side by side; most often one."""
+    def lanes(
+        self, connection: Any = None, ladder: str | None = None, *, ahead: bool = False
+    ) -> list[Topology]:
+        """Compute the topologies of the ladders that are used side by side; most often one.
+
+        :param ahead: whether to tell the one for urgent messages even if it does not stand yet.
+        """
         topology = self.topology(connection, ladder)
-        return [topology] if ladder is not None else topology.lanes(self.settings.lanes)
+        if ladder is not None:
+            return [topology]
+        lanes = topology.lanes(self.settings.lanes)
+        if connection is not None and topology.keeps_urgent_apart(
+            connection.connection.server_properties
+        ):
+            urgent = topology.for_urgent()
+            if ahead or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
+                lanes.append(urgent)
+        return lanes
 
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Put the whole of ladders that lead to one delivery side together."""

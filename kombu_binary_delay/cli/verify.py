@@ -26,7 +26,8 @@ def verify(site: Site, out: Out, user: str | None, ladder: str | None) -> int:
       kombu-binary-delay verify --user shop
     """
     with site.plain() as connection:
-        lanes = site.lanes(connection, ladder)
+        never = site.settings.declare == "never"
+        lanes = site.lanes(connection, ladder, ahead=never)
         found = [
             ops.verify(
                 site.management(connection),

@@ -35,15 +35,15 @@ def create(connection: Any, topology: Topology, part: Part, *, dry_run: bool = F
     """
     exchanges = [each.name for each in part.exchanges]
     queues = [each.name for each in part.queues]
-    standing = _standing(connection, "exchange", exchanges), _standing(connection, "queue", queues)
+    stand = standing(connection, "exchange", exchanges), standing(connection, "queue", queues)
     if not dry_run:
         channel = OwnChannel(connection.connection, topology.namespace)
         with channel.lend("the ladder") as lent:
             declare_part(lent, part)
     return Creation(
-        tuple(name for name in exchanges if name not in standing[0]),
-        tuple(name for name in queues if name not in standing[1]),
-        tuple(dict.fromkeys(standing[0] + standing[1])),
+        tuple(name for name in exchanges if name not in stand[0]),
+        tuple(name for name in queues if name not in stand[1]),
+        tuple(dict.fromkeys(stand[0] + stand[1])),
         len(part.bindings),
     )
 
@@ -132,7 +132,8 @@ def _refuses(topology: Topology, live: Live, outlets: Iterable[str], queue: str)
     )
 
 
-def _standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:
+def standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Tell which of some exchanges (``"exchange"``) or queues (``"queue"``) stand."""
     found = []
     channel = connection.channel()
     for name in names:
