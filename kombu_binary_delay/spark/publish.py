@@ -107,7 +107,7 @@ def publish(
     _check(spark, job_id, max_rate, horizon, publishers, slice_rows)
     rate = None if max_rate is None else max_rate / publishers
     target = Target(broker, app, settings, rate, patience)
-    ladder = target.ladder_settings().ladder
+    ladder = target.ladder()
     prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past)
     done = _done(spark, receipts, job_id, resume=resume)
     if done is not None:
@@ -265,7 +265,7 @@ def receipts_of(settled: list[Sent], job_id: str, partition: int, attempt: int) 
             "task": pa.array([each.row.get("task") for each in settled], pa.string()),
             "queue": pa.array([each.queue for each in settled], pa.string()),
             "due": pa.array([each.due for each in settled], when),
-            "published_at": pa.array([each.published_at or None for each in settled], when),
+            "published_at": pa.array([each.published_at for each in settled], when),
             "hops": pa.array([each.hops for each in settled], pa.int32()),
             "partition": pa.array([partition] * number, pa.int32()),
             "attempt": pa.array([attempt] * number, pa.int32()),

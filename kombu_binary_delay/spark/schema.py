@@ -13,11 +13,10 @@ RECEIPTS = (
     "published_at timestamp, hops int, partition int, attempt int, status string, detail string"
 )
 #: What the status of a receipt can be; only the first means that the broker has the message.
-PUBLISHED, RETURNED, NACKED, UNKNOWN, REFUSED = STATUSES = (
+PUBLISHED, RETURNED, NACKED, REFUSED = STATUSES = (
     "published",
     "returned",
     "nacked",
-    "unknown",
     "refused",
 )
 #: One row for each row that was not even tried, and why.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -23,8 +23,9 @@ from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
-from kombu_binary_delay.batch import CONFIRMED, DISCARDED, NACKED, RETURNED, Outcome, PublishBatch
-from kombu_binary_delay.errors import DelayError, UnconfirmedError
+from kombu_binary_delay.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
+from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.ladder import Ladder
 from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s
@@ -36,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: One message's own trouble, which is none of the next one's.
-_ITS_OWN = (KombuError, QueueNotFound, TypeError, ValueError)
+_ITS_OWN = (KombuError, QueueNotFound, OverflowError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,27 @@ class Target:
     patience: float = 60.0
 
     def application(self) -> Celery:
-        """Give the application, once a process."""
-        return _application(self.app, self.broker)
+        """Give the application, as it is: the same for all targets of a process that name it."""
+        return _application(self.app)
+
+    def connection(self) -> kombu.Connection:
+        """Make a connection, as the application itself would to publish."""
+        app = self.application()
+        return app.connection_for_write(
+            self.broker,
+            transport=app.conf.broker_transport or _TRANSPORT,
+            transport_options=self.transport_options(),
+            connect_timeout=5,
+        )
 
     def transport_options(self) -> dict[str, Any]:
         """Give the transport's options: the application's, and our settings over them."""
         options = dict(self.application().conf.broker_transport_options)
         return options if self.settings is None else {**options, KEY: self.settings}
 
-    def ladder_settings(self) -> Settings:
-        """Read the settings of the transport."""
-        return Settings.from_transport_options(self.transport_options())
+    def ladder(self) -> Ladder:
+        """Tell the ladder that the settings of the transport lead to, which checks them."""
+        return Settings.from_transport_options(self.transport_options()).topology().ladder
 
 
 @dataclass(eq=False)
@@ -77,25 +88,20 @@ class Sent:
     """A row on its way, and what its receipt will say."""
 
     row: dict[str, Any]
-    due: int  # microseconds since the epoch, as all times here
-    published_at: int = 0
+    due: int | None  # microseconds since the epoch, as all times here; None where it says none
+    published_at: int | None = None
     queue: str | None = None
     hops: int | None = None
-    status: str = s.UNKNOWN
+    status: str | None = None
     detail: str | None = None
 
 
 @cache
-def _application(path: str | None, broker: str | None) -> Celery:
+def _application(path: str | None) -> Celery:
     if path is None:
-        app = Celery("kombu_binary_delay.spark", set_as_current=False)
-    else:
-        module, _, name = path.partition(":")
-        app = getattr(import_module(module), name or "app")
-    if broker is not None:
-        app.conf.broker_url = broker
-    if not app.conf.broker_transport:
-        app.conf.broker_transport = _TRANSPORT
+        return Celery("kombu_binary_delay.spark", set_as_current=False)
+    module, _, name = path.partition(":")
+    app: Celery = getattr(import_module(module), name or "app")
     return app
 
 
@@ -105,7 +111,8 @@ class _Producer(kombu.Producer):
     batch: PublishBatch
     current: Sent
     patience: float
-    declared: dict[int, Any]
+    #: What has been declared, by its id, and why that was refused, where it was.
+    declared: dict[int, tuple[Any, str | None]]
 
     def publish(self, body: Any, **options: Any) -> Any:
         # Whoever tries again is the sender, which knows of all the messages in the window.
@@ -132,9 +139,12 @@ class _Producer(kombu.Producer):
         )
         for entity in declare:
             # Once: merely to look whether it is declared costs Kombu a tenth of the publish.
-            if self.declared.get(id(entity)) is not entity:
-                self.maybe_declare(entity)
-                self.declared[id(entity)] = entity
+            known, refusal = self.declared.get(id(entity), (None, None))
+            if known is not entity:
+                refusal = self._declare(entity)
+                self.declared[id(entity)] = entity, refusal
+            if refusal is not None:
+                raise TopologyError(refusal)
         sent = self.current
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
         # A message without a destination is to be told of, not dropped; and a broker that is away
@@ -147,6 +157,20 @@ class _Producer(kombu.Producer):
             confirm_timeout=self.patience,
             tag=sent,
         )
+
+    def _declare(self, entity: Any) -> str | None:
+        """Declare, and tell why that is refused, if it is.
+
+        A refusal closes the channel, which opens itself anew. The messages are on one of their own.
+        """
+        try:
+            self.maybe_declare(entity)
+        except amqp.ChannelError as exc:
+            return (
+                f"{entity!r} cannot be declared: {exc.reply_text}; where it stands otherwise, name "
+                f"by app the application that has it, whose queues are declared as they are there"
+            )
+        return None
 
 
 @dataclass
@@ -161,7 +185,10 @@ class Sender:
 
     target: Target
     _settled: list[Sent] = field(default_factory=list)
-    _again: list[Sent] = field(default_factory=list)
+    #: All that is on its way: begun, and not settled. It is what is sent again after a break.
+    _held: dict[int, Sent] = field(default_factory=dict)
+    #: What of it the batch has given up: for a reason of its own, unless the connection is broken.
+    _given_up: list[Sent] = field(default_factory=list)
     _connection: Any = None
     _producer: Any = None
 
@@ -171,7 +198,10 @@ class Sender:
         :raises OperationalError: where the broker stays away for longer than the patience.
         """
         self._app = self.target.application()
-        self._ladder = self.target.ladder_settings().ladder
+        self._ladder = self.target.ladder()
+        if not self._app.conf.broker_transport:
+            # Celery asks it, and not our connection, whether the transport can delay.
+            self._app.conf.broker_transport = _TRANSPORT
         try:
             pace = _Pace(self.target.rate)
             for row in rows:
@@ -190,19 +220,22 @@ class Sender:
         if row.get("countdown") is not None:
             # It counts from here, and says no more than a float can.
             return Sent(row, time.time_ns() // 1000 + round(row["countdown"] * 1_000_000))
-        return Sent(row, row["eta"])
+        return Sent(row, row.get("eta"))
 
     def _send(self, sent: Sent) -> None:
+        self._held[id(sent)] = sent
         row, producer = sent.row, self._connected()
         producer.current = sent
         sent.published_at = time.time_ns() // 1000
         try:
+            if sent.due is None:
+                raise DelayError("neither eta nor countdown")
             delay = max(0, sent.due - sent.published_at) / 1000
             sent.hops = sum(digit > 0 for digit in self._ladder.digits(delay))
             self._app.send_task(
                 row["task"],
-                args=json.loads(row.get("args") or "[]"),
-                kwargs=json.loads(row.get("kwargs") or "{}"),
+                args=_loaded(row, "args", list, "array"),
+                kwargs=_loaded(row, "kwargs", dict, "object"),
                 task_id=row["task_id"],
                 eta=_time(sent.due),
                 producer=producer,
@@ -220,6 +253,7 @@ class Sender:
             self._producer.batch.flush()
 
     def _settle(self, sent: Sent, status: str, detail: str | None = None) -> None:
+        del self._held[id(sent)]
         sent.status, sent.detail = status, detail
         self._settled.append(sent)
 
@@ -228,9 +262,8 @@ class Sender:
         if outcome.state in _STATUS:
             self._settle(sent, _STATUS[outcome.state], outcome.reply_text or None)
         else:
-            sent.status = s.REFUSED if outcome.state == DISCARDED else s.UNKNOWN
             sent.detail = outcome.reply_text
-            self._again.append(sent)
+            self._given_up.append(sent)
 
     def _take(self) -> list[Sent]:
         taken, self._settled = self._settled, []
@@ -238,55 +271,60 @@ class Sender:
 
     # -- and when the connection breaks --------------------------------------------------------
 
-    def _try(self, call: Any, *given: Sent) -> None:
+    def _try(self, call: Callable[..., None], *given: Sent) -> None:
         try:
             call(*given)
         except _lost() as exc:
-            if self._producer is not None:
-                # What is buffered or unconfirmed is told of now, whoever noticed the break.
-                self._producer.batch.discard()
-                self._producer.batch.close()
-            held = [*self._again, *(each for each in given if each not in self._again)]
-            self._recover(held, exc)
-        else:
-            # The connection is well: what was discarded, was so for a reason of its own.
-            self._settled += self._again
-        self._again = []
+            self._recover(exc)
+        self._refuse_given_up()
 
-    def _recover(self, held: list[Sent], cause: BaseException) -> None:
+    def _refuse_given_up(self) -> None:
+        # The connection is well, so what was given up, was so for a reason of its own.
+        given_up, self._given_up = self._given_up, []
+        for sent in given_up:
+            self._settle(sent, s.REFUSED, sent.detail)
+
+    def _recover(self, cause: BaseException) -> None:
+        """Connect anew and send again what is held, until all of it has an answer."""
         deadline = time.monotonic() + self.target.patience
-        while held:
+        while True:
+            held = list(self._held.values())
             logger.warning("%s messages are to be sent again: %s", len(held), cause)
             self._disconnect()
-            self._again = []
-            done = len(self._settled)
             try:
                 for sent in held:
-                    self._send(sent)
+                    if _is_refusal(cause):
+                        self._send_alone(sent)
+                    else:
+                        self._send(sent)
                 self._flush()
             except _lost() as exc:
-                settled = {id(each) for each in self._settled[done:]}
-                if settled:
+                if len(self._held) < len(held):
                     deadline = time.monotonic() + self.target.patience
                 if time.monotonic() > deadline:
                     raise
-                held, cause = [each for each in held if id(each) not in settled], exc
+                cause = exc
                 time.sleep(0.5)
             else:
-                self._settled += self._again
                 return
+
+    def _send_alone(self, sent: Sent) -> None:
+        """Find out whether it is this one for which the broker closes the channel."""
+        try:
+            self._send(sent)
+            self._flush()
+        except UnconfirmedError as exc:
+            if not _is_refusal(exc):
+                raise
+            self._settle(sent, s.REFUSED, str(exc.__cause__))
+            self._disconnect()
+        else:
+            self._refuse_given_up()
 
     def _connected(self) -> _Producer:
         if self._producer is None:
             target = self.target
-            self._connection = kombu.Connection(
-                self._app.conf.broker_write_url or self._app.conf.broker_url,
-                transport=self._app.conf.broker_transport,
-                transport_options=target.transport_options(),
-                connect_timeout=5,
-                heartbeat=None,
-                failover_strategy=self._app.conf.broker_failover_strategy,
-            )
+            self._connection = target.connection()
             self._connection.ensure_connection(
                 max_retries=1, interval_start=0, interval_step=0, timeout=target.patience
             )
@@ -303,10 +341,10 @@ class Sender:
         producer, self._producer = self._producer, None
         connection, self._connection = self._connection, None
         if producer is not None:
-            again, self._again = self._again, []
             producer.batch.discard()
             producer.batch.close()
-            self._again = again
+            # That is the connection's doing: it is still held.
+            self._given_up.clear()
         if connection is not None:
             connection.release()
 
@@ -336,6 +374,11 @@ def _lost() -> tuple[type[BaseException], ...]:
     )
 
 
+def _is_refusal(exc: BaseException) -> bool:
+    """Whether the broker closed the channel, and not the connection: for what a message asks."""
+    return isinstance(exc.__cause__, amqp.ChannelError)
+
+
 def _options(row: dict[str, Any]) -> dict[str, Any]:
     options = {
         name: row[name]
@@ -345,11 +388,17 @@ def _options(row: dict[str, Any]) -> dict[str, Any]:
     if row.get("expires") is not None:
         options["expires"] = _time(row["expires"])
     if row.get("headers") is not None:
-        headers = json.loads(row["headers"])
-        if not isinstance(headers, dict):
-            raise DelayError(f"headers must be a JSON object, got {row['headers']!r}")
-        options["headers"] = headers
+        options["headers"] = _loaded(row, "headers", dict, "object")
     return options
+
+
+def _loaded(row: dict[str, Any], name: str, kind: type, word: str) -> Any:
+    if row.get(name) is None:
+        return kind()
+    loaded = json.loads(row[name])
+    if not isinstance(loaded, kind):
+        raise DelayError(f"{name} must be a JSON {word}, got {row[name]!r}")
+    return loaded
 
 
 def _time(micros: int) -> datetime:

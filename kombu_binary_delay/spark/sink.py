@@ -96,7 +96,7 @@ class _Job:
         settings = json.loads(given["settings"]) if "settings" in given else None
         rate = float(given["max_rate"]) if "max_rate" in given else None
         self._target = Target(given["broker"], given.get("app"), settings, rate)
-        self._target.ladder_settings()
+        self._target.ladder()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()

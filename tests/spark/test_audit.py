@@ -88,7 +88,7 @@ def test_every_planted_fate_gets_its_verdict(judge):
         ),
         "nacked": (receipt("nacked", status=s.NACKED), [scheduled("nacked")], s.NOT_PUBLISHED),
         "nacked, yet it came": (
-            receipt("nacked, yet it came", status=s.UNKNOWN),
+            receipt("nacked, yet it came", status=s.NACKED),
             arrives("nacked, yet it came", 101),
             s.OK,
         ),

@@ -147,9 +147,11 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     spark, reminders, run, receipts, vhost
 ):
     # An executor's Python dies in the middle of its rows, once.
-    order(vhost.url).touch()
-    progress = run(reminders(3000), app="tests.spark.dying_app:app", publishers=1)
-    assert not order(vhost.url).exists()
+    task = f"die-in-{vhost.url.rpartition('/')[2]}"
+    order(task).touch()
+    df = reminders(3000).withColumn("task", F.lit(task))
+    progress = run(df, app="tests.spark.dying_app:app", publishers=1)
+    assert not order(task).exists()
     assert progress.published == 3000
     rows = read(spark, receipts).collect()
     assert len({row.key for row in rows}) == len(rows) == 3000

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import ChannelMixin
+from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import Sender, Target
 
@@ -126,20 +129,85 @@ def test_settings_choose_the_ladder(vhost):
     ("row", "words"),
     [
         ({"eta": micros(1e10)}, "outside of 0 to"),
-        ({"args": '{"a": 1}'}, "must be a list"),
+        ({"countdown": -9e10}, "out of range"),
+        ({"countdown": 60.0, "expires": 10**18}, "out of range"),
+        ({"eta": None}, "neither eta nor countdown"),
+        ({"args": '{"a": 1}'}, "args must be a JSON array"),
+        ({"args": "0"}, "args must be a JSON array"),
+        ({"kwargs": "[1]"}, "kwargs must be a JSON object"),
         ({"args": "[1"}, "delimiter"),
-        ({"headers": "[1]"}, "must be a JSON object"),
+        ({"headers": "[1]"}, "headers must be a JSON object"),
+        # For these, the broker closes the channel that they come on.
+        ({"eta": micros(-1), "exchange": "nowhere", "routing_key": "x"}, "no exchange 'nowhere'"),
+        ({"eta": micros(-1), "expires": micros(1e10)}, "invalid expiration"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words):
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
-    good = {"task": "t", "task_id": "good", "eta": MICROS}
-    found = {sent.row["task_id"]: sent for sent in send(vhost, [good, bad, good])}
-    assert {name: sent.status for name, sent in found.items()} == {
-        "good": s.PUBLISHED,
-        "bad": s.REFUSED,
-    }
-    assert words in found["bad"].detail
+    good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
+    sent = send(vhost, [good[0], bad, good[1]])
+    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+        ("bad", s.REFUSED),
+        ("good 0", s.PUBLISHED),
+        ("good 1", s.PUBLISHED),
+    ]
+    assert words in next(each.detail for each in sent if each.row is bad)
+
+
+def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
+    with Connection(vhost.url) as connection:
+        arguments = {"x-queue-type": "quorum"}
+        Queue("mail", queue_arguments=arguments)(connection.default_channel).declare()
+    rows = [
+        {"task": "t", "task_id": f"{number}", "countdown": 60.0, "queue": number % 2 and "mail"}
+        for number in range(6)
+    ]
+    sent = {each.row["task_id"]: each for each in send(vhost, rows)}
+    assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
+    assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
+    assert "name by app the application that has it" in sent["1"].detail
+
+
+def test_each_target_gets_its_own_whatever_the_environment_says(broker, vhost, monkeypatch):
+    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_WRITE_URL"):
+        monkeypatch.setenv(name, "amqp://127.0.0.1:1//")
+    other = broker.vhost()
+    try:
+        for number, target in enumerate([vhost, other, vhost]):
+            [sent] = send(target, [{"task": "t", "task_id": f"{number}", "eta": micros(-1)}])
+            assert sent.status == s.PUBLISHED
+        messages = [take(target, "celery") for target in (vhost, vhost, other)]
+        assert [message and message.headers["id"] for message in messages] == ["0", "2", "1"]
+    finally:
+        other.delete()
+
+
+@pytest.fixture
+def shop(monkeypatch):
+    app = Celery("shop", broker="amqp://read//", set_as_current=False)
+    app.conf.update(
+        broker_write_url="amqp://write//",
+        broker_use_ssl={"ca_certs": "ca.pem"},
+        broker_login_method="EXTERNAL",
+        broker_transport_options={"binary_delay": {"ancestor": "nservicebus"}},
+    )
+    # A process reads an application once, by its name.
+    app.main = f"shop_{id(app)}"
+    monkeypatch.setitem(sys.modules, app.main, SimpleNamespace(app=app))
+    return app
+
+
+@pytest.mark.parametrize(("broker", "url"), [(None, "amqp://write//"), ("amqp://b//",) * 2])
+def test_an_application_is_connected_to_as_it_connects_and_stays_as_it_was(shop, broker, url):
+    before = dict(shop.conf)
+    target = Target(broker, f"{shop.main}:app")
+    connection = target.connection()
+    assert connection.hostname == url
+    assert (connection.ssl, connection.login_method) == ({"ca_certs": "ca.pem"}, "EXTERNAL")
+    assert connection.transport_cls == OURS
+    # It is the ladder that its messages take, from which receipts have their hops.
+    assert target.ladder() == ANCESTORS["nservicebus"].ladder
+    assert dict(shop.conf) == before
 
 
 def test_what_finds_no_queue_is_told_and_not_lost_silently(vhost):
