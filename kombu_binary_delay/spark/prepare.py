@@ -19,17 +19,30 @@ from .columns import has
 
 #: What is done with a row whose time has passed.
 PAST = ("send", "reject")
+#: What a datetime can say, in microseconds since the epoch.
+FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _OPTIONAL = {"queue": "string", "exchange": "string", "routing_key": "string", "priority": "int"}
 
 
+def job_uuid(job_id: str) -> UUID:
+    """Tell the UUID of a job, whatever its id is made of."""
+    return uuid5(_NAMESPACE, job_id)
+
+
 def task_id(job_id: str, key: str) -> str:
     """Tell the task id of a key in a job: the version 5 UUID of the key in the job's own."""
-    return str(uuid5(_job(job_id), key))
+    return str(uuid5(job_uuid(job_id), key))
 
 
 def prepare(
-    df: DataFrame, *, job_id: str, key: str = "key", ladder: Ladder, past: str = "send"
+    df: DataFrame,
+    *,
+    job_id: str,
+    key: str = "key",
+    ladder: Ladder,
+    past: str = "send",
+    horizon: float | None = None,
 ) -> DataFrame:
     """Bring rows into the shape that is published, and say what is wrong with each.
 
@@ -40,8 +53,10 @@ def prepare(
     :param ladder: whose range the delays must be in.
     :param past: ``"send"`` sends at once what should have been sent before now; ``"reject"`` does
         not send it.
+    :param horizon: seconds; what is due beyond it is for a later run, and its delay not yet judged.
     :returns: the same columns under the same names with times as microseconds and JSON as text;
-        ``task_id``; ``due``, microseconds as of now; and ``reason``, null where nothing is wrong.
+        ``task_id``; ``due``, microseconds as of now; ``later``, whether that is beyond the horizon;
+        and ``reason``, null where nothing is wrong.
     :raises ValueError: where a column is missing or of a type that cannot be.
     """
     if past not in PAST:
@@ -72,12 +87,19 @@ def prepare(
     )
     seconds = F.when(F.abs("countdown") < 1e12, F.col("countdown"))
     due = F.coalesce("eta", F.lit(now) + F.round(seconds * 1_000_000).cast("bigint"))
-    rows = rows.withColumns({"task_id": _task_id(job_id, F.col("key")), "due": due})
-    reasons = F.array_compact(F.array(*_reasons(ladder, past, now)))
+    later = F.lit(False) if horizon is None else due > now + round(horizon * 1_000_000)
+    rows = rows.withColumns(
+        {
+            "task_id": _task_id(job_id, F.col("key")),
+            "due": due,
+            "later": F.coalesce(later, F.lit(False)),
+        }
+    )
+    reasons = F.array_compact(F.array(*_reasons(ladder, past, horizon, now)))
     return rows.withColumn("reason", F.when(F.size(reasons) > 0, F.array_join(reasons, "; ")))
 
 
-def _reasons(ladder: Ladder, past: str, now: int) -> list[Column]:
+def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list[Column]:
     key, eta, countdown = F.col("key"), F.col("eta"), F.col("countdown")
     same_key = F.count("*").over(Window.partitionBy("key"))
     longest = ladder.maximum * 1000
@@ -89,26 +111,28 @@ def _reasons(ladder: Ladder, past: str, now: int) -> list[Column]:
         "both eta and countdown": eta.isNotNull() & countdown.isNotNull(),
         "countdown is not a number of seconds": countdown.isNotNull()
         & ~F.coalesce(F.abs(countdown) < 1e12, F.lit(False)),
+        "due outside of the years 1 to 9999": ~F.col("due").between(FIRST, LAST),
+        "expires outside of the years 1 to 9999": ~F.col("expires").between(FIRST, LAST),
         "args is not a JSON array": F.col("args").isNotNull()
         & F.json_array_length("args").isNull(),
         "kwargs is not a JSON object": F.col("kwargs").isNotNull()
         & F.json_object_keys("kwargs").isNull(),
         "headers is not a JSON object": F.col("headers").isNotNull()
         & F.json_object_keys("headers").isNull(),
-        f"longer than the ladder {ladder.name}": F.col("due") - now > longest,
+        f"longer than the ladder {ladder.name}": ~F.col("later") & (F.col("due") - now > longest),
     }
+    if horizon is not None:
+        # It begins anew with each run, and would be for a later one for ever.
+        beyond = countdown.isNotNull() & eta.isNull() & F.col("later")
+        found["countdown is longer than the horizon, in every run anew; give eta"] = beyond
     if past == "reject":
         found["due in the past"] = F.col("due") <= now
     return [F.when(condition, F.lit(reason)) for reason, condition in found.items()]
 
 
-def _job(job_id: str) -> UUID:
-    return uuid5(_NAMESPACE, job_id)
-
-
 def _task_id(job_id: str, key: Column) -> Column:
     """Write :func:`task_id` in Spark's words, so that no row has to pass through Python for it."""
-    job = F.unhex(F.lit(_job(job_id).hex))
+    job = F.unhex(F.lit(job_uuid(job_id).hex))
     digest = F.sha1(F.concat(job, F.encode(key, "UTF-8")))
     variant = F.translate(F.substring(digest, 17, 1), "0123456789abcdef", "89ab89ab89ab89ab")
     return F.concat(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
-from .prepare import prepare
+from .prepare import job_uuid, prepare
 from .send import Sender, Sent, Target
 
 _SENT_COLUMNS = (
@@ -94,7 +95,7 @@ def publish(
     :param dry_run: count only, publish and write nothing.
     :param max_rate: messages per second at most, of all publishers together.
     :param horizon: seconds; publish only what is due within it, and leave the rest for a later run
-        with ``resume``.
+        with ``resume``. What has a longer ``countdown`` is rejected, as it would be in every run.
     :param publishers: how many tasks publish at once. One small broker is no faster with more.
     :param slice_rows: about how many rows are published between two commits of receipts.
     :param patience: how long an executor waits for a broker that is away, in seconds.
@@ -108,25 +109,25 @@ def publish(
     rate = None if max_rate is None else max_rate / publishers
     target = Target(broker, app, settings, rate, patience)
     ladder = target.ladder()
-    prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past)
+    prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past, horizon=horizon)
     done = _done(spark, receipts, job_id, resume=resume)
     if done is not None:
         marked = prepared.join(done.withColumn("already", F.lit(True)), "key", "left")
     else:
         marked = prepared.withColumn("already", F.lit(False))
-    until = None if horizon is None else time.time_ns() // 1000 + round(horizon * 1_000_000)
-    later = F.lit(False) if until is None else F.col("due") > until
     fate = (
         # What has been published is so, also if its time has passed since.
         F.when(F.col("already"), "already")
         .when(F.col("reason").isNotNull(), "rejected")
-        .when(later, "later")
+        .when(F.col("later"), "later")
         .otherwise("ready")
     )
     marked = marked.withColumn("fate", fate)
     if dry_run:
         return _counted(marked)
-    staging = f"{receipts}-staged"
+    # Nobody else's: jobs may share their receipts.
+    of_job = f"{receipts}-staged/{job_uuid(job_id)}"
+    staging = f"{of_job}/{uuid4()}"
     marked.repartitionByRange("due").sortWithinPartitions("due").write.mode("overwrite").parquet(
         staging
     )
@@ -162,9 +163,9 @@ def publish(
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
         )
-    # There is no word of Spark's for deleting files.
+    # There is no word of Spark's for deleting files, but this one empties the whole folder.
     nothing = spark.createDataFrame([], staged.schema)
-    nothing.write.mode("overwrite").parquet(staging)
+    nothing.write.mode("overwrite").parquet(of_job)
     return progress
 
 

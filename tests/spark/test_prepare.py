@@ -43,6 +43,7 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
         (("a", "t", SOON, 10.0), "both eta and countdown"),
         (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
         (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
+        (("a", "t", None, -9e10), "due outside of the years 1 to 9999"),
         (("a", "t", None, 1024.0), f"longer than the ladder {LADDER.name}"),
         (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
         (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
@@ -53,6 +54,35 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
 def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
     [found] = prepared(rows(spark, row)).collect()
     assert found.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "later", "reason"),
+    [
+        (("a", "t", None, 2000.0), False, f"longer than the ladder {LADDER.name}"),
+        (("a", "t", None, 2500.0), False, f"longer than the ladder {LADDER.name}"),
+        (
+            ("a", "t", None, 2501.0),
+            True,
+            "countdown is longer than the horizon, in every run anew; give eta",
+        ),
+        (("a", "t", SOON + timedelta(days=1)), True, None),
+        (("a", " ", SOON + timedelta(days=1)), True, "no task is named"),
+        (("a", "t", SOON), False, None),
+        (("a", "t"), False, "neither eta nor countdown"),
+    ],
+)
+def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes_nearer(
+    spark, row, later, reason
+):
+    [found] = prepared(rows(spark, row), horizon=2500).collect()
+    assert (found.later, found.reason) == (later, reason)
+
+
+def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
+    df = rows(spark, ("a", "t", SOON)).withColumn("expires", F.timestamp_micros(F.lit(10**18)))
+    [found] = prepared(df).collect()
+    assert found.reason == "expires outside of the years 1 to 9999"
 
 
 def test_no_row_of_a_doubled_key_is_taken(spark):

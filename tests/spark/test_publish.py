@@ -134,13 +134,34 @@ def test_a_dry_run_counts_and_does_nothing(reminders, run, tmp_path, vhost):
 
 
 def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts):
-    rows = [("soon", "t", 600.0), ("later", "t", 7200.0)]
-    df = spark.createDataFrame(rows, "key string, task string, countdown double")
-    progress = run(df, horizon=3600)
-    assert (progress.published, progress.later) == (1, 1)
+    now = datetime.now(timezone.utc)
+    rows = [("soon", "t", now + timedelta(minutes=10)), ("later", "t", now + timedelta(hours=2))]
+    df = spark.createDataFrame(rows, "key string, task string, eta timestamp")
+    # Further away than a short ladder reaches, too: when its time comes, it will be near.
+    progress = run(df, horizon=3600, settings={"tick": 1000, "radix": 2, "levels": 12})
+    assert (progress.published, progress.later, progress.rejected) == (1, 1, 0)
     progress = run(df, horizon=10_000, resume=True)
     assert (progress.published, progress.already, progress.later) == (1, 1, 0)
     assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
+
+
+def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
+    spark, reminders, run, receipts, tmp_path
+):
+    told: list[Progress] = []
+
+    def another(progress):
+        if not told:
+            told.append(progress)
+            run(reminders(20, first=10), job_id="another/job")
+
+    done = run(reminders(10), on_progress=another)
+    assert (done.published, done.failed) == (10, 0)
+    rows = read(spark, receipts).collect()
+    expected = [("job", f"key-{n}") for n in range(10)]
+    expected += [("another/job", f"key-{n}") for n in range(10, 30)]
+    assert sorted((row.job_id, row.key) for row in rows) == sorted(expected)
+    assert spark.read.schema("key string").parquet(f"{receipts}-staged/*").count() == 0
 
 
 def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
