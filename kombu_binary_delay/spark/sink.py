@@ -1,22 +1,24 @@
 """``df.write.format("celery_delayed")``: the same rows, written as to any other sink.
 
 For streams, and for who has no use for slices and resuming. Each task publishes its rows and writes
-their receipts to a hidden file; the commit on the driver gives these their names, so that a task
-that is tried again leaves one receipt a message. Duplicate keys are seen within a task only.
+their receipts to a hidden file, which is opened before anything is sent; the commit on the driver
+gives these their names, so that a task that is tried again leaves one receipt a message. Duplicate
+keys are seen within a task only.
 
-Options: ``job_id``, ``broker``, ``receipts`` (a folder; none are written without it), ``key``
+Options: ``job_id``, ``broker``, ``receipts`` (a folder that driver and executors see), ``key``
 (``key``), ``app``, ``settings`` (JSON), ``past`` (``send``), ``max_rate`` (of each task).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
-from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,12 +36,13 @@ from pyspark.sql.datasource import (
 )
 
 from . import schema as s
-from .prepare import PAST, task_id
+from .prepare import FIRST, LAST, PAST, task_id
 from .publish import receipts_of
-from .send import Sender, Sent, Target
+from .send import WINDOW, Sender, Sent, Target
+from .values import check_types, rows
 
 FORMAT = "celery_delayed"
-_TEXT = ("task", "queue", "exchange", "routing_key")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 class CelerySink(DataSource):
@@ -65,7 +68,7 @@ class CelerySink(DataSource):
 class _Written(WriterCommitMessage):
     """Where a task has put its receipts."""
 
-    path: str | None
+    path: str
 
 
 class _Job:
@@ -77,94 +80,89 @@ class _Job:
         if overwrite:
             raise ValueError("what has been published cannot be overwritten; use mode('append')")
         given = {name.lower(): value for name, value in options.items()}
-        for name in ("job_id", "broker"):
+        for name in ("job_id", "broker", "receipts"):
             if not given.get(name):
                 raise ValueError(f"the format {FORMAT} needs the option {name}")
         self._job_id = given["job_id"]
         self._key = given.get("key", "key")
         self._past = given.get("past", "send")
-        self._receipts = given.get("receipts")
         if self._past not in PAST:
             raise ValueError(f"past must be one of {PAST}, got {self._past!r}")
-        for name in (self._key, "task"):
-            if name not in schema.names:
-                raise ValueError(f"a column {name!r} is needed, got {schema.names}")
-        if not {"eta", "countdown"} & set(schema.names):
-            raise ValueError(
-                f"a column eta (timestamp) or countdown (seconds) is needed, got {schema.names}"
-            )
+        check_types(schema, self._key)
+        self._schema = schema
         settings = json.loads(given["settings"]) if "settings" in given else None
         rate = float(given["max_rate"]) if "max_rate" in given else None
+        if rate is not None and not rate > 0:
+            raise ValueError(f"max_rate must be above 0, got {rate!r}")
         self._target = Target(given["broker"], given.get("app"), settings, rate)
         self._target.ladder()
+        self._system, self._folder = _filesystem(given["receipts"])
+        self._system.create_dir(self._folder)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         attempt = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
-        seen: set[str] = set()
-        refused: list[Sent] = []
-        rows = (row for batch in iterator for row in batch.to_pylist())
-        ready = self._ready(rows, seen, refused)
-        batches = [
-            receipts_of(settled, self._job_id, *attempt)
-            for settled in Sender(self._target).send(ready)
-        ]
-        batches.append(receipts_of(refused, self._job_id, *attempt))
-        if self._receipts is None:
-            bad = next((each for each in refused), None)
-            if bad is not None:
-                raise ValueError(
-                    f"{len(refused)} rows cannot be published, the first, of the key "
-                    f"{bad.row.get('key')!r}, since {bad.detail}; with the option receipts, such "
-                    f"rows have a receipt instead"
-                )
-            return _Written(None)
-        system, folder = _filesystem(self._receipts)
-        system.create_dir(folder)
-        path = f"{folder}/_{uuid.uuid4()}.parquet"
-        pq.write_table(pa.Table.from_batches(batches), path, filesystem=system)
+        path = f"{self._folder}/_{uuid.uuid4()}.parquet"
+        with self._receipts(path) as file:
+
+            def keep(settled: list[Sent]) -> None:
+                if settled:
+                    file.write_batch(receipts_of(settled, self._job_id, *attempt))
+
+            for settled in Sender(self._target).send(self._ready(iterator, keep)):
+                keep(settled)
         return _Written(path)
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         for path in _paths(messages):
-            folder, _, name = path.rpartition("/")
-            system, _ = _filesystem(str(self._receipts))
-            system.move(path, f"{folder}/part-{name.removeprefix('_')}")
+            name = path.rpartition("/")[2]
+            self._system.move(path, f"{self._folder}/part-{name.removeprefix('_')}")
 
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         for path in _paths(messages):
-            system, _ = _filesystem(str(self._receipts))
-            system.delete_file(path)
+            self._system.delete_file(path)
+
+    @contextmanager
+    def _receipts(self, path: str) -> Iterator[pq.ParquetWriter]:
+        nothing = receipts_of([], self._job_id, 0, 0)
+        try:
+            file = pq.ParquetWriter(path, nothing.schema, filesystem=self._system)
+        except OSError as exc:
+            raise OSError(
+                f"receipts cannot be written: {exc}; they need a folder that the driver and all "
+                f"executors see"
+            ) from exc
+        try:
+            with file:
+                yield file
+        except BaseException:
+            with suppress(OSError):
+                self._system.delete_file(path)
+            raise
 
     def _ready(
-        self, rows: Iterator[dict[str, Any]], seen: set[str], refused: list[Sent]
+        self, batches: Iterator[pa.RecordBatch], keep: Callable[[list[Sent]], None]
     ) -> Iterator[dict[str, Any]]:
-        for given in rows:
-            row, due = self._row(given), 0
-            reason = _reason(row, seen)
+        """Give the rows that can be sent, and keep a receipt of each of the others."""
+        seen: set[str] = set()
+        refused: list[Sent] = []
+        for row in (row for batch in batches for row in rows(batch, self._schema, self._key)):
+            key = row["key"]
+            row["task_id"] = None if key is None else task_id(self._job_id, key)
+            now = time.time_ns() // 1000
+            due = _due(row, now)
+            reason = _reason(row, due, seen)
+            if reason is None and due is not None and self._past == "reject" and due <= now:
+                reason = "due in the past"
             if reason is None:
-                now = time.time_ns() // 1000
-                due = row["eta"] if row["eta"] is not None else now + round(row["countdown"] * 1e6)
-                if self._past == "reject" and due <= now:
-                    reason = "due in the past"
-            if reason is None:
-                seen.add(row["key"])
+                seen.add(key)
                 yield row
-            else:
-                refused.append(Sent(row, due, status=s.REFUSED, detail=reason))
-
-    def _row(self, given: dict[str, Any]) -> dict[str, Any]:
-        key = given.get(self._key)
-        row: dict[str, Any] = {name: given.get(name) for name in _TEXT}
-        row["key"] = None if key is None else str(key)
-        row["task_id"] = None if key is None else task_id(self._job_id, str(key))
-        row["priority"] = given.get("priority")
-        countdown = given.get("countdown")
-        row["countdown"] = None if countdown is None else float(countdown)
-        row["eta"], row["expires"] = _micros(given.get("eta")), _micros(given.get("expires"))
-        for name in ("args", "kwargs", "headers"):
-            row[name] = _json(given.get(name), mapping=name != "args")
-        return row
+                continue
+            refused.append(Sent(row, due, status=s.REFUSED, detail=reason))
+            if len(refused) >= WINDOW:
+                keep(refused)
+                refused = []
+        keep(refused)
 
 
 class _Writer(_Job, DataSourceArrowWriter):
@@ -175,51 +173,47 @@ class _StreamWriter(_Job, DataSourceStreamArrowWriter):
     """Of a stream: a micro-batch that is run again publishes the same task ids."""
 
 
-def _reason(row: dict[str, Any], seen: set[str]) -> str | None:
-    if row["key"] is None:
-        return "the key is null"
-    if row["key"] in seen:
-        return "the key is not unique"
-    if not (row["task"] or "").strip():
-        return "no task is named"
-    if (row["eta"] is None) == (row["countdown"] is None):
-        return "both eta and countdown" if row["eta"] else "neither eta nor countdown"
-    if row["countdown"] is not None and not abs(row["countdown"]) < 1e12:
-        return "countdown is not a number of seconds"
-    return None
+def _due(row: dict[str, Any], now: int) -> int | None:
+    due: int | None = row["eta"]
+    if due is None and _is_seconds(row["countdown"]):
+        due = now + round(row["countdown"] * 1_000_000)
+    return due if due is not None and FIRST <= due <= LAST else None
 
 
-def _json(value: Any, *, mapping: bool) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if mapping and isinstance(value, list):
-        value = dict(value)  # Arrow gives a map as pairs
-    return json.dumps(value, default=_plain)
+def _is_seconds(countdown: float | None) -> bool:
+    return countdown is not None and abs(countdown) < 1e12
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (datetime, date)):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
-    raise TypeError(f"{value!r} has no JSON; make it a string")
+def _reason(row: dict[str, Any], due: int | None, seen: set[str]) -> str | None:
+    eta, countdown, expires = row["eta"], row["countdown"], row["expires"]
+    found = {
+        "the key is null": row["key"] is None,
+        "the key is not unique": row["key"] in seen,
+        "no task is named": not (row["task"] or "").strip(),
+        "neither eta nor countdown": eta is None and countdown is None,
+        "both eta and countdown": eta is not None and countdown is not None,
+        "countdown is not a number of seconds": countdown is not None
+        and not _is_seconds(countdown),
+        "due outside of the years 1 to 9999": due is None,
+        "expires outside of the years 1 to 9999": expires is not None
+        and not FIRST <= expires <= LAST,
+    }
+    return next((reason for reason, is_so in found.items() if is_so), None)
 
 
-def _micros(value: datetime | None) -> int | None:
-    if value is None:
-        return None
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=timezone.utc)
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return (value - epoch) // (datetime.resolution)
-
-
-def _filesystem(path: str) -> tuple[Any, str]:
-    if "://" in path or path.startswith("file:"):
-        system, folder = fs.FileSystem.from_uri(path)
-        return system, folder
-    return fs.LocalFileSystem(), path
+def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
+    if not _SCHEME.match(path):
+        return fs.LocalFileSystem(), str(Path(path).absolute())
+    try:
+        # Hadoop has further names for S3.
+        system, folder = fs.FileSystem.from_uri(re.sub("(?i)^s3[an]:", "s3:", path))
+    except ValueError as exc:
+        raise ValueError(
+            f"receipts cannot be written to {path!r}: {exc}; give a path, or a URI of file, s3, "
+            f"gs, abfs or hdfs"
+        ) from exc
+    return system, folder.rstrip("/")
 
 
 def _paths(messages: list[WriterCommitMessage | None]) -> list[str]:
-    return [message.path for message in messages if isinstance(message, _Written) and message.path]
+    return [message.path for message in messages if isinstance(message, _Written)]

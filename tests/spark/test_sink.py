@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql import types as t
 
+from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.prepare import task_id
+from kombu_binary_delay.spark.prepare import prepare, task_id
+from kombu_binary_delay.spark.send import Sender, Sent
 from kombu_binary_delay.spark.sink import FORMAT, CelerySink
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
@@ -36,6 +41,7 @@ def test_rows_are_published_and_their_receipts_committed(spark, rows, vhost, tmp
     assert published == {f"k{n}": task_id("j", f"k{n}") for n in range(40)}
     [refused] = [row for row in found if row.status == s.REFUSED]
     assert (refused.key, refused.detail) == ("k0", "no task is named")
+    assert list((tmp_path / "receipts").glob("_*")) == []
 
 
 def test_a_stream_is_published_as_it_comes(spark, rows, vhost, tmp_path):
@@ -63,16 +69,159 @@ def test_a_stream_is_published_as_it_comes(spark, rows, vhost, tmp_path):
     assert run() == 15
 
 
+GIVEN = {"job_id": "j", "broker": "amqp://", "receipts": "/nowhere/receipts"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"broker": "amqp://"}, "needs the option job_id"),
-        ({"job_id": "j"}, "needs the option broker"),
-        ({"job_id": "j", "broker": "amqp://", "past": "drop"}, "past must be one of"),
-        ({"job_id": "j", "broker": "amqp://", "key": "id"}, "a column 'id' is needed"),
-        ({"job_id": "j", "broker": "amqp://", "settings": '{"tik": 1}'}, "unknown setting 'tik'"),
+        ({"job_id": ""}, "needs the option job_id"),
+        ({"broker": ""}, "needs the option broker"),
+        ({"receipts": ""}, "needs the option receipts"),
+        ({"past": "drop"}, "past must be one of"),
+        ({"key": "id"}, "a column 'id' is needed"),
+        ({"settings": '{"tik": 1}'}, "unknown setting 'tik'"),
+        ({"max_rate": "0"}, "max_rate must be above 0"),
+        ({"receipts": "dbfs:/x"}, "'dbfs:/x': .* give a path, or a URI of file, s3"),
+        ({"receipts": "/dev/null/x"}, "/dev/null"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(rows, options, words):
     with pytest.raises(Exception, match=words):
-        rows.write.format(FORMAT).mode("append").options(**options).save()
+        rows.write.format(FORMAT).mode("append").options(**{**GIVEN, **options}).save()
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What a sender is given, in place of a broker."""
+    given: list[dict[str, Any]] = []
+
+    def send(_, rows):
+        given.extend(rows)
+        return []
+
+    monkeypatch.setattr(Sender, "send", send)
+    return given
+
+
+def writer(schema, **options):
+    if isinstance(schema, str):
+        schema = t.StructType.fromDDL(schema)
+    return CelerySink({**GIVEN, **options}).writer(schema, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("task string, countdown double", "a column 'key' is needed"),
+        ("key string, countdown double", "a column 'task' is needed"),
+        ("key string, task string", "eta .* or countdown"),
+        (
+            "key boolean, task string, countdown int",
+            "key must be .* got boolean; use cast",
+        ),
+        ("key double, task string, countdown int", "key must be a string or an integer"),
+        ("key string, task int, countdown int", "task must be a string, got int"),
+        ("key string, task string, eta string", "eta must be a timestamp, got string; use to_time"),
+        ("key string, task string, eta date", "eta must be a timestamp, got date"),
+        ("key string, task string, eta timestamp_ntz", "eta must be .* got timestamp_ntz; use"),
+        ("key string, task string, countdown string", "countdown must be a number of seconds"),
+        ("key string, task string, countdown int, expires date", "expires must be a timestamp"),
+        ("key string, task string, countdown int, priority string", "priority must be an integer"),
+        ("key string, task string, countdown int, args int", "args must be JSON .* use to_json"),
+        ("key string, task string, countdown int, args map<string,int>", "args must be JSON or an"),
+        ("key string, task string, countdown int, kwargs array<int>", "kwargs must be JSON, a map"),
+        (
+            "key string, task string, countdown int, kwargs struct<a: array<date>>",
+            "kwargs has a date in it, .* got struct<a:array<date>>; use to_json",
+        ),
+        (
+            "key string, task string, countdown int, headers map<boolean, string>",
+            "headers has a boolean in it",
+        ),
+        ("key string, task string, countdown int, args array<float>", "args has a float in it"),
+    ],
+)
+def test_a_column_of_a_type_that_cannot_be_is_refused_with_the_remedy(columns, words):
+    with pytest.raises(ValueError, match=words):
+        writer(columns)
+
+
+def test_the_same_rows_mean_the_same_as_to_publish(spark, tmp_path, sent):
+    session = spark.conf.get("spark.sql.session.timeZone")
+    nested = "map<string, map<int, array<struct<x: double, y: map<string, string>>>>>"
+    values = (
+        "array(1.5D, double('NaN'), -double('Infinity'), null) args",
+        f"""cast(map('a', map(1, array(named_struct('x', 1e300D, 'y', map('ü', null)))),
+        'b', null) as {nested}) kwargs""",
+        """named_struct('d', 12345678901234567890123456789BD, 'e', 1.50BD, 'n', null, 't', true,
+        's', array('"'), 'l', 9007199254740993L) headers""",
+    )
+    times = ("timestamp'1969-07-20 20:17:40.000001' eta", "timestamp'2030-01-31 12:00:00' expires")
+    others = ("-5L key", "'t' task", "7 priority", "null queue", "cast('1.5' as decimal(3,1)) x")
+    df = spark.range(1).selectExpr(*values, *times, *others)
+    text = spark.range(1).selectExpr("'k' key", "'t' task", "1.5BD countdown", "'[1, 2]' args")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        for given in (df, text):
+            [row] = [
+                each.asDict()
+                for each in prepare(given, job_id="j", ladder=Ladder.uniform()).collect()
+            ]
+            there = writer(given.schema, receipts=str(tmp_path))
+            there.write(iter(given.toArrow().to_batches()))
+            found = sent.pop()
+            for name in ("args", "kwargs", "headers"):
+                assert json.loads(found[name] or "0") == json.loads(row[name] or "0"), name
+                row[name] = found[name]
+            assert found == {name: row[name] for name in found}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", session)
+
+
+def test_a_row_that_cannot_be_sent_has_a_receipt_with_what_is_known_of_it(spark, tmp_path, sent):
+    micros = round(FAR.timestamp() * 1_000_000)
+    reasons = {
+        "the key is null": (None, "t", FAR, None, None),
+        "the key is not unique": ("good", "t", FAR, None, None),
+        "no task is named": ("b", " ", FAR, None, None),
+        "neither eta nor countdown": ("c", "t", None, None, None),
+        "both eta and countdown": ("d", "t", FAR, 1.0, None),
+        "countdown is not a number of seconds": ("e", "t", None, float("nan"), None),
+        "due outside of the years 1 to 9999": ("f", "t", None, -9e10, None),
+        "expires outside of the years 1 to 9999": ("g", "t", FAR, None, 10**18),
+    }
+    given = [("good", "t", FAR, None, None), *reasons.values()]
+    df = spark.createDataFrame(
+        given, "key string, task string, eta timestamp, countdown double, expires bigint"
+    ).withColumn("expires", F.timestamp_micros("expires"))
+    there = writer(df.schema, receipts=str(tmp_path))
+    there.commit([there.write(iter(df.toArrow().to_batches()))])
+    assert [row["key"] for row in sent] == ["good"]
+    receipts = spark.read.schema(s.RECEIPTS).parquet(str(tmp_path))
+    found = receipts.withColumn("due", F.unix_micros("due")).collect()
+    assert {row.status for row in found} == {s.REFUSED}
+    assert {row.detail: (row.key, row.due) for row in found} == {
+        reason: (row[0], micros if row[2] else None) for reason, row in reasons.items()
+    }
+
+
+def test_where_receipts_cannot_be_written_nothing_is_sent(rows, tmp_path, sent):
+    there = writer(rows.schema, receipts=str(tmp_path / "receipts"))
+    # As on an executor that does not see the driver's disk.
+    (tmp_path / "receipts").rmdir()
+    with pytest.raises(OSError, match="a folder that the driver and all executors see"):
+        there.write(iter(rows.toArrow().to_batches()))
+    assert sent == []
+
+
+def test_a_task_that_fails_leaves_no_receipts(rows, tmp_path, monkeypatch):
+    def fails(_, rows):
+        yield [Sent(next(iter(rows)), 0, status=s.PUBLISHED)]
+        raise OSError("the broker is away")
+
+    monkeypatch.setattr(Sender, "send", fails)
+    there = writer(rows.schema, receipts=str(tmp_path))
+    with pytest.raises(OSError, match="the broker is away"):
+        there.write(iter(rows.toArrow().to_batches()))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,123 @@
+"""What the columns of a sink may be, by Spark's schema, and the values of their rows in Python.
+
+What is taken means the same as to :func:`~kombu_binary_delay.spark.prepare.prepare`, which says it
+in Spark's own words. It must not touch a broker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+
+_INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_NUMBERS = (*_INTEGERS, t.DoubleType, t.DecimalType)
+_AS_TEXT = 'cast("string")'
+_TEXT = ((t.StringType,), "a string", _AS_TEXT)
+_TIME = ((t.TimestampType,), "a timestamp", 'to_timestamp or cast("timestamp")')
+_OBJECT = ((t.StringType, t.MapType, t.StructType), "JSON, a map or a struct", "to_json")
+_COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str, str]] = {
+    "task": _TEXT,
+    "eta": _TIME,
+    "countdown": ((t.NumericType,), "a number of seconds", 'cast("double")'),
+    "args": ((t.StringType, t.ArrayType), "JSON or an array", "to_json"),
+    "kwargs": _OBJECT,
+    "headers": _OBJECT,
+    "queue": _TEXT,
+    "exchange": _TEXT,
+    "routing_key": _TEXT,
+    "priority": (_INTEGERS, "an integer", 'cast("int")'),
+    "expires": _TIME,
+}
+_JSON = ("args", "kwargs", "headers")
+
+
+def check_types(schema: t.StructType, key: str) -> None:
+    """Refuse columns that are missing, or of a type that cannot be or would mean something else.
+
+    :raises ValueError: names the column, its type and the remedy.
+    """
+    for name in (key, "task"):
+        if name not in schema.names:
+            raise ValueError(f"a column {name!r} is needed, got {schema.names}")
+    if not {"eta", "countdown"} & set(schema.names):
+        raise ValueError(
+            f"a column eta (timestamp) or countdown (seconds) is needed, got {schema.names}"
+        )
+    of_key = ((t.StringType, *_INTEGERS), "a string or an integer", _AS_TEXT)
+    for name, (kinds, words, remedy) in [(key, of_key), *_COLUMNS.items()]:
+        if name not in schema.names:
+            continue
+        kind = schema[name].dataType
+        if not isinstance(kind, (*kinds, t.NullType)):
+            raise ValueError(
+                f"the column {name} must be {words}, got {kind.simpleString()}; use {remedy}"
+            )
+        other = _without_json(kind) if name in _JSON else None
+        if other is not None:
+            raise ValueError(
+                f"the column {name} has a {other.simpleString()} in it, which JSON does not know, "
+                f"got {kind.simpleString()}; use to_json"
+            )
+
+
+def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict[str, Any]]:
+    """Give each row of a batch as a sender takes it: times in microseconds, JSON as text."""
+    names = [name for name in schema.names if name == key or name in _COLUMNS]
+    columns = [batch.column(name) for name in names]
+    # As numbers: there are timestamps for which Python has no datetime.
+    columns = [
+        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for column in columns
+    ]
+    for given in pa.RecordBatch.from_arrays(columns, names=names).to_pylist():
+        row = {name: given.get(name) for name in _COLUMNS}
+        row["key"] = None if given[key] is None else str(given[key])
+        if row["countdown"] is not None:
+            row["countdown"] = float(row["countdown"])
+        for name in _JSON:
+            if row[name] is not None and not isinstance(row[name], str):
+                row[name] = json.dumps(_plain(row[name], schema[name].dataType))
+        yield row
+
+
+def _without_json(kind: t.DataType) -> t.DataType | None:
+    """Find a type within, or the type itself, that is not one of JSON's own."""
+    if isinstance(kind, t.ArrayType):
+        return _without_json(kind.elementType)
+    if isinstance(kind, t.StructType):
+        found = (_without_json(each.dataType) for each in kind)
+        return next((each for each in found if each is not None), None)
+    if isinstance(kind, t.MapType):
+        if not isinstance(kind.keyType, (t.StringType, *_INTEGERS)):
+            return kind.keyType
+        return _without_json(kind.valueType)
+    # A float of 32 bits has other digits in Python than in Spark.
+    own = isinstance(kind, (t.StringType, t.BooleanType, t.NullType, *_NUMBERS))
+    return None if own else kind
+
+
+def _plain(value: Any, kind: t.DataType) -> Any:
+    """Write a value as Spark's ``to_json`` does."""
+    if value is None:
+        return None
+    if isinstance(kind, t.ArrayType):
+        return [_plain(each, kind.elementType) for each in value]
+    if isinstance(kind, t.MapType):
+        # Arrow gives it as pairs.
+        return {str(name): _plain(each, kind.valueType) for name, each in value}
+    if isinstance(kind, t.StructType):
+        return {each.name: _plain(value[each.name], each.dataType) for each in kind}
+    return _number(value, kind) if isinstance(kind, t.FractionalType) else value
+
+
+def _number(value: Any, kind: t.DataType) -> Any:
+    if isinstance(kind, t.DecimalType):
+        return float(value) if kind.scale else int(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
