@@ -168,6 +168,22 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
     assert "name by app the application that has it" in sent["1"].detail
 
 
+def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_queues(
+    vhost, monkeypatch
+):
+    # Which Celery would otherwise send round by its own ladder.
+    app = Celery("quorum", broker=vhost.url, set_as_current=False)
+    arguments = {"x-queue-type": "quorum"}
+    mail = Queue("mail", Exchange("post", "topic"), routing_key="m", queue_arguments=arguments)
+    app.conf.task_queues = [mail]
+    monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
+    row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
+    parts = Sender(Target(app="quorum_of_this_test:app")).send([row])
+    assert [(each.status, each.queue) for part in parts for each in part] == [
+        (s.PUBLISHED, "post/m")
+    ]
+
+
 def test_each_target_gets_its_own_whatever_the_environment_says(broker, vhost, monkeypatch):
     for name in ("CELERY_BROKER_URL", "CELERY_BROKER_WRITE_URL"):
         monkeypatch.setenv(name, "amqp://127.0.0.1:1//")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +214,18 @@ def test_where_receipts_cannot_be_written_nothing_is_sent(rows, tmp_path, sent):
     with pytest.raises(OSError, match="a folder that the driver and all executors see"):
         there.write(iter(rows.toArrow().to_batches()))
     assert sent == []
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://lake/receipts", "s3a://lake/receipts", "S3N://lake/receipts"]
+)
+def test_receipts_go_to_s3_by_whichever_of_its_names(rows, monkeypatch, uri):
+    made: list[str] = []
+    system = SimpleNamespace(create_dir=made.append)
+    known = SimpleNamespace(from_uri=lambda uri: (system, uri.lower()))
+    monkeypatch.setattr("pyarrow.fs.FileSystem", known)
+    writer(rows.schema, receipts=uri)
+    assert made == ["s3://lake/receipts"]
 
 
 def test_a_task_that_fails_leaves_no_receipts(rows, tmp_path, monkeypatch):
