@@ -90,15 +90,14 @@ class Site:
         :param ahead: whether to tell the one for urgent messages even if it does not stand yet.
         """
         topology = self.topology(connection, ladder)
-        if ladder is not None:
-            return [topology]
-        lanes = topology.lanes(self.settings.lanes)
-        if connection is not None and topology.keeps_urgent_apart(
-            connection.connection.server_properties
-        ):
-            urgent = topology.for_urgent()
-            if ahead or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
-                lanes.append(urgent)
+        lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
+        if connection is None or not topology.mirrors or topology.lane or topology.urgent:
+            return lanes
+        urgent = topology.for_urgent()
+        needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
+        # It may be left from before an upgrade.
+        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
+            lanes.append(urgent)
         return lanes
 
     def part(self, lanes: Sequence[Topology]) -> Part:

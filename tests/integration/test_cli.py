@@ -132,7 +132,8 @@ def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
     for _ in range(2):
         connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
     assert len(collect(connection, [queue], 2)) == 2
-    assert json.loads(run(*tick, *own, "teardown", "--force", "--json").output)["keeps"] == []
+    *_, last = run(*tick, *own, "teardown", "--force", "--json").output.splitlines()
+    assert json.loads(last)["keeps"] == []
 
 
 def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, connect, vhost):
@@ -330,9 +331,11 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     exported = run(*tick, "--lanes", "2", "export", "definitions")
     gone = run(*tick, "--lanes", "2", "teardown", "--force", "--json")
 
-    assert len(json.loads(made.output)["queues"]) == 2 * 4 + 1
-    assert [json.loads(line)["sound"] for line in sound.output.splitlines()] == [True, True]
-    assert [each["current"] for each in json.loads(shown.output)["ladders"]] == [True, True]
+    queues = json.loads(made.output)["queues"]
+    assert len([name for name in queues if "-urgent" not in name]) == 2 * 4 + 1
+    assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
+    assert all(each["current"] for each in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
-    first, last = (json.loads(line) for line in gone.output.splitlines())
-    assert (bool(first["keeps"]), last["keeps"]) == (True, [])
+    *first, last = (json.loads(line) for line in gone.output.splitlines())
+    assert all(each["keeps"] for each in first)
+    assert last["keeps"] == []
