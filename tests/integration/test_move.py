@@ -338,7 +338,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
             digits = v1.ladder.digits(delay * 1000)
             operator.Producer().publish(
                 f"{delay}",
-                exchange=v1.entry(digits),
+                exchange=v1.level_name(level_at(v1, delay, elapsed)),
                 routing_key=v1.address(digits, Destination("", name)),
                 headers={
                     "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
@@ -370,6 +370,14 @@ VECTORS = {
 }
 
 
+def level_at(ladder, delay, elapsed):
+    """Tell the level in which a message waits, so many seconds after it was sent; at last, too."""
+    digits = ladder.ladder.digits(delay * 1000)
+    waits = [level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if digit]
+    left = {level: sum(2**each for each in waits if each < level) for level in waits}
+    return next(level for level in waits if delay - elapsed >= left[level])
+
+
 @pytest.mark.parametrize("queue", ["some-endpoint", "some.end.point"])
 @pytest.mark.parametrize("delay", VECTORS)
 def test_what_remains_is_what_nservicebus_says(queue, delay):
@@ -381,8 +389,9 @@ def test_what_remains_is_what_nservicebus_says(queue, delay):
     }
     key = v1.address(v1.ladder.digits(delay[0] * 1000), Destination("", queue))
     epoch = round(now.timestamp() * 1000)
+    at = level_at(v1, *delay)
 
-    found = read(Source("q", v1, 0, 0), key, {"application_headers": headers}, epoch)
+    found = read(Source("q", v1, 2**at * 1000, at), key, {"application_headers": headers}, epoch)
 
     assert found is not None
     left, level = VECTORS[delay]
@@ -401,6 +410,60 @@ def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited(
     assert found is not None
     assert lower is not None
     assert (found.due, lower.due) == (1_011_000, 1_003_000)
+
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+
+
+def nservicebus(delay, sent, retried=None):
+    """Say as NServiceBus does how many seconds ago a message was sent, and with which delay."""
+    times = {"NServiceBus.TimeSent": sent, "NServiceBus.Retries.Timestamp": retried}
+    return {
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+        **{
+            name: f"{NOW - timedelta(seconds=ago):%Y-%m-%d %H:%M:%S:%f Z}"
+            for name, ago in times.items()
+            if ago is not None
+        },
+    }
+
+
+def in_seconds(seconds):
+    return NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "delay", "headers", "left"),
+    [
+        # All of 60 s: 32, 16, 8 and 4. In the queue of 32 s, at least 28 s are left.
+        ("nservicebus", 5, 60, nservicebus(60, sent=10), 50),
+        ("nservicebus", 5, 60, nservicebus(60, sent=20, retried=5), 55),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600, retried=33), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=-1), 60),
+        ("nservicebus", 2, 60, nservicebus(60, sent=3600), 4),
+        # A stock worker resends our header with its retry.
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(-5)}, "eta": in_seconds(50)}, 50),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}, "eta": in_seconds(50)}, 55),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}}, 55),
+        ("celery", 5, 60, {"eta": in_seconds(50)}, 50),
+    ],
+)
+def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, delay, headers, left):
+    ladder = ANCESTORS[name]
+    now = round(NOW.timestamp() * 1000)
+    headers = {"task": "t", **headers}
+    if "x-binary-delay" in headers:
+        headers["x-binary-delay"] = {
+            "due": round(headers["x-binary-delay"]["due"].timestamp() * 1000)
+        }
+    key = ladder.address(ladder.ladder.digits(delay * 1000), Destination("", "q"))
+    source = Source("x", ladder, 2**level * 1000, level)
+
+    found = read(source, key, {"application_headers": headers}, now)
+
+    assert found is not None
+    assert remaining(found.due, now) == left * 1000
 
 
 def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, site):
