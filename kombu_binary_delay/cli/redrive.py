@@ -65,13 +65,21 @@ def redrive(
             out.show(ops.Refill(count), "refill")
             return OK
         parked = ops.ready(connection, [topology.parking]).get(topology.parking, 0)
+        management = site.management(connection)
     with ExitStack() as stack:
         file = None
         if to_file is not None and not dry_run:
             file = stack.enter_context(to_file.open("a", encoding="utf-8"))
         tell = stack.enter_context(bar("redrive", parked if not dry_run else 0))
         done = ops.redrive(
-            site.plain, topology, only=only, to=to, file=file, dry_run=dry_run, progress=tell
+            site.plain,
+            topology,
+            management,
+            only=only,
+            to=to,
+            file=file,
+            dry_run=dry_run,
+            progress=tell,
         )
     sys.stderr.flush()
     out.show(done, "redriven", dry=dry_run, sent=done.sent, stays=done.stays)

@@ -19,8 +19,8 @@ from .create import create
 from .errors import OperationError
 from .live import Live, ready
 from .management import Management
-from .pump import Keep, Progress, Pump, Send, nothing
-from .reading import Source, read, remaining, sources
+from .pump import Keep, Progress, Pump, Send, bearable, nothing, renewed
+from .reading import Source, put_back, read, remaining, sources
 
 _HEADERS = "application_headers"
 #: Says of a message in the poison queue where it came from, and what is wrong with it.
@@ -90,6 +90,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     begun = time.monotonic()
     live = Live.read(management)
     queues = _sources(what, live)
+    many = {each.name: bearable(each.name, live.queues[each.name]) for each in queues}
     poison = f"{Topology(namespace=_namespace(to, what)).delivery_prefix}.poison"
     with source() as taking, source() as aside, target() as sending:
         if not to.mirrors:
@@ -108,6 +109,8 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                     moved += pump.run(
                         each.name,
                         partial(mover.decide, each),
+                        again=partial(_again, each),
+                        many=many[each.name],
                         limit=limit,
                         expected=count,
                         progress=progress,
@@ -138,6 +141,19 @@ def _sources(what: Topology | str, live: Live) -> tuple[Source, ...]:
     if what not in live.queues:
         raise OperationError(f"the queue {what!r} does not exist in this virtual host")
     return (Source(what),)
+
+
+def _again(source: Source, message: Any, count: str) -> Send | None:
+    """Publish a message anew where it was taken from."""
+    if source.topology is None:
+        return Send(renewed(message), "", source.name, count)
+    key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
+    found = put_back(source, key, renewed(message).properties, now)
+    if found is None:
+        return None
+    exchange, key, properties = found
+    # It is met again in the same round, and counted then.
+    return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
 
 
 class _Mover:

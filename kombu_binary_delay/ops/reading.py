@@ -115,6 +115,39 @@ def read(
     return Reading(destination, due, packed)
 
 
+def put_back(
+    source: Source, key: str, properties: Mapping[str, Any], now: int
+) -> tuple[str, str, dict[str, Any]] | None:
+    """Tell how a message that waits in a ladder can be published to it anew, for what remains.
+
+    :returns: the exchange, the routing key, and the properties, where all but the digits stays as
+        it was; None where it cannot be read.
+    """
+    topology = source.topology
+    try:
+        found = read(source, key, properties, now)
+        if topology is None or found is None:
+            return None
+        headers = dict(properties.get(_HEADERS) or {})
+        digits, _ = topology.parse(key, carried(headers))
+        left = topology.ladder.digits(max(remaining(found.due, now), 1))
+    except (AddressError, DelayError):
+        return None
+    if len(left) > len(digits):
+        # It is due later than its way would take, and levels up there may not stand.
+        return None
+
+    def again(address: str) -> str:
+        if not topology.mirrors:
+            return topology.address(left, topology.parse(address)[1])
+        way = address.split(".", len(digits))[-1]
+        return ".".join([*map(str, reversed(left)), way])
+
+    if isinstance(headers.get("CC"), list):
+        headers["CC"] = [again(each) for each in headers["CC"]]
+    return topology.entry(left), again(key), {**properties, _HEADERS: headers}
+
+
 def remaining(due: int, now: int) -> int:
     """Tell what is left of a delay, in milliseconds, at least none."""
     return max(due - now, 0)

@@ -18,20 +18,21 @@ import amqp
 from amqp.exceptions import NotFound
 
 from kombu_binary_delay.address import Destination
-from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.topology import Topology
 
-from .errors import OperationError
+from .errors import OperationError, UnreachableError
 from .live import ready
+from .management import Management
 from .pump import (
-    MANY_DELIVERIES,
     Acks,
     Keep,
     Progress,
     Pump,
     Send,
+    bearable,
     deliveries,
     nothing,
     renewed,
@@ -73,6 +74,7 @@ class Redrive:
 def redrive(  # noqa: PLR0913 - which, and where to
     connect: Callable[[], Any],
     topology: Topology,
+    management: Management | None = None,
     *,
     only: Destination | None = None,
     to: Destination | None = None,
@@ -85,6 +87,8 @@ def redrive(  # noqa: PLR0913 - which, and where to
     What finds no queue stays parked, and so does what is not due yet, unless ``to`` is given.
 
     :param connect: connects to the broker, by Kombu's own transport.
+    :param management: tells the parking queue's delivery limit. Without it, or its answer, what
+        stays parked is published anew each second time that it is looked at.
     :param only: only messages for this destination.
     :param to: send them here, not to where they were meant to go.
     :param file: write them here, one line of JSON each, and not to the broker.
@@ -99,14 +103,33 @@ def redrive(  # noqa: PLR0913 - which, and where to
             )
         sorter = _Sorter(topology, asking, only, to, dry_run=dry_run)
         if file is not None and not dry_run:
-            _to_file(taking, asking, topology, sorter, file, count, progress)
+            many = _many(topology.parking, management)
+            _to_file(taking, asking, topology, sorter, file, count, many, progress)
         elif count:
             pump = Pump(taking, asking, sending)
-            parking = topology.parking
-            pump.run(parking, sorter.decide, limit=count, back=parking, progress=progress)
+            pump.run(
+                topology.parking,
+                sorter.decide,
+                again=sorter.again,
+                many=_many(topology.parking, management),
+                limit=count,
+                progress=progress,
+            )
             pump.close()
             sorter.take(pump)
     return sorter.result()
+
+
+def _many(parking: str, management: Management | None) -> int:
+    """Tell how often a parked message may come back before it is to be parked anew."""
+    if management is None:
+        return 1
+    try:
+        row = management.get("queues", management.vhost, parking)
+    except UnreachableError:
+        # As if the limit were the lowest there can be.
+        return 1
+    return bearable(parking, row)
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,11 @@ class _Sorter:
         name = json.dumps([destination.exchange, destination.routing_key])
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
 
+    def again(self, message: Any, count: str) -> Send:
+        """Park a message anew: the parking exchange leads there whatever the routing key."""
+        key = message.delivery_info["routing_key"]
+        return Send(renewed(message), self._topology.parking, key, count)
+
     def read(self, message: Any) -> tuple[Destination, Any]:
         """Tell where a message was meant to go, and how it was then."""
         properties = dict(message.properties)
@@ -243,6 +271,7 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
     sorter: _Sorter,
     file: IO[str],
     count: int,
+    many: int,
     progress: Progress,
 ) -> None:
     """Write messages, and take each from its queue only when it is safely in the file."""
@@ -250,27 +279,32 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
     channel.open()
     acks = Acks(channel)
     written: list[int] = []
-    for number in range(1, count + 1):
-        message = channel.basic_get(topology.parking)
-        if message is None:
-            break
-        destination, unpacked = sorter.read(message)
-        wanted = sorter.wants(destination)
-        if wanted and sorter.is_early(message):
-            sorter.stays(_NOT_DUE)
-            wanted = False
-        if wanted:
-            file.write(dump(destination, unpacked) + "\n")
-            sorter.wrote(destination)
-            written.append(message.delivery_tag)
-        elif deliveries(message) >= MANY_DELIVERIES:
-            with PublishBatch(asking.channel()) as batch:
-                key = message.delivery_info["routing_key"]
-                batch.publish(renewed(message), topology.parking, key)
-            acks.add(message.delivery_tag)
-        if len(written) == 1000 or number == count:
-            _settle(acks, file, written)
-        progress(number)
+
+    def parked_anew(outcome: Outcome) -> None:
+        if outcome.state == CONFIRMED:
+            acks.add(outcome.tag)
+
+    with PublishBatch(asking.channel(), on_outcome=parked_anew) as batch:
+        for number in range(1, count + 1):
+            message = channel.basic_get(topology.parking)
+            if message is None:
+                break
+            tag = message.delivery_tag
+            destination, unpacked = sorter.read(message)
+            wanted = sorter.wants(destination)
+            if wanted and sorter.is_early(message):
+                sorter.stays(_NOT_DUE)
+                wanted = False
+            if wanted:
+                file.write(dump(destination, unpacked) + "\n")
+                sorter.wrote(destination)
+                written.append(tag)
+            elif deliveries(message) >= many:
+                again = sorter.again(message, "kept")
+                batch.publish(again.message, again.exchange, again.routing_key, tag=tag)
+            if len(written) == 1000 or number == count:
+                _settle(acks, file, written)
+            progress(number)
     _settle(acks, file, written)
     acks.settle()
     # What was not written goes back.

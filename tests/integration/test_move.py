@@ -6,10 +6,12 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -30,13 +32,15 @@ from kombu_binary_delay.ops import (
     Live,
     Management,
     OperationError,
+    UnreachableError,
     create,
     migrate,
     plan,
     redrive,
     refill,
 )
-from kombu_binary_delay.ops.reading import Source, read, remaining
+from kombu_binary_delay.ops.pump import bearable
+from kombu_binary_delay.ops.reading import Source, put_back, read, remaining
 from kombu_binary_delay.ops.redrive import dump, load
 
 
@@ -91,6 +95,29 @@ def publish(connection, queue, *delays, exchange="", **more):
         )
 
 
+@pytest.fixture
+def allow(broker, vhost):
+    """Let messages come back to quorum queues so many times, and no more."""
+
+    def allow(times):
+        policy = {"pattern": ".*", "definition": {"delivery-limit": times}}
+        broker.api("PUT", f"policies/{vhost.name}/limit", policy)
+
+        def is_told():
+            rows = vhost.queues()
+            return all(row.get("policy") == "limit" for row in rows if row["type"] == "quorum")
+
+        wait_until(is_told)
+
+    return allow
+
+
+def waiting(vhost, topology):
+    """Count what waits in a ladder, by the queues that hold any."""
+    counts = vhost.waiting(*(each.name for each in topology.whole.queues))
+    return {name: count for name, count in counts.items() if count}
+
+
 def wait_until(ready, timeout=20):
     end = time.monotonic() + timeout
     while not ready():
@@ -133,6 +160,34 @@ def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain
     assert found.stays == 4
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
     assert by_destination(redrive(plain, small, dry_run=True)) == {
+        ("", "gone"): (0, 3),
+        ("events", "order.paid"): (0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("dry run", True), ("elsewhere", False), ("nobody there", False), ("file", True)],
+)
+def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
+    parked, site, small, allow, how, told, tmp_path
+):
+    assert parked
+    allow(3)
+    management = site.management if told else None
+    for _ in range(6):
+        with (tmp_path / "none").open("a") as file:
+            found = redrive(
+                site.plain,
+                small,
+                management,
+                only=Destination("", "other") if how in ("elsewhere", "file") else None,
+                file=file if how == "file" else None,
+                dry_run=how == "dry run",
+            )
+
+    assert found.stays == 4
+    assert by_destination(redrive(site.plain, small, dry_run=True)) == {
         ("", "gone"): (0, 3),
         ("events", "order.paid"): (0, 1),
     }
@@ -299,6 +354,146 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, sit
     assert any("does not know the exchange 'events'" in reason for reason in done.reasons)
     waits = f"{small.level_name(3)}.1"
     wait_until(lambda: vhost.waiting(waits) == {waits: 2})
+
+
+def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
+    connect, vhost, small, site, allow
+):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    tall = Topology(Ladder.binary(10, 1000))
+    connection = connect(confirm_publish=True, binary_delay={**SETTINGS, "levels": 10})
+    Queue("mail", Exchange("events", "direct"), "mail")(connection.channel()).declare()
+    publish(connection, "mail", 200_000, exchange="events", mine=1)
+    allow(3)
+
+    celery = ANCESTORS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+    for _ in range(6):
+        done = migrate(site.plain, site.plain, site.management, tall, celery)
+
+    assert (done.moved, done.left) == (0, 1)
+    (name,) = waiting(vhost, tall)
+    with vhost.connect() as reader:
+        message = reader.channel().basic_get(name)
+    digits, destination = tall.parse(message.delivery_info["routing_key"])
+    assert name == f"{tall.level_name(len(digits) - 1)}.1"
+    assert destination == Destination("events", "mail")
+    assert message.headers["mine"] == 1
+    due, left = message.headers["x-binary-delay"]["due"], tall.ladder.delay(digits)
+    assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
+
+
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site, allow):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 9000)
+    allow(0)
+
+    with pytest.raises(OperationError, match="delivery limit of 0"):
+        site.migrate(small, small, tick=500)
+
+
+@pytest.mark.parametrize(
+    ("row", "times"),
+    [
+        ({"type": "quorum"}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 5}}, 2),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 3}}, 1),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 1}}, 1),
+        (
+            {
+                "type": "quorum",
+                "arguments": {"x-delivery-limit": 100},
+                "effective_policy_definition": {"delivery-limit": 8},
+            },
+            4,
+        ),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": -1}}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 1000}}, 10),
+        ({"type": "quorum", "arguments": [], "effective_policy_definition": []}, 10),
+        ({"type": "classic", "effective_policy_definition": {"delivery-limit": 0}}, 10),
+    ],
+)
+def test_a_message_comes_back_half_as_often_as_its_queue_allows(row, times):
+    assert bearable("q", row) == times
+
+
+@pytest.mark.parametrize(
+    ("topology", "key", "headers", "left", "again"),
+    [
+        # Of 8 + 2 + 1 s, in the queue of 8 s.
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@..q", {}, 9.5, (3, "0.1.0.1.@..q", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@.e.a.b", {}, 2.5, (1, "1.1.@.e.a.b", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@!..q", {}, -5, (0, "1.@!..q", None)),
+        (
+            Topology(Ladder.binary(4, 1000)),
+            "1.1.0.1.@..q",
+            {"CC": ["1.1.0.1.@..r.s"]},
+            4,
+            (2, "0.0.1.@..q", ["0.0.1.@..r.s"]),
+        ),
+        # What is due later than its way takes is left alone, and so is what cannot be read.
+        (Topology(Ladder.binary(4, 1000)), "1.@..q", {}, 5, None),
+        (Topology(Ladder.binary(4, 1000)), "what", {}, 5, None),
+        (
+            ANCESTORS["celery"],
+            "0." * 24 + "1.0.1.1.q.r",
+            {},
+            9.5,
+            (27, "0." * 24 + "1.0.1.0.q.r", None),
+        ),
+        (ANCESTORS["nservicebus"], "0." * 24 + "1.0.1.1.q", {}, 3, (1, "0." * 26 + "1.1.q", None)),
+    ],
+)
+def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
+    topology, key, headers, left, again
+):
+    now = 1_000_000
+    due = {"x-binary-delay": {"due": now + round(left * 1000)}}
+    properties = {"application_headers": {**due, **headers}, "priority": 3}
+
+    found = put_back(Source("q", topology, 8000, 3), key, properties, now)
+
+    if again is None:
+        assert found is None
+        return
+    level, key, copies = again
+    copies = {} if copies is None else {"CC": copies}
+    assert found == (
+        topology.level_name(level),
+        key,
+        {"application_headers": {**due, **copies}, "priority": 3},
+    )
+
+
+def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, site):
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", *[60_000] * 5)
+    there = ours(vhost, **{**SETTINGS, "levels": 10})()
+    there.connect()
+    sock = there.connection.transport.sock
+
+    def cut(_):
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    with sock, pytest.raises(UnreachableError, match="went away"):
+        migrate(
+            site.plain,
+            lambda: there,
+            site.management,
+            old,
+            Topology(Ladder.binary(10, 1000), queue_type=small.queue_type),
+            progress=cut,
+        )
+
+    wait_until(lambda: sum(waiting(vhost, old).values()) == 5)
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
