@@ -11,8 +11,9 @@ import amqp
 
 from kombu_binary_delay.address import Destination
 from kombu_binary_delay.delay import X_DELAY
+from kombu_binary_delay.envelope import further_keys, wrap
 from kombu_binary_delay.errors import AddressError, BinaryDelayError, DelayError
-from kombu_binary_delay.topology import Part, Queue, Topology
+from kombu_binary_delay.topology import Binding, Part, Queue, Topology
 from kombu_binary_delay.walk import matches_topic
 
 from .create import create
@@ -20,7 +21,7 @@ from .errors import OperationError
 from .live import Live, ready
 from .management import Management
 from .pump import Keep, Progress, Pump, Send, bearable, nothing, renewed
-from .reading import Source, put_back, read, remaining, sources
+from .reading import Reading, Source, put_back, read, remaining, sources
 
 _HEADERS = "application_headers"
 #: Says of a message in the poison queue where it came from, and what is wrong with it.
@@ -69,6 +70,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     what: Topology | str,
     to: Topology,
     *,
+    there: Management | None = None,
     exchange: str | None = None,
     progress: Progress = nothing,
 ) -> Migration:
@@ -83,9 +85,13 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         an ancestor's ladder, by Kombu's own.
     :param management: of the broker to take from.
     :param what: a ladder, or the name of an ordinary queue.
-    :param exchange: where messages of Celery's native ladder were published to, if its bindings do
-        not tell.
-    :raises OperationError: where they do not, and nothing was moved; or there is no such queue.
+    :param there: the management API of the broker to send to, where that is another and ``to`` an
+        ancestor's ladder, whose bindings tell what it leads to.
+    :param exchange: where those messages of Celery's native ladder were published to whose
+        exchange its bindings do not tell.
+    :raises OperationError: where they do not, and none is given: what was moved until then is
+        moved, the rest is where it was. Or where there is no such queue; then nothing is moved.
+    :raises UnreachableError: where a broker went away: as above, and it can be run again.
     """
     begun = time.monotonic()
     live = Live.read(management)
@@ -96,7 +102,10 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         if not to.mirrors:
             create(sending, to, to.whole)
         pump = Pump(taking, aside, sending)
-        mover = _Mover(what, to, live, poison, aside, sending, exchange)
+        bindings = live.bindings
+        if there is not None and not to.mirrors:
+            bindings = Live.read(there).bindings
+        mover = _Mover(what, to, live, bindings, poison, aside, sending, exchange)
         moved = -1
         while moved:
             # Again, for what was between two levels: until a round finds nothing.
@@ -164,12 +173,14 @@ class _Mover:
         what: Topology | str,
         to: Topology,
         live: Live,
+        leads: frozenset[Binding],
         poison: str,
         aside: Any,
         sending: Any,
         exchange: str | None,
     ) -> None:
         self._what, self._to, self._live, self._poison = what, to, live, poison
+        self._leads = leads
         self._aside, self._sending, self._exchange = aside, sending, exchange
         self._has_poison = False
         self._bound: set[str] = set()
@@ -193,40 +204,49 @@ class _Mover:
             to = found.destination
             return Send(message, to.exchange, to.routing_key, "moved")
         try:
-            return self._to_ancestor(message, found.destination, left, found.properties)
+            return self._to_ancestor(message, found, left)
         except (AddressError, DelayError) as exc:
             return Keep("left", str(exc))
 
-    def _to_ancestor(
-        self, message: Any, destination: Destination, left: int, properties: dict[str, Any]
-    ) -> Send | Keep:
-        """Enter another system's ladder as its own programs do, whose headers stay as they are."""
+    def _to_ancestor(self, message: Any, found: Reading, left: int) -> Send | Keep:
+        """Enter another system's ladder, with the due time and whatever would cut it short aside.
+
+        The headers of its own programs stay as they are.
+        """
+        destination, properties = found.destination, found.properties
         if not isinstance(self._what, Topology) or not self._what.mirrors:
             # From one to the other: both know a queue, or in Celery's case a key, by its name.
             destination = Destination("", destination.routing_key)
         digits = self._to.ladder.digits(max(left, 1))
-        address = self._to.address(digits, destination)
-        name = destination.routing_key
+        names = [destination.routing_key, *further_keys(properties[_HEADERS])]
+        properties, key = wrap(
+            properties,
+            destination,
+            found.due,
+            lambda each: self._to.address(digits, each),
+            self._to.owns,
+        )
+        for name in names:
+            if not self._leads_to(name):
+                return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
+        again = amqp.Message(message.body, **properties)
+        return Send(again, self._to.entry(digits), key, "moved", mandatory=True)
+
+    def _leads_to(self, name: str) -> bool:
+        """Bind a queue by its name, or tell whether an ancestor's own programs bound a key."""
         if name not in self._bound:
             if ready(self._sending, [name]):
                 create(self._sending, self._to, self._to.to_queue(name))
-            elif not self._leads_on(name):
-                return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
+            elif not any(
+                each.source == self._to.delivery and matches_topic(each.key, name)
+                for each in self._leads
+            ):
+                return False
             self._bound.add(name)
-        again = amqp.Message(message.body, **properties)
-        return Send(again, self._to.entry(digits), address, "moved", mandatory=True)
-
-    def _leads_on(self, key: str) -> bool:
-        """Whether an ancestor's own programs have bound something for a key."""
-        return any(
-            each.source == self._to.delivery and matches_topic(each.key, key)
-            for each in self._live.bindings
-        )
+        return True
 
     def _ask_bindings(self, routing_key: str) -> str:
         """Tell the exchange that Celery's native ladder would deliver to, by its bindings."""
-        if self._exchange is not None:
-            return self._exchange
         if not isinstance(self._what, Topology) or self._what.delay_header:
             # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
             return ""
@@ -238,13 +258,17 @@ class _Mover:
         # Its patterns also match keys that only end alike.
         exact = [each for each in ways if each.key == f"#.{routing_key}"]
         found = {"" if each.to_queue else each.destination for each in exact or ways}
-        if len(found) > 1:
-            names = ", ".join(sorted(found))
+        if len(found) == 1:
+            return found.pop()
+        if self._exchange is not None:
+            return self._exchange
+        if found:
+            names = ", ".join(map(repr, sorted(found)))
             raise OperationError(
                 f"a message for the routing key {routing_key!r} may have been published to each of "
                 f"the exchanges {names}; say which of them is to have it"
             )
-        return found.pop() if found else ""
+        return ""
 
     def _poisoned(self, source: Source, message: Any, key: str, why: BinaryDelayError) -> Send:
         if not self._has_poison:

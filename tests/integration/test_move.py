@@ -66,9 +66,9 @@ class Site:
     plain: Any
     management: Any
 
-    def migrate(self, source, to, **settings):
+    def migrate(self, source, to, exchange=None, **settings):
         there = ours(self.vhost, **(settings or SETTINGS))
-        return migrate(self.plain, there, self.management, source, to)
+        return migrate(self.plain, there, self.management, source, to, exchange=exchange)
 
 
 @pytest.fixture
@@ -332,6 +332,102 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
     assert arrival.at >= due.timestamp()
     assert "x-death" not in arrival.headers
+
+
+@pytest.fixture
+def celerys(site, small):
+    """Celery's native ladder, and a way to publish to it as its programs do."""
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    celery = ANCESTORS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+
+    def delay(*keys):
+        with site.plain() as operator:
+            for key in keys:
+                operator.Producer().publish(
+                    key,
+                    exchange="celery_delayed_27",
+                    routing_key=native.calculate_routing_key(9, key),
+                )
+
+    return delay
+
+
+def lead(url, exchange, *keys):
+    """Bind an exchange to Celery's ladder, as a worker does."""
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        Exchange(exchange, "topic")(channel).declare()
+        for key in keys:
+            channel.exchange_bind(exchange, "celery_delayed_delivery", f"#.{key}")
+
+
+def destinations(vhost, topology):
+    """Take what waits in a ladder, and tell where it goes."""
+    found = []
+    with vhost.connect() as reader:
+        for name in waiting(vhost, topology):
+            channel = reader.channel()
+            while (message := channel.basic_get(name, no_ack=True)) is not None:
+                found.append(topology.parse(message.delivery_info["routing_key"])[1])
+            channel.close()
+    return sorted(found)
+
+
+def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
+    vhost, small, site, celerys
+):
+    lead(vhost.url, "a", "one", "two")
+    lead(vhost.url, "b", "two")
+    celerys("one", "two", "none")
+
+    with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
+        site.migrate(ANCESTORS["celery"], small)
+    site.migrate(ANCESTORS["celery"], small, exchange="b")
+
+    wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
+    assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
+
+
+def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
+    connect, collect, small, site, celerys
+):
+    assert celerys
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    queue = Queue("mail")(connection.channel())
+    queue.declare()
+    sent = time.time()
+    connection.Producer().publish(
+        "m", routing_key="mail", headers={"x-delay": 5000}, expiration=0.7
+    )
+
+    done = migrate(site.plain, site.plain, site.management, small, ANCESTORS["celery"])
+
+    assert done.moved == 1
+    (arrival,) = collect(connect(), [queue], 1)
+    assert arrival.at - sent >= 5
+    assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
+
+
+def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, site, celerys):
+    celery = ANCESTORS["celery"]
+    lead(vhost.url, "tasks", "new")
+    celerys("new")
+    other = broker.vhost()
+    try:
+        there = partial(Connection, other.url)
+        with there() as operator:
+            create(operator, celery, celery.whole)
+            api = Management.of(operator, broker.management_url)
+        left = migrate(site.plain, there, site.management, celery, celery, there=api)
+        lead(other.url, "tasks", "new")
+        moved = migrate(site.plain, there, site.management, celery, celery, there=api)
+    finally:
+        other.delete()
+
+    assert (left.moved, left.left, moved.moved) == (0, 1, 1)
 
 
 def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, site):
