@@ -134,6 +134,46 @@ def test_migrate_and_transfer(broker, run, tick, connect, small):
     assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
 
 
+def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
+    broker, run, tick, connect, vhost
+):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    declare(connect)
+    publish(connect, *range(13_000, 15_001, 500))
+    alone, lanes = Topology(Ladder.binary(4, 1000)), (*tick, "--lanes", "2")
+    one, two = alone.lanes(2)
+    elsewhere = vhost.url.replace("127.0.0.1", "localhost")
+    other = broker.vhost()
+    try:
+        widened = run(*lanes, "migrate", "--from", "1000ms-2x4", "--json")
+        inside = waiting(vhost, alone, one, two)
+        refused = [
+            run(*lanes, "migrate", "--from", "1000ms-2x4-lane1"),
+            run(*lanes, "transfer", "--to-broker", elsewhere),
+            run(*tick, "migrate", "--from", "1000ms-2x4-lane1", "--to", "1000ms-2x4-lane2"),
+        ]
+        planned = run(*lanes, "transfer", "--to-broker", other.url, "--dry-run", "--json")
+        away = run(*lanes, "transfer", "--to-broker", other.url, "--json")
+        outside = waiting(other, alone, one, two)
+    finally:
+        other.delete()
+
+    assert elsewhere != vhost.url
+    assert [json.loads(each.output).get("moved") for each in (widened, away)] == [5, 5]
+    assert json.loads(planned.output)["messages"] == 5
+    assert inside[0] == outside[0] == 0
+    assert sorted(inside[1:]) == sorted(outside[1:]) == [2, 3]
+    assert [each.exit_code for each in refused] == [2, 2, 2]
+    words = ("both are the ladder", "both are the ladder", "is one of several lanes")
+    for said, done in zip(words, refused, strict=True):
+        assert said in " ".join(done.output.split())
+
+
+def waiting(vhost, *ladders):
+    return [sum(vhost.waiting(*(q.name for q in each.whole.queues)).values()) for each in ladders]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
