@@ -174,6 +174,29 @@ def waiting(vhost, *ladders):
     return [sum(vhost.waiting(*(q.name for q in each.whole.queues)).values()) for each in ladders]
 
 
+def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, vhost, tmp_path):
+    declare(connect)
+    path, left = tmp_path / "parked", tmp_path / "parked.left"
+    way = {"exchange": "", "routing_key": "mail", "properties": {}, "body": "bQ=="}
+    lines = [json.dumps({**way, "routing_key": key}) + "\n" for key in ("mail", "gone", "mail")]
+    path.write_text("".join(lines))
+
+    first = run("redrive", "--from-file", str(path))
+    beside = left.read_text()
+    refused = run("redrive", "--from-file", str(path), "--to", "mail")
+    rest = run("redrive", "--from-file", str(left), "--to", "mail", "--json")
+    missing = run("redrive", "--from-file", str(tmp_path / "nothing"))
+
+    assert (first.exit_code, "2 messages sent" in first.output) == (1, True)
+    assert f"what was not sent is in {left}" in first.output
+    assert beside == lines[1]
+    assert (refused.exit_code, "from a time before" in refused.output) == (2, True)
+    assert (rest.exit_code, json.loads(rest.output)["sent"]) == (0, 1)
+    assert missing.exit_code == 2
+    assert vhost.waiting("mail") == {"mail": 3}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -224,11 +224,13 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     with (tmp_path / "parked.jsonl").open("w") as file:
         found = redrive(plain, small, only=Destination("", "gone"), file=file)
     again = redrive(plain, small, only=Destination("", "gone"))
+    Queue("elsewhere")(parked.channel()).declare()
+    away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
 
-    assert all("not due yet" in each.reasons[0] for each in (looked, found, again))
+    assert all("not due yet" in each.reasons[0] for each in (looked, found, again, away))
     assert by_destination(found)["", "gone"] == (3, 1)
     assert by_destination(again)["", "gone"] == (0, 1)
-    assert vhost.waiting("gone") == {"gone": 0}
+    assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
 
 
 def test_what_a_full_disk_did_not_take_stays_parked(parked, site, small, tmp_path):
@@ -266,14 +268,70 @@ def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
     assert (found.sent, found.stays) == (3, 1)
     assert vhost.waiting("gone") == {"gone": 0}
     with plain() as connection, path.open() as file:
-        assert refill(connection, file) == 3
+        assert refill(connection, file).sent == 3
     arrivals = collect(parked, [queue], 3)
     assert {(each.body, str(each.headers)) for each in arrivals} == {("1000", "{'mine': 1}")}
 
 
-def test_a_file_that_is_none_of_ours_is_refused_by_its_line(plain):
-    with plain() as connection, pytest.raises(OperationError, match="line 1 is not what redrive"):
-        refill(connection, io.StringIO("hello\n"))
+def line(queue, exchange=""):
+    return dump(Destination(exchange, queue), amqp.Message("m", delivery_mode=2)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "hello",
+        "[]",
+        "5",
+        "{}",
+        line("mail").replace('"mail"', "7"),
+        line("mail").replace('"bQ=="', '"*"'),
+        line("mail").replace('"delivery_mode": 2', '"headers": {"$decimal": "x"}'),
+    ],
+)
+def test_a_file_with_a_line_that_is_none_of_ours_is_refused_and_nothing_of_it_is_sent(
+    bad, plain, vhost
+):
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        with pytest.raises(OperationError, match="line 3 is not what redrive"):
+            refill(connection, io.StringIO(f"{line('mail')}\n{bad}\n"))
+
+    assert vhost.waiting("mail") == {"mail": 0}
+
+
+def test_what_a_file_has_and_no_way_is_told_and_the_rest_is_sent(plain, vhost):
+    good, gone, nowhere = line("mail"), line("gone"), line("k", "no such exchange")
+    left: list[str] = []
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        done = refill(
+            connection, io.StringIO(f"{good}{gone}\n{good}{nowhere}{good}"), left=left.append
+        )
+
+    assert (done.sent, done.left) == (3, 2)
+    assert any("returned" in each for each in done.reasons)
+    assert "there is no exchange 'no such exchange'" in done.reasons
+    assert sorted(left) == sorted([gone, nowhere])
+    assert vhost.waiting("mail") == {"mail": 3}
+
+
+def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_told(plain):
+    left: list[str] = []
+    lines = [line(f"q{number}") for number in range(5)]
+    connection = plain()
+    connection.connect()
+    sock = connection.connection.transport.sock
+
+    class Cutting(io.StringIO):
+        def seek(self, *args):
+            sock.shutdown(socket.SHUT_RDWR)
+            return super().seek(*args)
+
+    with sock, connection, pytest.raises((UnreachableError, OSError)):
+        refill(connection, Cutting("".join(lines)), left=left.append)
+
+    assert sorted(left) == lines
 
 
 # -- migrate -------------------------------------------------------------------------------------
@@ -490,7 +548,7 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site
     allow(0)
 
     with pytest.raises(OperationError, match="delivery limit of 0"):
-        site.migrate(small, small, tick=500)
+        site.migrate(small, Topology(Ladder.binary(4, 500)))
 
 
 @pytest.mark.parametrize(
