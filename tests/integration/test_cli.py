@@ -88,16 +88,23 @@ def test_status_draws_what_waits(run, tick, connect):
 
 def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
     publish(connect, 1000, 1000, queue="gone")
-    end = time.monotonic() + 15
     parking = Topology(queue_type=tick[-1]).parking
-    while vhost.waiting(parking) != {parking: 2}:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+
+    def both_are_parked():
+        end = time.monotonic() + 15
+        while vhost.waiting(parking) != {parking: 2}:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
     path = tmp_path / "parked.jsonl"
 
+    both_are_parked()
     status = run(*tick, "status")
     counted = run(*tick, "redrive", "--dry-run")
+    # What was put back is there again a moment later.
+    both_are_parked()
     stays = run(*tick, "redrive", "--json")
+    both_are_parked()
     filed = run(*tick, "redrive", "--to-file", str(path), "--json")
     declare(connect, "elsewhere")
     sent = run(*tick, "redrive", "--from-file", str(path), "--to", "elsewhere")

@@ -176,6 +176,7 @@ def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0
     allow(3)
     management = site.management if told else None
     for _ in range(6):
+        wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
         with (tmp_path / "none").open("a") as file:
             found = redrive(
                 site.plain,
@@ -187,6 +188,7 @@ def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0
             )
 
     assert found.stays == 4
+    wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
     assert by_destination(redrive(site.plain, small, dry_run=True)) == {
         ("", "gone"): (0, 3),
         ("events", "order.paid"): (0, 1),
