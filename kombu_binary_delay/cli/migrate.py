@@ -62,11 +62,18 @@ def migrate(
       kombu-binary-delay migrate --from-queue tasks
       kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
     """
+    if ladder is None and from_queue is None:
+        raise click.UsageError("say what to move: --from or --from-queue")
     return _move(site, site, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
 
 
 @click.command()
 @click.option("--to-broker", metavar="URL", required=True, help="The broker, or virtual host.")
+@click.option(
+    "--to-management",
+    metavar="URL",
+    help="Its management API, for the setting ancestor.  [default: its host, port 15672]",
+)
 @_from_ladder
 @_from_queue
 @_exchange
@@ -76,6 +83,7 @@ def transfer(
     site: Site,
     out: Out,
     to_broker: str,
+    to_management: str | None,
     ladder: str | None,
     from_queue: str | None,
     exchange: str | None,
@@ -83,14 +91,15 @@ def transfer(
 ) -> int:
     """Move what waits to the same ladder on another broker, or in another virtual host.
 
-    As migrate does. Declare the destinations there first: a message without one is parked there.
+    As migrate does, and all lanes where the settings say several. Declare the destinations there
+    first: a message without one is parked there.
 
     \b
       kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
       kombu-binary-delay transfer --to-broker amqp://new:5672//
       kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
     """
-    there = Site.of(None, to_broker, None, site.given)
+    there = Site.of(None, to_broker, to_management, site.given)
     return _move(site, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
@@ -107,23 +116,29 @@ def _move(
     ladder, queue = origin
     if ladder is not None and queue is not None:
         raise click.UsageError("--from and --from-queue are two origins: give one")
-    if here is there and ladder is None and queue is None:
-        raise click.UsageError("say what to move: --from or --from-queue")
     with here.plain() as connection:
         management = here.management(connection)
-        source: Topology | str = queue or here.topology(connection, ladder)
+        source: list[Topology] | str = queue or here.lanes(connection, ladder)
         planned = ops.plan(connection, ops.Live.read(management), source)
     if dry_run:
         out.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
     with there.plain() as connection:
-        target = there.topology(connection, to)
-    if here is there and source == target:
-        raise click.UsageError(f"both are the ladder {target.prefix}")
-    connect: Any = there.plain if not target.mirrors else there.on(target).delaying
+        target = there.lanes(connection, to)
+        asked_there = None if here is there else there.management(connection)
+    connect: Any = there.plain
+    if target[0].mirrors:
+        connect = (there if to is None else there.on(target[0])).delaying
     with bar("move", planned.messages) as tell:
         done = ops.migrate(
-            here.plain, connect, management, source, target, exchange=exchange, progress=tell
+            here.plain,
+            connect,
+            management,
+            source,
+            target,
+            there=asked_there,
+            exchange=exchange,
+            progress=tell,
         )
     out.show(done, "migration")
     return FOUND if done.left or done.poison else OK

@@ -28,8 +28,9 @@ from .verb import FOUND, OK, Out, dry_run, verb
 )
 @click.option(
     "--from-file",
-    type=click.File("r"),
-    help="Send what --to-file has written; leave parking alone.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send what --to-file has written; leave parking alone. What cannot be sent goes to a file "
+    "beside it, with .left at the end of its name.",
 )
 @dry_run
 @verb
@@ -39,13 +40,14 @@ def redrive(
     only: Destination | None,
     to: Destination | None,
     to_file: Path | None,
-    from_file: Any,
+    from_file: Path | None,
     dry_run: bool,
 ) -> int:
     """Send parked messages to where they were meant to go, or elsewhere, or into a file.
 
     A message leaves the parking queue when the broker has confirmed its copy. One that still finds
-    no queue stays parked, and the verb ends with 1. With --dry-run, counts them by destination.
+    no queue stays parked, and so does one that is not due yet, also with --to; the verb then ends
+    with 1. With --dry-run, counts them by destination.
 
     \b
       kombu-binary-delay redrive --dry-run
@@ -61,18 +63,48 @@ def redrive(
     with site.plain() as connection:
         topology = site.topology(connection)
         if from_file is not None:
-            count = ops.refill(connection, from_file, to)
-            out.show(ops.Refill(count), "refill")
-            return OK
+            return _refill(connection, out, from_file, to)
         parked = ops.ready(connection, [topology.parking]).get(topology.parking, 0)
+        management = site.management(connection)
     with ExitStack() as stack:
         file = None
         if to_file is not None and not dry_run:
             file = stack.enter_context(to_file.open("a", encoding="utf-8"))
         tell = stack.enter_context(bar("redrive", parked if not dry_run else 0))
         done = ops.redrive(
-            site.plain, topology, only=only, to=to, file=file, dry_run=dry_run, progress=tell
+            site.plain,
+            topology,
+            management,
+            only=only,
+            to=to,
+            file=file,
+            dry_run=dry_run,
+            progress=tell,
         )
     sys.stderr.flush()
     out.show(done, "redriven", dry=dry_run, sent=done.sent, stays=done.stays)
     return FOUND if done.reasons or done.unreadable else OK
+
+
+def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> int:
+    beside = path.with_name(f"{path.name}.left")
+    try:
+        left = beside.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise click.UsageError(
+            f"{beside} is there, from a time before: send it with --from-file, or remove it"
+        ) from None
+    except OSError as exc:
+        raise click.UsageError(f"{beside}, for what cannot be sent, cannot be made: {exc}") from exc
+    try:
+        with left, path.open(encoding="utf-8") as file:
+            done = ops.refill(connection, file, to, left=left.write)
+    finally:
+        if beside.stat().st_size:
+            out.say(f"what was not sent is in {beside}: send that next time, and not {path}")
+        else:
+            beside.unlink()
+    for reason in done.reasons:
+        out.say(f"! {reason}")
+    out.show(done, "refill")
+    return FOUND if done.left else OK

@@ -118,7 +118,12 @@ class Site:
 
     def on(self, topology: Topology) -> Site:
         """Take a ladder of our own in place of that of the settings."""
-        if topology in self.settings.topology().lanes(self.settings.lanes):
+        if topology.lane:
+            raise click.BadParameter(
+                f"{topology.prefix} is one of several lanes, among which a message finds its own; "
+                f"to fill them, say how many there are with --lanes, and do not name one"
+            )
+        if [topology] == self.settings.topology().lanes(self.settings.lanes):
             return self
         given = {
             **{name: value for name, value in self.given.items() if name not in _OF_A_LADDER},

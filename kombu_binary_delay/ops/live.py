@@ -59,6 +59,16 @@ def arguments(row: Row) -> dict[str, Any]:
     return dict(row.get("arguments") or {})
 
 
+def delivery_limit(row: Row) -> int | None:
+    """Read how often a message may come back to a quorum queue; None where nothing says."""
+    if row.get("type") != "quorum":
+        return None
+    policy = row.get("effective_policy_definition") or {}
+    said = arguments(row).get("x-delivery-limit"), policy.get("delivery-limit")
+    # RabbitMQ takes the lower one; since 4.0, a negative one is none.
+    return min((each for each in said if isinstance(each, int) and each >= 0), default=None)
+
+
 def leaving(row: Row) -> int:
     """Count messages that are due, in the hands of a queue's dead-letter worker."""
     return int(row.get("messages_dlx") or 0)

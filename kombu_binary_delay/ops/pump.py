@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +17,23 @@ import amqp
 from amqp.exceptions import NotFound
 
 from kombu_binary_delay.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
-from .errors import OperationError
-from .live import depth
+from .errors import OperationError, UnreachableError
+from .live import Row, delivery_limit, depth
 
 #: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
 WINDOW = 500
 #: Taken ahead of those, so that the broker hands out the next while it confirms the last.
 AHEAD = 4 * WINDOW
-#: Each return to a quorum queue counts as a delivery, and at RabbitMQ's limit of 20 the message is
-#: gone: one that came so often already is published anew instead.
-MANY_DELIVERIES = 10
+#: Half of RabbitMQ's own limit to how often a message may come back to a quorum queue.
+_MANY = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _CONSUMER = "kombu-binary-delay"
 
 Progress = Callable[[int], object]
+#: Tells how a message gets back, as one that never came back, and under which count; or None.
+Again = Callable[[Any, str], "Send | None"]
 
 
 def nothing(count: int) -> None:
@@ -77,6 +79,8 @@ class Pump:
         self._onward = PublishBatch(target.channel(), WINDOW, self._settled)
         self._aside = PublishBatch(aside.channel(), WINDOW, self._settled)
         self._acks: Acks | None = None
+        self._again: Again = _never
+        self._many = _MANY
         self._done = 0
         #: How many messages came to what.
         self.counts: Counter[str] = Counter()
@@ -98,27 +102,30 @@ class Pump:
         queue: str,
         decide: Callable[[Any], Send | Keep],
         *,
+        again: Again,
+        many: int = _MANY,
         limit: int | None = None,
         expected: int = 0,
-        back: str = "",
         progress: Progress = nothing,
     ) -> int:
         """Take messages out of a queue until it is empty, or ``limit`` were seen.
 
         :param decide: tells what is to become of a message, an :class:`amqp.Message`.
+        :param again: what is to stay, and came back too often already, is published anew by it.
+        :param many: how often is too often, see :func:`bearable`.
         :param limit: needed where it keeps any, or else these would be met again and again.
         :param expected: how many there were before: then it asks whether more have come.
-        :param back: the exchange that leads to the queue whatever the routing key, if there is one:
-            where what came back too often already is published anew.
         :param progress: is called now and then with the number of messages that all runs have
             done.
-        :returns: how many left the queue.
+        :returns: how many left the queue for elsewhere.
         :raises OperationError: where the queue does not exist, or is in use by one alone.
+        :raises UnreachableError: where a broker went away, or refused to go on.
         """
         connection = self._source.connection
         channel = amqp.Channel(connection, auto_decode=False)
         channel.open()
         self._acks = Acks(channel)
+        self._again, self._many = again, many
         taken: deque[Any] = deque()
         before = self._done
         seen, seen_when_quiet = 0, -1
@@ -135,7 +142,7 @@ class Pump:
                     seen += 1
                     if seen % WINDOW == 0:
                         self._acks.send()
-                    self._treat(taken.popleft(), decide, (queue, back))
+                    self._treat(taken.popleft(), decide)
                 if quiet or (limit is None and seen == expected):
                     self._flush()
                     empty = not depth(channel, queue)
@@ -161,47 +168,81 @@ class Pump:
                 progress(self._done)
         return self._done - before
 
-    def _treat(
-        self, message: Any, decide: Callable[[Any], Send | Keep], home: tuple[str, str]
-    ) -> None:
+    def _treat(self, message: Any, decide: Callable[[Any], Send | Keep]) -> None:
         what = decide(message)
-        tag = (message.delivery_tag, what.count)
-        if isinstance(what, Send):
-            self._publish(self._aside if what.aside else self._onward, what, tag)
-        elif deliveries(message) >= MANY_DELIVERIES:
-            queue, back = home
-            key = message.delivery_info["routing_key"] if back else queue
-            self._publish(self._aside, Send(renewed(message), back, key, what.count), tag)
+        if isinstance(what, Keep):
+            self._keep(message, what.count, what.why)
         else:
-            self.counts[what.count] += 1
-            if what.why:
-                self.reasons[what.why] += 1
+            self._publish(self._aside if what.aside else self._onward, what, message)
 
-    def _publish(self, batch: PublishBatch, what: Send, tag: object) -> None:
+    def _keep(self, message: Any, count: str, why: str) -> None:
+        if why:
+            self.reasons[why] += 1
+        again = self._again(message, count) if deliveries(message) >= self._many else None
+        if again is None:
+            self.counts[count] += 1
+        else:
+            self._publish(self._aside, again, message, stays=True)
+
+    def _publish(
+        self, batch: PublishBatch, what: Send, message: Any, *, stays: bool = False
+    ) -> None:
         try:
-            batch.publish(
-                what.message, what.exchange, what.routing_key, mandatory=what.mandatory, tag=tag
-            )
+            with self._in_reach():
+                batch.publish(
+                    what.message,
+                    what.exchange,
+                    what.routing_key,
+                    mandatory=what.mandatory,
+                    tag=(message, what.count, stays),
+                )
+        except UnreachableError:
+            raise
         except BinaryDelayError as exc:
-            self.counts["left"] += 1
-            self.reasons[str(exc)] += 1
+            self._failed(message, str(exc), stays=stays)
 
     def _flush(self) -> None:
-        self._onward.flush()
-        self._aside.flush()
-        if self._acks is not None:
-            self._acks.send()
+        # In this order: what could not be sent onward may be published anew aside.
+        try:
+            with self._in_reach():
+                self._onward.flush()
+        finally:
+            with self._in_reach():
+                self._aside.flush()
+            if self._acks is not None:
+                self._acks.send()
 
     def _settled(self, outcome: Outcome) -> None:
-        tag, count = outcome.tag
-        if outcome.state == CONFIRMED:
-            self.counts[count] += 1
-            self._done += 1
-            if self._acks is not None:
-                self._acks.add(tag)
-        else:
+        message, count, stays = outcome.tag
+        if outcome.state != CONFIRMED:
+            self._failed(message, f"{outcome.state}: {outcome.reply_text}", stays=stays)
+            return
+        self.counts[count] += 1
+        self._done += not stays
+        if self._acks is not None:
+            self._acks.add(message.delivery_tag)
+
+    def _failed(self, message: Any, why: str, *, stays: bool) -> None:
+        if stays:
             self.counts["left"] += 1
-            self.reasons[f"{outcome.state}: {outcome.reply_text}"] += 1
+            self.reasons[why] += 1
+        else:
+            self._keep(message, "left", why)
+
+    @contextmanager
+    def _in_reach(self) -> Iterator[None]:
+        """Tell a broker that went away from a message that cannot be sent."""
+        try:
+            yield
+        except UnconfirmedError as exc:
+            raise UnreachableError(
+                f"the broker went away, or refused to go on: {exc.__cause__ or exc}; {self._done} "
+                f"messages were sent on, and what it did not confirm is where it was: run it again"
+            ) from exc
+
+
+def _never(message: Any, count: str) -> None:
+    del message, count
 
 
 class Acks:
@@ -240,6 +281,24 @@ class Acks:
         if self._tags:
             time.sleep(1)
         self._tags.clear()
+
+
+def bearable(queue: str, row: Row) -> int:
+    """Tell how often a message may come back to a queue before it is to be published anew.
+
+    Each return to a quorum queue counts as a delivery, and beyond a limit the message is dropped,
+    or leaves a level early. Half of the limit leaves room for those who are interrupted.
+
+    :param row: the queue, as the management API describes it.
+    :raises OperationError: where it may not come back at all.
+    """
+    limit = delivery_limit(row)
+    if limit == 0:
+        raise OperationError(
+            f"the queue {queue!r} has a delivery limit of 0, and would drop every message that is "
+            f"looked at and put back; give it a higher one, by its policy or its arguments"
+        )
+    return _MANY if limit is None else max(1, min(_MANY, limit // 2))
 
 
 def renewed(message: Any) -> Any:

@@ -13,8 +13,10 @@ from kombu_binary_delay.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.errors import AddressError, DelayError
 from kombu_binary_delay.topology import Topology
 
-#: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``.
+#: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``. On a delayed
+#: retry that stays what it was at first, and another header says when the retry was sent.
 TIME_SENT = "NServiceBus.TimeSent"
+TIME_RETRIED = "NServiceBus.Retries.Timestamp"
 _TIME_SENT_FORMAT = "%Y-%m-%d %H:%M:%S:%f Z"
 #: A number that NServiceBus gives each publish, for its own confirms; not to be sent again.
 _CONFIRMATION = "NServiceBus.Transport.RabbitMQ.ConfirmationId"
@@ -98,15 +100,52 @@ def read(
     if not topology.mirrors and exchange_of is not None:
         exchange = exchange_of(destination.routing_key)
         destination = Destination(exchange, destination.routing_key)
-    due = _due(headers, topology.delay_header)
+    due = _due(headers)
     if due is None:
         # The whole wait of this queue, and of the digits that are still to come.
         lower = digits[len(digits) - source.level :] if source.level <= len(digits) else digits
         rest = topology.ladder.delay(lower) if source.level else 0
         due = now + source.ttl + rest
+        told = _told(headers, topology.delay_header)
+        # What cannot be, where the message is, was told of an earlier sending, or by another clock.
+        if told is not None and now + rest <= told <= due:
+            due = told
     unwrap(packed, topology.owns)
     headers.pop(_CONFIRMATION, None)
     return Reading(destination, due, packed)
+
+
+def put_back(
+    source: Source, key: str, properties: Mapping[str, Any], now: int
+) -> tuple[str, str, dict[str, Any]] | None:
+    """Tell how a message that waits in a ladder can be published to it anew, for what remains.
+
+    :returns: the exchange, the routing key, and the properties, where all but the digits stays as
+        it was; None where it cannot be read.
+    """
+    topology = source.topology
+    try:
+        found = read(source, key, properties, now)
+        if topology is None or found is None:
+            return None
+        headers = dict(properties.get(_HEADERS) or {})
+        digits, _ = topology.parse(key, carried(headers))
+        left = topology.ladder.digits(max(remaining(found.due, now), 1))
+    except (AddressError, DelayError):
+        return None
+    if len(left) > len(digits):
+        # It is due later than its way would take, and levels up there may not stand.
+        return None
+
+    def again(address: str) -> str:
+        if not topology.mirrors:
+            return topology.address(left, topology.parse(address)[1])
+        way = address.split(".", len(digits))[-1]
+        return ".".join([*map(str, reversed(left)), way])
+
+    if isinstance(headers.get("CC"), list):
+        headers["CC"] = [again(each) for each in headers["CC"]]
+    return topology.entry(left), again(key), {**properties, _HEADERS: headers}
 
 
 def remaining(due: int, now: int) -> int:
@@ -114,16 +153,20 @@ def remaining(due: int, now: int) -> int:
     return max(due - now, 0)
 
 
-def _due(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
+def _due(headers: Mapping[str, Any]) -> int | None:
     packed = headers.get(HEADER)
-    if isinstance(packed, dict) and isinstance(packed.get("due"), int):
-        return int(packed["due"])
-    eta = _eta(headers)
-    if eta is not None:
-        return eta
-    if delay_header is not None and delay_header in headers and TIME_SENT in headers:
-        return _sent(headers[TIME_SENT]) + _seconds(headers[delay_header]) * 1000
-    return None
+    due = packed.get("due") if isinstance(packed, dict) else None
+    # A stock worker resends our header when it retries, with an eta that is newer.
+    times = (int(due) if isinstance(due, int) else None, _eta(headers))
+    return max((each for each in times if each is not None), default=None)
+
+
+def _told(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
+    """Tell when a message is due by the headers of NServiceBus."""
+    if delay_header is None or delay_header not in headers or TIME_SENT not in headers:
+        return None
+    sent = max(_sent(name, headers[name]) for name in (TIME_SENT, TIME_RETRIED) if name in headers)
+    return sent + _seconds(headers[delay_header]) * 1000
 
 
 def _eta(headers: Mapping[str, Any]) -> int | None:
@@ -133,12 +176,12 @@ def _eta(headers: Mapping[str, Any]) -> int | None:
     return None if due is None else -(-due // 1000)
 
 
-def _sent(value: object) -> int:
+def _sent(name: str, value: object) -> int:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     try:
         sent = datetime.strptime(text, _TIME_SENT_FORMAT).replace(tzinfo=timezone.utc)
     except ValueError:
-        raise DelayError(f"{TIME_SENT} is {text!r}, and no time that can be read") from None
+        raise DelayError(f"{name} is {text!r}, and no time that can be read") from None
     return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - sent) // timedelta(milliseconds=1))
 
 

@@ -18,20 +18,21 @@ import amqp
 from amqp.exceptions import NotFound
 
 from kombu_binary_delay.address import Destination
-from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.envelope import HEADER, carried, unwrap
-from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.errors import AddressError, UnconfirmedError
 from kombu_binary_delay.topology import Topology
 
-from .errors import OperationError
+from .errors import OperationError, UnreachableError
 from .live import ready
+from .management import Management
 from .pump import (
-    MANY_DELIVERIES,
     Acks,
     Keep,
     Progress,
     Pump,
     Send,
+    bearable,
     deliveries,
     nothing,
     renewed,
@@ -73,6 +74,7 @@ class Redrive:
 def redrive(  # noqa: PLR0913 - which, and where to
     connect: Callable[[], Any],
     topology: Topology,
+    management: Management | None = None,
     *,
     only: Destination | None = None,
     to: Destination | None = None,
@@ -82,9 +84,11 @@ def redrive(  # noqa: PLR0913 - which, and where to
 ) -> Redrive:
     """Send parked messages on, confirmed before they leave the parking queue.
 
-    What finds no queue stays parked, and so does what is not due yet, unless ``to`` is given.
+    What finds no queue stays parked, and so does what is not due yet.
 
     :param connect: connects to the broker, by Kombu's own transport.
+    :param management: tells the parking queue's delivery limit. Without it, or its answer, what
+        stays parked is published anew each second time that it is looked at.
     :param only: only messages for this destination.
     :param to: send them here, not to where they were meant to go.
     :param file: write them here, one line of JSON each, and not to the broker.
@@ -99,50 +103,136 @@ def redrive(  # noqa: PLR0913 - which, and where to
             )
         sorter = _Sorter(topology, asking, only, to, dry_run=dry_run)
         if file is not None and not dry_run:
-            _to_file(taking, asking, topology, sorter, file, count, progress)
+            many = _many(topology.parking, management)
+            _to_file(taking, asking, topology, sorter, file, count, many, progress)
         elif count:
             pump = Pump(taking, asking, sending)
-            parking = topology.parking
-            pump.run(parking, sorter.decide, limit=count, back=parking, progress=progress)
+            pump.run(
+                topology.parking,
+                sorter.decide,
+                again=sorter.again,
+                many=_many(topology.parking, management),
+                limit=count,
+                progress=progress,
+            )
             pump.close()
             sorter.take(pump)
     return sorter.result()
 
 
+def _many(parking: str, management: Management | None) -> int:
+    """Tell how often a parked message may come back before it is to be parked anew."""
+    if management is None:
+        return 1
+    try:
+        row = management.get("queues", management.vhost, parking)
+    except UnreachableError:
+        # As if the limit were the lowest there can be.
+        return 1
+    return bearable(parking, row)
+
+
 @dataclass(frozen=True)
 class Refill:
-    """How many messages were sent from a file."""
+    """How many messages were sent from a file; ``left`` could not be, for ``reasons``."""
 
     sent: int
+    left: int = 0
+    reasons: tuple[str, ...] = ()
 
 
-def refill(connection: Any, file: IO[str], to: Destination | None = None) -> int:
-    """Publish what :func:`redrive` wrote into a file, and tell how many messages that were.
+def refill(
+    connection: Any,
+    file: IO[str],
+    to: Destination | None = None,
+    *,
+    left: Callable[[str], object] = str,
+) -> Refill:
+    """Publish what :func:`redrive` wrote into a file, after all of it has been looked at.
 
-    :raises OperationError: where a line cannot be read, or a message finds no queue.
+    :param file: is read twice.
+    :param to: send them here, not to where they were meant to go.
+    :param left: is called with each line that was not confirmed, also where it is interrupted: to
+        send these again, and not all, doubles nothing that was.
+    :raises OperationError: where a line cannot be read; then nothing was sent.
+    :raises UnreachableError: where the broker went away.
     """
-    sent = 0
-    failed: list[str] = []
-    batch = PublishBatch(
-        connection.channel(),
-        on_outcome=lambda outcome: (
-            None
-            if outcome.state == "confirmed"
-            else failed.append(f"line {outcome.tag}: {outcome.state} {outcome.reply_text}")
-        ),
-    )
-    with batch:
-        for number, line in enumerate(file, start=1):
-            try:
+    if not file.seekable():
+        raise OperationError("what is sent from a file is read twice: write it into a file first")
+    start = file.tell()
+    _look_at(file)
+    file.seek(start)
+    lines = _lines(file)
+    refilling = _Refilling(left)
+    try:
+        refilling.send(connection, lines, to)
+    except BaseException as exc:
+        refilling.stop(lines)
+        if isinstance(exc, UnconfirmedError):
+            raise UnreachableError(
+                f"the broker went away, or refused to go on, when {refilling.sent} messages were "
+                f"sent: {exc.__cause__ or exc}"
+            ) from exc
+        raise
+    most = tuple(reason for reason, _ in refilling.reasons.most_common(5))
+    return Refill(refilling.sent, sum(refilling.reasons.values()), most)
+
+
+class _Refilling:
+    """Knows of each line whether it was sent, and hands on those that were not."""
+
+    def __init__(self, left: Callable[[str], object]) -> None:
+        self._left = left
+        self._pending: dict[int, str] = {}
+        self.sent = 0
+        self.reasons: Counter[str] = Counter()
+
+    def send(
+        self, connection: Any, lines: Iterator[tuple[int, str]], to: Destination | None
+    ) -> None:
+        standing = {"": True}
+        with PublishBatch(connection.channel(), on_outcome=self._settled) as batch:
+            for number, line in lines:
+                self._pending[number] = line
                 destination, message = load(line)
-            except (ValueError, KeyError, TypeError) as exc:
-                raise OperationError(f"line {number} is not what redrive writes: {exc}") from exc
-            place = to or destination
-            batch.publish(message, place.exchange, place.routing_key, mandatory=True, tag=number)
-            sent += 1
-    if failed:
-        raise OperationError(f"{len(failed)} of {sent} messages found no way: {failed[0]}")
-    return sent
+                place = to or destination
+                if _stands(connection, place.exchange, standing):
+                    key = place.routing_key
+                    batch.publish(message, place.exchange, key, mandatory=True, tag=number)
+                else:
+                    self._failed(number, f"there is no exchange {place.exchange!r}")
+
+    def stop(self, lines: Iterator[tuple[int, str]]) -> None:
+        for line in self._pending.values():
+            self._left(line)
+        for _, line in lines:
+            self._left(line)
+
+    def _settled(self, outcome: Outcome) -> None:
+        if outcome.state == CONFIRMED:
+            del self._pending[outcome.tag]
+            self.sent += 1
+        else:
+            self._failed(outcome.tag, f"{outcome.state}: {outcome.reply_text}")
+
+    def _failed(self, number: int, why: str) -> None:
+        self._left(self._pending.pop(number))
+        self.reasons[why] += 1
+
+
+def _look_at(file: IO[str]) -> None:
+    number = 0
+    try:
+        for number, line in _lines(file):  # noqa: B007 - an error names it
+            load(line)
+    except UnicodeDecodeError as exc:
+        raise OperationError(f"the file is not what redrive writes: {exc}") from exc
+    except (ValueError, KeyError, TypeError, ArithmeticError) as exc:
+        raise OperationError(f"line {number} is not what redrive writes: {exc!r}") from exc
+
+
+def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
 
 
 class _Sorter:
@@ -159,7 +249,7 @@ class _Sorter:
     ) -> None:
         self._topology, self._asking = topology, asking
         self._only, self._to, self._dry_run = only, to, dry_run
-        self._stands: dict[str, bool] = {"": True}
+        self._standing = {"": True}
         self._seen: Counter[Destination] = Counter()
         self._sent: Counter[Destination] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -173,10 +263,15 @@ class _Sorter:
         if self._dry_run:
             return Keep("kept")
         place = self._to or destination
-        if not self._exchange_stands(place.exchange):
+        if not _stands(self._asking, place.exchange, self._standing):
             return Keep("left", f"there is no exchange {place.exchange!r}")
         name = json.dumps([destination.exchange, destination.routing_key])
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
+
+    def again(self, message: Any, count: str) -> Send:
+        """Park a message anew: the parking exchange leads there whatever the routing key."""
+        key = message.delivery_info["routing_key"]
+        return Send(renewed(message), self._topology.parking, key, count)
 
     def read(self, message: Any) -> tuple[Destination, Any]:
         """Tell where a message was meant to go, and how it was then."""
@@ -192,10 +287,10 @@ class _Sorter:
         return destination, amqp.Message(message.body, **properties)
 
     def is_early(self, message: Any) -> bool:
-        """Tell whether a message would be early where it was meant to go."""
+        """Tell whether a message is not due yet, and would be early wherever it went."""
         packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
         due = packed.get("due") if isinstance(packed, dict) else None
-        return self._to is None and isinstance(due, int) and due > time.time_ns() // 1_000_000
+        return isinstance(due, int) and due > time.time_ns() // 1_000_000
 
     def stays(self, reason: str) -> None:
         self._reasons[reason] += 1
@@ -223,17 +318,18 @@ class _Sorter:
         reasons = tuple(reason for reason, _ in self._reasons.most_common(5))
         return Redrive(tuple(parked), self._seen[_UNREADABLE], reasons)
 
-    def _exchange_stands(self, exchange: str) -> bool:
-        if exchange not in self._stands:
-            channel = self._asking.channel()
-            try:
-                channel.exchange_declare(exchange, "topic", passive=True)
-            except NotFound:
-                self._stands[exchange] = False
-            else:
-                self._stands[exchange] = True
-                channel.close()
-        return self._stands[exchange]
+
+def _stands(connection: Any, exchange: str, known: dict[str, bool]) -> bool:
+    if exchange not in known:
+        channel = connection.channel()
+        try:
+            channel.exchange_declare(exchange, "topic", passive=True)
+        except NotFound:
+            known[exchange] = False
+        else:
+            known[exchange] = True
+            channel.close()
+    return known[exchange]
 
 
 def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
@@ -243,6 +339,7 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
     sorter: _Sorter,
     file: IO[str],
     count: int,
+    many: int,
     progress: Progress,
 ) -> None:
     """Write messages, and take each from its queue only when it is safely in the file."""
@@ -250,27 +347,32 @@ def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
     channel.open()
     acks = Acks(channel)
     written: list[int] = []
-    for number in range(1, count + 1):
-        message = channel.basic_get(topology.parking)
-        if message is None:
-            break
-        destination, unpacked = sorter.read(message)
-        wanted = sorter.wants(destination)
-        if wanted and sorter.is_early(message):
-            sorter.stays(_NOT_DUE)
-            wanted = False
-        if wanted:
-            file.write(dump(destination, unpacked) + "\n")
-            sorter.wrote(destination)
-            written.append(message.delivery_tag)
-        elif deliveries(message) >= MANY_DELIVERIES:
-            with PublishBatch(asking.channel()) as batch:
-                key = message.delivery_info["routing_key"]
-                batch.publish(renewed(message), topology.parking, key)
-            acks.add(message.delivery_tag)
-        if len(written) == 1000 or number == count:
-            _settle(acks, file, written)
-        progress(number)
+
+    def parked_anew(outcome: Outcome) -> None:
+        if outcome.state == CONFIRMED:
+            acks.add(outcome.tag)
+
+    with PublishBatch(asking.channel(), on_outcome=parked_anew) as batch:
+        for number in range(1, count + 1):
+            message = channel.basic_get(topology.parking)
+            if message is None:
+                break
+            tag = message.delivery_tag
+            destination, unpacked = sorter.read(message)
+            wanted = sorter.wants(destination)
+            if wanted and sorter.is_early(message):
+                sorter.stays(_NOT_DUE)
+                wanted = False
+            if wanted:
+                file.write(dump(destination, unpacked) + "\n")
+                sorter.wrote(destination)
+                written.append(tag)
+            elif deliveries(message) >= many:
+                again = sorter.again(message, "kept")
+                batch.publish(again.message, again.exchange, again.routing_key, tag=tag)
+            if len(written) == 1000 or number == count:
+                _settle(acks, file, written)
+            progress(number)
     _settle(acks, file, written)
     acks.settle()
     # What was not written goes back.
@@ -310,7 +412,9 @@ def dump(destination: Destination, message: Any) -> str:
 def load(line: str) -> tuple[Destination, Any]:
     """Read a message from a line of JSON: the inverse of :func:`dump`."""
     read = json.loads(line)
-    message = amqp.Message(base64.b64decode(read["body"]), **_rich(read["properties"]))
+    if not (isinstance(read["exchange"], str) and isinstance(read["routing_key"], str)):
+        raise TypeError("an exchange and a routing key are strings")
+    message = amqp.Message(_bytes(read["body"]), **_rich(read["properties"]))
     return Destination(read["exchange"], read["routing_key"]), message
 
 
@@ -344,9 +448,14 @@ def _typed(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if name == "$table":
             yield name, {key: _rich(one) for key, one in each.items()}
         elif name == "$bytes":
-            yield name, base64.b64decode(each)
+            yield name, _bytes(each)
         elif name == "$time":
             # As py-amqp reads one: without a zone, in UTC.
             yield name, datetime.fromisoformat(each).replace(tzinfo=None)
         elif name == "$decimal":
             yield name, Decimal(each)
+
+
+def _bytes(text: str) -> bytes:
+    # What is no base64 is not to be skipped.
+    return base64.b64decode(text, validate=True)

@@ -160,16 +160,23 @@ def test_status_draws_what_waits(run, tick, connect):
 
 def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
     publish(connect, 1000, 1000, queue="gone")
-    end = time.monotonic() + 15
     parking = Topology(queue_type=tick[-1]).parking
-    while vhost.waiting(parking) != {parking: 2}:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+
+    def both_are_parked():
+        end = time.monotonic() + 15
+        while vhost.waiting(parking) != {parking: 2}:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
     path = tmp_path / "parked.jsonl"
 
+    both_are_parked()
     status = run(*tick, "status")
     counted = run(*tick, "redrive", "--dry-run")
+    # What was put back is there again a moment later.
+    both_are_parked()
     stays = run(*tick, "redrive", "--json")
+    both_are_parked()
     filed = run(*tick, "redrive", "--to-file", str(path), "--json")
     declare(connect, "elsewhere")
     sent = run(*tick, "redrive", "--from-file", str(path), "--to", "elsewhere")
@@ -204,6 +211,69 @@ def test_migrate_and_transfer(broker, run, tick, connect, small):
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
     assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
+
+
+def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
+    broker, run, tick, connect, vhost
+):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    declare(connect)
+    publish(connect, *range(13_000, 15_001, 500))
+    alone, lanes = Topology(Ladder.binary(4, 1000)), (*tick, "--lanes", "2")
+    one, two = alone.lanes(2)
+    elsewhere = vhost.url.replace("127.0.0.1", "localhost")
+    other = broker.vhost()
+    try:
+        widened = run(*lanes, "migrate", "--from", "1000ms-2x4", "--json")
+        inside = waiting(vhost, alone, one, two)
+        refused = [
+            run(*lanes, "migrate", "--from", "1000ms-2x4-lane1"),
+            run(*lanes, "transfer", "--to-broker", elsewhere),
+            run(*tick, "migrate", "--from", "1000ms-2x4-lane1", "--to", "1000ms-2x4-lane2"),
+        ]
+        planned = run(*lanes, "transfer", "--to-broker", other.url, "--dry-run", "--json")
+        away = run(*lanes, "transfer", "--to-broker", other.url, "--json")
+        outside = waiting(other, alone, one, two)
+    finally:
+        other.delete()
+
+    assert elsewhere != vhost.url
+    assert [json.loads(each.output).get("moved") for each in (widened, away)] == [5, 5]
+    assert json.loads(planned.output)["messages"] == 5
+    assert inside[0] == outside[0] == 0
+    assert sorted(inside[1:]) == sorted(outside[1:]) == [2, 3]
+    assert [each.exit_code for each in refused] == [2, 2, 2]
+    words = ("both are the ladder", "both are the ladder", "is one of several lanes")
+    for said, done in zip(words, refused, strict=True):
+        assert said in " ".join(done.output.split())
+
+
+def waiting(vhost, *ladders):
+    return [sum(vhost.waiting(*(q.name for q in each.whole.queues)).values()) for each in ladders]
+
+
+def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, vhost, tmp_path):
+    declare(connect)
+    path, left = tmp_path / "parked", tmp_path / "parked.left"
+    way = {"exchange": "", "routing_key": "mail", "properties": {}, "body": "bQ=="}
+    lines = [json.dumps({**way, "routing_key": key}) + "\n" for key in ("mail", "gone", "mail")]
+    path.write_text("".join(lines))
+
+    first = run("redrive", "--from-file", str(path))
+    beside = left.read_text()
+    refused = run("redrive", "--from-file", str(path), "--to", "mail")
+    rest = run("redrive", "--from-file", str(left), "--to", "mail", "--json")
+    missing = run("redrive", "--from-file", str(tmp_path / "nothing"))
+
+    assert (first.exit_code, "2 messages sent" in first.output) == (1, True)
+    assert f"what was not sent is in {left}" in first.output
+    assert beside == lines[1]
+    assert (refused.exit_code, "from a time before" in refused.output) == (2, True)
+    assert (rest.exit_code, json.loads(rest.output)["sent"]) == (0, 1)
+    assert missing.exit_code == 2
+    assert vhost.waiting("mail") == {"mail": 3}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
 
 
 @pytest.mark.parametrize(
@@ -316,9 +386,11 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     assert left == side
     own = Topology(queue_type=small.queue_type).prefix
     for done in (gone, removed):
-        assert json.loads(done.output)["keeps"] == [own]
+        *_, last = done.output.splitlines()
+        assert json.loads(last)["keeps"] == [own]
     assert json.loads(own_is_none.output)["exchanges"] == []
-    assert json.loads(all_of_it.output)["keeps"] == []
+    *_, last = all_of_it.output.splitlines()
+    assert json.loads(last)["keeps"] == []
     assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
 
 

@@ -6,10 +6,12 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -30,13 +32,15 @@ from kombu_binary_delay.ops import (
     Live,
     Management,
     OperationError,
+    UnreachableError,
     create,
     migrate,
     plan,
     redrive,
     refill,
 )
-from kombu_binary_delay.ops.reading import Source, read, remaining
+from kombu_binary_delay.ops.pump import bearable
+from kombu_binary_delay.ops.reading import Source, put_back, read, remaining
 from kombu_binary_delay.ops.redrive import dump, load
 
 
@@ -62,9 +66,9 @@ class Site:
     plain: Any
     management: Any
 
-    def migrate(self, source, to, **settings):
+    def migrate(self, source, to, exchange=None, **settings):
         there = ours(self.vhost, **(settings or SETTINGS))
-        return migrate(self.plain, there, self.management, source, to)
+        return migrate(self.plain, there, self.management, source, to, exchange=exchange)
 
 
 @pytest.fixture
@@ -89,6 +93,29 @@ def publish(connection, queue, *delays, exchange="", **more):
         connection.Producer().publish(
             f"{delay}", exchange=exchange, routing_key=queue, headers={"x-delay": delay, **more}
         )
+
+
+@pytest.fixture
+def allow(broker, vhost):
+    """Let messages come back to quorum queues so many times, and no more."""
+
+    def allow(times):
+        policy = {"pattern": ".*", "definition": {"delivery-limit": times}}
+        broker.api("PUT", f"policies/{vhost.name}/limit", policy)
+
+        def is_told():
+            rows = vhost.queues()
+            return all(row.get("policy") == "limit" for row in rows if row["type"] == "quorum")
+
+        wait_until(is_told)
+
+    return allow
+
+
+def waiting(vhost, topology):
+    """Count what waits in a ladder, by the queues that hold any."""
+    counts = vhost.waiting(*(each.name for each in topology.whole.queues))
+    return {name: count for name, count in counts.items() if count}
 
 
 def wait_until(ready, timeout=20):
@@ -138,6 +165,36 @@ def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain
     }
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("dry run", True), ("elsewhere", False), ("nobody there", False), ("file", True)],
+)
+def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
+    parked, site, small, allow, how, told, tmp_path
+):
+    assert parked
+    allow(3)
+    management = site.management if told else None
+    for _ in range(6):
+        wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
+        with (tmp_path / "none").open("a") as file:
+            found = redrive(
+                site.plain,
+                small,
+                management,
+                only=Destination("", "other") if how in ("elsewhere", "file") else None,
+                file=file if how == "file" else None,
+                dry_run=how == "dry run",
+            )
+
+    assert found.stays == 4
+    wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(site.plain, small, dry_run=True)) == {
+        ("", "gone"): (0, 3),
+        ("events", "order.paid"): (0, 1),
+    }
+
+
 def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
     parked, plain, vhost, small, collect
 ):
@@ -169,11 +226,13 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     with (tmp_path / "parked.jsonl").open("w") as file:
         found = redrive(plain, small, only=Destination("", "gone"), file=file)
     again = redrive(plain, small, only=Destination("", "gone"))
+    Queue("elsewhere")(parked.channel()).declare()
+    away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
 
-    assert all("not due yet" in each.reasons[0] for each in (looked, found, again))
+    assert all("not due yet" in each.reasons[0] for each in (looked, found, again, away))
     assert by_destination(found)["", "gone"] == (3, 1)
     assert by_destination(again)["", "gone"] == (0, 1)
-    assert vhost.waiting("gone") == {"gone": 0}
+    assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
 
 
 def test_what_a_full_disk_did_not_take_stays_parked(parked, site, small, tmp_path):
@@ -211,14 +270,70 @@ def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
     assert (found.sent, found.stays) == (3, 1)
     assert vhost.waiting("gone") == {"gone": 0}
     with plain() as connection, path.open() as file:
-        assert refill(connection, file) == 3
+        assert refill(connection, file).sent == 3
     arrivals = collect(parked, [queue], 3)
     assert {(each.body, str(each.headers)) for each in arrivals} == {("1000", "{'mine': 1}")}
 
 
-def test_a_file_that_is_none_of_ours_is_refused_by_its_line(plain):
-    with plain() as connection, pytest.raises(OperationError, match="line 1 is not what redrive"):
-        refill(connection, io.StringIO("hello\n"))
+def line(queue, exchange=""):
+    return dump(Destination(exchange, queue), amqp.Message("m", delivery_mode=2)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "hello",
+        "[]",
+        "5",
+        "{}",
+        line("mail").replace('"mail"', "7"),
+        line("mail").replace('"bQ=="', '"*"'),
+        line("mail").replace('"delivery_mode": 2', '"headers": {"$decimal": "x"}'),
+    ],
+)
+def test_a_file_with_a_line_that_is_none_of_ours_is_refused_and_nothing_of_it_is_sent(
+    bad, plain, vhost
+):
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        with pytest.raises(OperationError, match="line 3 is not what redrive"):
+            refill(connection, io.StringIO(f"{line('mail')}\n{bad}\n"))
+
+    assert vhost.waiting("mail") == {"mail": 0}
+
+
+def test_what_a_file_has_and_no_way_is_told_and_the_rest_is_sent(plain, vhost):
+    good, gone, nowhere = line("mail"), line("gone"), line("k", "no such exchange")
+    left: list[str] = []
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        done = refill(
+            connection, io.StringIO(f"{good}{gone}\n{good}{nowhere}{good}"), left=left.append
+        )
+
+    assert (done.sent, done.left) == (3, 2)
+    assert any("returned" in each for each in done.reasons)
+    assert "there is no exchange 'no such exchange'" in done.reasons
+    assert sorted(left) == sorted([gone, nowhere])
+    assert vhost.waiting("mail") == {"mail": 3}
+
+
+def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_told(plain):
+    left: list[str] = []
+    lines = [line(f"q{number}") for number in range(5)]
+    connection = plain()
+    connection.connect()
+    sock = connection.connection.transport.sock
+
+    class Cutting(io.StringIO):
+        def seek(self, *args):
+            sock.shutdown(socket.SHUT_RDWR)
+            return super().seek(*args)
+
+    with sock, connection, pytest.raises((UnreachableError, OSError)):
+        refill(connection, Cutting("".join(lines)), left=left.append)
+
+    assert sorted(left) == lines
 
 
 # -- migrate -------------------------------------------------------------------------------------
@@ -279,6 +394,102 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
     assert "x-death" not in arrival.headers
 
 
+@pytest.fixture
+def celerys(site, small):
+    """Celery's native ladder, and a way to publish to it as its programs do."""
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    celery = ANCESTORS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+
+    def delay(*keys):
+        with site.plain() as operator:
+            for key in keys:
+                operator.Producer().publish(
+                    key,
+                    exchange="celery_delayed_27",
+                    routing_key=native.calculate_routing_key(9, key),
+                )
+
+    return delay
+
+
+def lead(url, exchange, *keys):
+    """Bind an exchange to Celery's ladder, as a worker does."""
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        Exchange(exchange, "topic")(channel).declare()
+        for key in keys:
+            channel.exchange_bind(exchange, "celery_delayed_delivery", f"#.{key}")
+
+
+def destinations(vhost, topology):
+    """Take what waits in a ladder, and tell where it goes."""
+    found = []
+    with vhost.connect() as reader:
+        for name in waiting(vhost, topology):
+            channel = reader.channel()
+            while (message := channel.basic_get(name, no_ack=True)) is not None:
+                found.append(topology.parse(message.delivery_info["routing_key"])[1])
+            channel.close()
+    return sorted(found)
+
+
+def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
+    vhost, small, site, celerys
+):
+    lead(vhost.url, "a", "one", "two")
+    lead(vhost.url, "b", "two")
+    celerys("one", "two", "none")
+
+    with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
+        site.migrate(ANCESTORS["celery"], small)
+    site.migrate(ANCESTORS["celery"], small, exchange="b")
+
+    wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
+    assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
+
+
+def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
+    connect, collect, small, site, celerys
+):
+    assert celerys
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    queue = Queue("mail")(connection.channel())
+    queue.declare()
+    sent = time.time()
+    connection.Producer().publish(
+        "m", routing_key="mail", headers={"x-delay": 5000}, expiration=0.7
+    )
+
+    done = migrate(site.plain, site.plain, site.management, small, ANCESTORS["celery"])
+
+    assert done.moved == 1
+    (arrival,) = collect(connect(), [queue], 1)
+    assert arrival.at - sent >= 5
+    assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
+
+
+def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, site, celerys):
+    celery = ANCESTORS["celery"]
+    lead(vhost.url, "tasks", "new")
+    celerys("new")
+    other = broker.vhost()
+    try:
+        there = partial(Connection, other.url)
+        with there() as operator:
+            create(operator, celery, celery.whole)
+            api = Management.of(operator, broker.management_url)
+        left = migrate(site.plain, there, site.management, celery, celery, there=api)
+        lead(other.url, "tasks", "new")
+        moved = migrate(site.plain, there, site.management, celery, celery, there=api)
+    finally:
+        other.delete()
+
+    assert (left.moved, left.left, moved.moved) == (0, 1, 1)
+
+
 def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, site):
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
@@ -299,6 +510,146 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, sit
     assert any("does not know the exchange 'events'" in reason for reason in done.reasons)
     waits = f"{small.level_name(3)}.1"
     wait_until(lambda: vhost.waiting(waits) == {waits: 2})
+
+
+def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
+    connect, vhost, small, site, allow
+):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    tall = Topology(Ladder.binary(10, 1000))
+    connection = connect(confirm_publish=True, binary_delay={**SETTINGS, "levels": 10})
+    Queue("mail", Exchange("events", "direct"), "mail")(connection.channel()).declare()
+    publish(connection, "mail", 200_000, exchange="events", mine=1)
+    allow(3)
+
+    celery = ANCESTORS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+    for _ in range(6):
+        done = migrate(site.plain, site.plain, site.management, tall, celery)
+
+    assert (done.moved, done.left) == (0, 1)
+    (name,) = waiting(vhost, tall)
+    with vhost.connect() as reader:
+        message = reader.channel().basic_get(name)
+    digits, destination = tall.parse(message.delivery_info["routing_key"])
+    assert name == f"{tall.level_name(len(digits) - 1)}.1"
+    assert destination == Destination("events", "mail")
+    assert message.headers["mine"] == 1
+    due, left = message.headers["x-binary-delay"]["due"], tall.ladder.delay(digits)
+    assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
+
+
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site, allow):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 9000)
+    allow(0)
+
+    with pytest.raises(OperationError, match="delivery limit of 0"):
+        site.migrate(small, Topology(Ladder.binary(4, 500)))
+
+
+@pytest.mark.parametrize(
+    ("row", "times"),
+    [
+        ({"type": "quorum"}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 5}}, 2),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 3}}, 1),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 1}}, 1),
+        (
+            {
+                "type": "quorum",
+                "arguments": {"x-delivery-limit": 100},
+                "effective_policy_definition": {"delivery-limit": 8},
+            },
+            4,
+        ),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": -1}}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 1000}}, 10),
+        ({"type": "quorum", "arguments": [], "effective_policy_definition": []}, 10),
+        ({"type": "classic", "effective_policy_definition": {"delivery-limit": 0}}, 10),
+    ],
+)
+def test_a_message_comes_back_half_as_often_as_its_queue_allows(row, times):
+    assert bearable("q", row) == times
+
+
+@pytest.mark.parametrize(
+    ("topology", "key", "headers", "left", "again"),
+    [
+        # Of 8 + 2 + 1 s, in the queue of 8 s.
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@..q", {}, 9.5, (3, "0.1.0.1.@..q", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@.e.a.b", {}, 2.5, (1, "1.1.@.e.a.b", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@!..q", {}, -5, (0, "1.@!..q", None)),
+        (
+            Topology(Ladder.binary(4, 1000)),
+            "1.1.0.1.@..q",
+            {"CC": ["1.1.0.1.@..r.s"]},
+            4,
+            (2, "0.0.1.@..q", ["0.0.1.@..r.s"]),
+        ),
+        # What is due later than its way takes is left alone, and so is what cannot be read.
+        (Topology(Ladder.binary(4, 1000)), "1.@..q", {}, 5, None),
+        (Topology(Ladder.binary(4, 1000)), "what", {}, 5, None),
+        (
+            ANCESTORS["celery"],
+            "0." * 24 + "1.0.1.1.q.r",
+            {},
+            9.5,
+            (27, "0." * 24 + "1.0.1.0.q.r", None),
+        ),
+        (ANCESTORS["nservicebus"], "0." * 24 + "1.0.1.1.q", {}, 3, (1, "0." * 26 + "1.1.q", None)),
+    ],
+)
+def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
+    topology, key, headers, left, again
+):
+    now = 1_000_000
+    due = {"x-binary-delay": {"due": now + round(left * 1000)}}
+    properties = {"application_headers": {**due, **headers}, "priority": 3}
+
+    found = put_back(Source("q", topology, 8000, 3), key, properties, now)
+
+    if again is None:
+        assert found is None
+        return
+    level, key, copies = again
+    copies = {} if copies is None else {"CC": copies}
+    assert found == (
+        topology.level_name(level),
+        key,
+        {"application_headers": {**due, **copies}, "priority": 3},
+    )
+
+
+def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, site):
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", *[60_000] * 5)
+    there = ours(vhost, **{**SETTINGS, "levels": 10})()
+    there.connect()
+    sock = there.connection.transport.sock
+
+    def cut(_):
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    with sock, pytest.raises(UnreachableError, match="went away"):
+        migrate(
+            site.plain,
+            lambda: there,
+            site.management,
+            old,
+            Topology(Ladder.binary(10, 1000), queue_type=small.queue_type),
+            progress=cut,
+        )
+
+    wait_until(lambda: sum(waiting(vhost, old).values()) == 5)
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
@@ -338,7 +689,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
             digits = v1.ladder.digits(delay * 1000)
             operator.Producer().publish(
                 f"{delay}",
-                exchange=v1.entry(digits),
+                exchange=v1.level_name(level_at(v1, delay, elapsed)),
                 routing_key=v1.address(digits, Destination("", name)),
                 headers={
                     "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
@@ -370,6 +721,14 @@ VECTORS = {
 }
 
 
+def level_at(ladder, delay, elapsed):
+    """Tell the level in which a message waits, so many seconds after it was sent; at last, too."""
+    digits = ladder.ladder.digits(delay * 1000)
+    waits = [level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if digit]
+    left = {level: sum(2**each for each in waits if each < level) for level in waits}
+    return next(level for level in waits if delay - elapsed >= left[level])
+
+
 @pytest.mark.parametrize("queue", ["some-endpoint", "some.end.point"])
 @pytest.mark.parametrize("delay", VECTORS)
 def test_what_remains_is_what_nservicebus_says(queue, delay):
@@ -381,8 +740,9 @@ def test_what_remains_is_what_nservicebus_says(queue, delay):
     }
     key = v1.address(v1.ladder.digits(delay[0] * 1000), Destination("", queue))
     epoch = round(now.timestamp() * 1000)
+    at = level_at(v1, *delay)
 
-    found = read(Source("q", v1, 0, 0), key, {"application_headers": headers}, epoch)
+    found = read(Source("q", v1, 2**at * 1000, at), key, {"application_headers": headers}, epoch)
 
     assert found is not None
     left, level = VECTORS[delay]
@@ -401,6 +761,60 @@ def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited(
     assert found is not None
     assert lower is not None
     assert (found.due, lower.due) == (1_011_000, 1_003_000)
+
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+
+
+def nservicebus(delay, sent, retried=None):
+    """Say as NServiceBus does how many seconds ago a message was sent, and with which delay."""
+    times = {"NServiceBus.TimeSent": sent, "NServiceBus.Retries.Timestamp": retried}
+    return {
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+        **{
+            name: f"{NOW - timedelta(seconds=ago):%Y-%m-%d %H:%M:%S:%f Z}"
+            for name, ago in times.items()
+            if ago is not None
+        },
+    }
+
+
+def in_seconds(seconds):
+    return NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "delay", "headers", "left"),
+    [
+        # All of 60 s: 32, 16, 8 and 4. In the queue of 32 s, at least 28 s are left.
+        ("nservicebus", 5, 60, nservicebus(60, sent=10), 50),
+        ("nservicebus", 5, 60, nservicebus(60, sent=20, retried=5), 55),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600, retried=33), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=-1), 60),
+        ("nservicebus", 2, 60, nservicebus(60, sent=3600), 4),
+        # A stock worker resends our header with its retry.
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(-5)}, "eta": in_seconds(50)}, 50),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}, "eta": in_seconds(50)}, 55),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}}, 55),
+        ("celery", 5, 60, {"eta": in_seconds(50)}, 50),
+    ],
+)
+def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, delay, headers, left):
+    ladder = ANCESTORS[name]
+    now = round(NOW.timestamp() * 1000)
+    headers = {"task": "t", **headers}
+    if "x-binary-delay" in headers:
+        headers["x-binary-delay"] = {
+            "due": round(headers["x-binary-delay"]["due"].timestamp() * 1000)
+        }
+    key = ladder.address(ladder.ladder.digits(delay * 1000), Destination("", "q"))
+    source = Source("x", ladder, 2**level * 1000, level)
+
+    found = read(source, key, {"application_headers": headers}, now)
+
+    assert found is not None
+    assert remaining(found.due, now) == left * 1000
 
 
 def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, site):
