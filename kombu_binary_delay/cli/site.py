@@ -15,10 +15,10 @@ from kombu_binary_delay.ops import Management
 from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Part, Topology
+from kombu_binary_delay.urls import stock
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
 _OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace", "lanes")
-_SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Site:
                 ssl = app.conf.broker_use_ssl
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
-        return cls(_SCHEME.sub(r"amqp\1://", url or DEFAULT_URL), ssl, management_url, given)
+        return cls(stock(url or DEFAULT_URL), ssl, management_url, given)
 
     @property
     def settings(self) -> Settings:

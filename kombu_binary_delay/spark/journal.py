@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.urls import is_amqp, stock
 
 from . import schema as s
 
@@ -52,9 +53,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
     :param where: the URL of a broker, or a folder: of Parquet that :func:`export_journal` made, or
         of the journal's own local files.
     """
-    if "://" in where and where.split("://", maxsplit=1)[0].startswith(
-        ("amqp", "pyamqp", "binary-delay")
-    ):
+    if is_amqp(where):
         spark.dataSource.register(JournalSource)
         options = {"broker": where, "namespace": namespace}
         return spark.read.format(FORMAT).options(**options).load()
@@ -191,7 +190,7 @@ class _Stream:
     def consume(self, offset: int | str) -> Iterator[Any]:
         """Give an iterator of offset and body, which ends when nothing has come for a while."""
         received: list[Any] = []
-        with kombu.Connection(self.options["broker"], transport="pyamqp") as connection:
+        with kombu.Connection(stock(self.options["broker"])) as connection:
             channel = connection.default_channel
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)
