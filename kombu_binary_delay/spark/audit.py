@@ -216,7 +216,8 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
         F.lit(None).cast("boolean").alias("entered"),
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
-    )
+        # A row that had no id was refused: there never was a message.
+    ).where(F.col("task_id").isNotNull())
 
 
 def _count(event: str) -> Column:

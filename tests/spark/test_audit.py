@@ -55,7 +55,7 @@ def judge(spark):
             spark.createDataFrame(receipts, s.RECEIPTS) if receipts is not None else None,
             spark.createDataFrame([*events, *LAST], s.JOURNAL),
             **options,
-        ).where("task_id != 'last'")
+        ).where("not task_id <=> 'last'")
 
     return judge
 
@@ -136,6 +136,13 @@ def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)
     row = spark.createDataFrame([(*expected, "SUCCESS", s.OK)], s.VERDICTS)
     assertDataFrameEqual(judge([receipt("a")], events), row)
+
+
+def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
+    refused = [(*receipt("a", status=s.REFUSED)[:2], None, *receipt("a")[3:5], None)] * 2
+    refused = [(*each, *receipt("a", status=s.REFUSED)[6:]) for each in refused]
+    found = judge([receipt("a"), *refused], arrives("a", 101)).collect()
+    assert {row.task_id: row.verdict for row in found} == {"a": s.OK}
 
 
 def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):

@@ -241,10 +241,10 @@ def _offenders(figures: dict[str, Any]) -> str:
     rows = "".join(
         f"<tr><td class=whole>{escape(each['verdict'])}</td>"
         f"<td class=n>{'' if each['lateness'] is None else svg.seconds(each['lateness'])}</td>"
-        f"<td class=whole><code>{escape(each['task_id'])}</code></td>"
+        f"<td class=whole><code>{escape(each['task_id'] or '')}</code></td>"
         f"<td>{escape(each['key'] or '')}</td>"
         f"<td>{escape(each['task'] or '')}</td><td>{escape(each['queue'] or '')}</td>"
-        f"<td class=whole>{_time(each['due'])}</td></tr>"
+        f"<td class=whole>{'' if each['due'] is None else _time(each['due'])}</td></tr>"
         for each in figures["offenders"]
     )
     # A head of its own is repeated on each printed page.
