@@ -70,12 +70,18 @@ def audit(
     events = _events_of_journal(journal)
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
+    arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
     tasks = events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
         F.max("queue").alias("queue"),
-        # A duplicate that was sent later may be due later: what counts is the first promise.
-        F.min("due").alias("due"),
+        # A duplicate that was sent later may be due later: what counts is the first promise, of
+        # those that the broker took, as a receipt or an arrival says.
+        F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
+            "due"
+        ),
+        # To the microsecond: a difference of doubles would be a little off.
+        F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
         F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
@@ -92,8 +98,10 @@ def audit(
     if until is not None:
         span = span.withColumn("journal_to", F.greatest("journal_to", F.lit(until)))
     arrived = F.least("released_at", "executed_at")
-    # To the microsecond: a difference of doubles would be a little off.
-    lateness = (F.unix_micros(arrived) - F.unix_micros("due")) / 1_000_000
+    # No copy may come before its own due time, though it be after that of an older one.
+    early = F.when(F.col("soonest") < 0, F.col("soonest"))
+    late = F.unix_micros(arrived) - F.unix_micros("due")
+    lateness = F.coalesce(early, late) / 1_000_000
     # What was published after its due time cannot have come before.
     expected = F.greatest("due", "published_last")
     known = tasks.crossJoin(F.broadcast(span)).withColumns(

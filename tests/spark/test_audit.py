@@ -66,7 +66,7 @@ def test_every_planted_fate_gets_its_verdict(judge):
         "fine": (receipt("fine"), arrives("fine", 100.2), s.OK),
         "to the microsecond": (
             receipt("to the microsecond", due=100.000001),
-            arrives("to the microsecond", 100.000001, due=100.001),
+            arrives("to the microsecond", 100.000001, due=100.000001),
             s.OK,
         ),
         "early": (receipt("early"), arrives("early", 99.999), s.EARLY),
@@ -136,6 +136,52 @@ def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)
     row = spark.createDataFrame([(*expected, "SUCCESS", s.OK)], s.VERDICTS)
     assertDataFrameEqual(judge([receipt("a")], events), row)
+
+
+def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_own(judge):
+    nacked, again = receipt("a", due=60, status=s.NACKED), receipt("a", due=7260, sent=7200)
+    unknown = receipt("a", due=60, status=s.UNKNOWN)
+    first, second = receipt("a", due=60), receipt("a", due=120)
+    copies = [*arrives("a", 61, due=60), *arrives("a", 121, due=120)]
+    # Receipts, events, and what is found: the due time, the lateness and the verdict.
+    table = {
+        "nacked, and taken two hours later": (
+            [nacked, again],
+            [scheduled("a", due=60), scheduled("a", 7200, due=7260), *arrives("a", 7261, due=7260)],
+            (7260, 1.0, s.OK),
+        ),
+        "unknown, yet it came": (
+            [unknown, again],
+            [*arrives("a", 61, due=60), *arrives("a", 7261, due=7260)],
+            (60, 1.0, s.DUPLICATE),
+        ),
+        "never taken": (
+            [nacked, receipt("a", due=90, status=s.NACKED)],
+            [scheduled("a", due=60)],
+            (60, None, s.NOT_PUBLISHED),
+        ),
+        "sent twice": ([first, second], copies, (60, 1.0, s.DUPLICATE)),
+        "sent twice, and the first came not": ([first, second], copies[2:], (60, 61.0, s.LATE)),
+        "without receipts": (
+            [],
+            [scheduled("a", due=60), scheduled("a", due=120), *copies[2:]],
+            (120, 1.0, s.OK),
+        ),
+        "a copy before its own time": (
+            [first, second],
+            [*arrives("a", 61, due=60), *arrives("a", 118, due=120)],
+            (60, -2.0, s.EARLY),
+        ),
+    }
+    receipts, events = [], []
+    for name, (given, happened, _) in table.items():
+        receipts += [(*each[:2], name, *each[3:]) for each in given]
+        events += [(each[0], name, *each[2:]) for each in happened]
+    found = {
+        row.task_id: ((row.due - at(0).replace(tzinfo=None)).seconds, row.lateness, row.verdict)
+        for row in judge(receipts, events).collect()
+    }
+    assert found == {name: expected for name, (*_, expected) in table.items()}
 
 
 def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
