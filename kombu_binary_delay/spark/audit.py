@@ -113,7 +113,7 @@ def audit(
 
 
 def lateness(verdicts: DataFrame) -> DataFrame:
-    """Tell the lateness percentiles in all, and by hour, queue, task and number of hops.
+    """Tell the lateness percentiles in all, and by hour (UTC), queue, task and number of hops.
 
     :returns: ``grouping, value, tasks, p50, p90, p99, p999, worst``, the last five in seconds.
     """
@@ -122,7 +122,7 @@ def lateness(verdicts: DataFrame) -> DataFrame:
         F.explode(
             F.array(
                 _group("all", F.lit("all")),
-                _group("hour", F.date_format(F.date_trunc("hour", "due"), "yyyy-MM-dd HH:mm")),
+                _group("hour", _hour("due")),
                 _group("queue", F.col("queue")),
                 _group("task", F.col("task")),
                 _group("hops", F.col("hops").cast("string")),
@@ -230,6 +230,13 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
 
 def _count(event: str) -> Column:
     return F.sum(F.when(F.col("event") == event, 1).otherwise(0)).cast("int")
+
+
+def _hour(column: str) -> Column:
+    """Write the hour of a time, in UTC whatever the zone of the session."""
+    epoch = F.lit("1970-01-01").cast("timestamp_ntz")
+    time = epoch + F.make_dt_interval(secs=F.unix_seconds(F.col(column)))
+    return F.concat(time.cast("string").substr(1, 13), F.lit(":00"))
 
 
 def _group(name: str, value: Column) -> Column:

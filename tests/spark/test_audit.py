@@ -239,7 +239,7 @@ def test_losses_among_many_are_found_exactly(judge):
     }
 
 
-def test_lateness_is_told_by_hour_queue_task_and_hops(judge):
+def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
     receipts = [receipt(f"{n}", hops=n % 2, due=100 + 3600 * (n % 2)) for n in range(1000)]
     events = [
         each
@@ -247,13 +247,20 @@ def test_lateness_is_told_by_hour_queue_task_and_hops(judge):
         for each in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
     events = [(*each[:8], None, *each[9:]) for each in events]
-    told = lateness(judge(receipts, events))
-    groups = {(row.grouping, row.value): row for row in told.collect()}
+    verdicts = judge(receipts, events)
+    groups = {(row.grouping, row.value): row for row in lateness(verdicts).collect()}
     everyone = groups["all", "all"]
     assert everyone.tasks == 1000
     shares = (everyone.p50, everyone.p90, everyone.p99, everyone.p999, everyone.worst)
     assert shares == pytest.approx((0.499, 0.899, 0.989, 0.998, 0.999))
     sizes = {group: row.tasks for group, row in groups.items()}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        elsewhere = lateness(verdicts).collect()
+        assert {(row.grouping, row.value): row.tasks for row in elsewhere} == sizes
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
     assert sizes == {
         ("all", "all"): 1000,
         ("hour", "2030-01-01 12:00"): 500,

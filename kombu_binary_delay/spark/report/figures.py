@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import schema as s
@@ -13,6 +13,7 @@ from kombu_binary_delay.spark.plan import LADDER, QUEUE
 
 BINS = 160
 OFFENDERS = 25
+GROUPS = 24
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 #: From one edge of the histogram to the next: four to a power of ten.
 _EDGES = [10 ** (power / 4) for power in range(-12, 25)]
@@ -120,8 +121,14 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
 
 
 def _groups(verdicts: DataFrame) -> DataFrame:
-    told = lateness(verdicts)
-    return told.orderBy("grouping", F.desc("tasks")).limit(200)
+    largest = Window.partitionBy("grouping").orderBy(F.desc("tasks"), "value")
+    return (
+        lateness(verdicts)
+        .withColumn("rank", F.row_number().over(largest))
+        .where(F.col("rank") <= GROUPS)
+        .orderBy("grouping", "rank")
+        .drop("rank")
+    )
 
 
 def _histogram(verdicts: DataFrame) -> list[list[float]]:

@@ -211,6 +211,7 @@ def _histogram(figures: dict[str, Any]) -> str:
 def _groups(figures: dict[str, Any]) -> str:
     tables = []
     for grouping in ("queue", "task", "hops", "hour"):
+        # The largest first; what has an order of its own is shown in that.
         rows = [each for each in figures["groups"] if each["grouping"] == grouping]
         if grouping in ("hops", "hour"):
             rows.sort(key=lambda each: (len(str(each["value"])), str(each["value"])))
@@ -221,7 +222,7 @@ def _groups(figures: dict[str, Any]) -> str:
                 for name in ("p50", "p90", "p99", "p999", "worst")
             )
             + "</tr>"
-            for each in rows[:24]
+            for each in rows
         )
         if body:
             tables.append(
