@@ -29,12 +29,13 @@ from kombu.log import get_logger
 
 from .address import Destination
 from .batch import PublishBatch
+from .channel import declare_part
 from .delay import due_time
 from .envelope import HEADER
 from .errors import AddressError, BinaryDelayError, TopologyError
 from .release import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
-from .topology import VERSION, Topology
+from .topology import VERSION, Part, Queue, Topology
 
 logger = get_logger(__name__)
 
@@ -58,6 +59,17 @@ def stream_name(namespace: str) -> str:
     return f"{namespace}.{VERSION}.journal"
 
 
+def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
+    """Compute what a journal needs on the broker: its stream queue, or nothing.
+
+    :param server: the properties that the broker has told of itself.
+    """
+    if settings.journal != STREAM or not is_since(server, STREAMS_SINCE):
+        return Part()
+    arguments = ("x-queue-type", "stream"), ("x-max-age", settings.journal_max_age)
+    return Part(queues=(Queue(stream_name(settings.namespace), arguments),))
+
+
 class Journal:
     """One connection's journal.
 
@@ -69,7 +81,8 @@ class Journal:
         self, settings: Settings, topology: Topology, lend: _Lend, server: dict[str, Any]
     ) -> None:
         self.stream = stream_name(settings.namespace)
-        self._max_age = settings.journal_max_age
+        self._part = stream_part(settings, server)
+        self._declares = settings.declare != "never"
         self._topology = topology
         self._lend = lend
         self._declared = False
@@ -157,14 +170,28 @@ class Journal:
         Of two who declare it at the same time, one is answered before it has started; to publish
         to it then would end the whole connection. So they take turns.
 
-        :raises TopologyError: where the broker refuses, or the turn does not come.
+        :raises TopologyError: where the broker refuses, or the turn does not come; and where it
+            does not exist, and is not to be declared.
         """
+        if not self._declares:
+            self._declared = self._declared or self._stands()
         end = time.monotonic() + _TURN
         while not (self._declared or self._is_in_use() or self._declare_alone()):
             if time.monotonic() > end:
                 raise TopologyError(f"{self.stream} is being declared elsewhere for {_TURN} s")
             time.sleep(0.02)
         self._declared = True
+
+    def _stands(self) -> bool:
+        with self._lend("the journal") as channel:
+            try:
+                channel.queue_declare(self.stream, passive=True)
+            except NotFound:
+                raise TopologyError(
+                    f"the stream {self.stream!r} does not exist, and declare is 'never': make it "
+                    f"beforehand, as kombu-binary-delay create does where journal is {STREAM!r}"
+                ) from None
+        return True
 
     def _is_in_use(self) -> bool:
         """Whether the stream has events, so that no turn is needed."""
@@ -194,8 +221,7 @@ class Journal:
         return True
 
     def _declare(self, channel: Any) -> None:
-        arguments = {"x-queue-type": "stream", "x-max-age": self._max_age}
-        channel.queue_declare(self.stream, durable=True, auto_delete=False, arguments=arguments)
+        declare_part(channel, self._part)
 
     def _note(
         self,

@@ -16,11 +16,13 @@ from pathlib import Path
 import amqp
 import pytest
 from celery import Celery
+from click.testing import CliRunner
 from kombu import Queue
 
 from kombu_binary_delay import Ladder, Settings, SettingsError
 from kombu_binary_delay import journal as journal_module
 from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.cli import binary_delay
 
 HAS_STREAMS = (3, 9)
 
@@ -183,6 +185,29 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     assert caplog.text.count("the journal ends on this connection") == 1
     assert "No space left on device" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    options = {"journal": "stream", "declare": "never"}
+    publish(connect(), 60_000)
+    before = {row["name"] for row in vhost.queues()}
+    for _ in range(2):
+        publish(connect(binary_delay=options), 60_000)
+    assert {row["name"] for row in vhost.queues()} == before
+    assert caplog.text.count("the stream 'kbd.v1.journal' does not exist") == 1
+    assert "make it beforehand, as kombu-binary-delay create does" in caplog.text
+    made = CliRunner().invoke(
+        binary_delay,
+        ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
+    )
+    assert "kbd.v1.journal" in json.loads(made.output)["queues"]
+    publish(connect(binary_delay=options), 60_000)
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+    assert [each["event"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["scheduled"]
 
 
 @pytest.fixture
