@@ -8,6 +8,7 @@ channel stays as it is. It must not import the transport.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,12 @@ from typing import Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import NotFound, RecoverableConnectionError, error_for_code
+from amqp.exceptions import (
+    FrameSyntaxError,
+    NotFound,
+    RecoverableConnectionError,
+    error_for_code,
+)
 
 from .delay import due_time
 from .errors import BinaryDelayError, UnconfirmedError
@@ -28,6 +34,19 @@ NACKED = "nacked"
 RETURNED = "returned"
 UNKNOWN = "unknown"
 DISCARDED = "discarded"
+
+#: What values that AMQP cannot write lead to, before anything of the message is written.
+_UNWRITABLE = (
+    AttributeError,
+    FrameSyntaxError,
+    LookupError,
+    OverflowError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+#: How long to wait until a broker that failed to answer takes a last word, in seconds.
+_LAST_WORD = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,10 +108,14 @@ class _Entry:
         self.returned: Any = None
 
     @property
+    def written(self) -> tuple[Any, str, str]:
+        """What is written to the broker: the message, its exchange and its routing key."""
+        return self.packed or (self.message, self.exchange, self.routing_key)
+
+    @property
     def headers(self) -> Any:
         """The headers that it was sent with."""
-        sent = self.message if self.packed is None else self.packed[0]
-        return sent.properties.get("application_headers")
+        return self.written[0].properties.get("application_headers")
 
     @property
     def name(self) -> str:
@@ -233,9 +256,7 @@ class PublishBatch:
             discarded, self._over = self._over == "discarded", "closed"
             own, self._own = self._own, None
             if own is not None:
-                # Whatever is wrong with the connection, there is nothing left to close.
-                with suppress(OSError, amqp.AMQPError):
-                    own.close()
+                self._close(own)
             self._settle_rest("it was not flushed", "the batch was closed before its confirm came")
             self._report()
             if discarded:
@@ -267,16 +288,9 @@ class PublishBatch:
             self._busy = busy
 
     def _send(self, entry: _Entry) -> None:
-        message, exchange, key = entry.message, entry.exchange, entry.routing_key
-        mandatory, immediate, timeout, _ = entry.options
         try:
             own = self._open()
-            if entry.due is not None:
-                now = time.time_ns() // 1000
-                if entry.ticks != self._ticks(entry.due, now):
-                    # Its delay is shorter by now, so it is written anew.
-                    self._pack(entry, now)
-                message, exchange, key = entry.packed or (message, exchange, key)
+            self._pack_again(entry)
         except BinaryDelayError as exc:
             self._settle(entry, DISCARDED, 0, str(exc))
             return
@@ -289,25 +303,48 @@ class PublishBatch:
         # No earlier: meanwhile, a callback may have published.
         self._number += 1
         self._sent[self._number] = entry
-        if mandatory:
-            entry.mark = _mark(message, exchange, key)
-            self._marks.setdefault(entry.mark, deque()).append(entry)
         try:
-            with nullcontext() if timeout is None else self._time_to_write(timeout):
-                own.send_method(
-                    spec.Basic.Publish, "Bssbb", (0, exchange, key, mandatory, immediate), message
-                )
-        except Exception as exc:  # noqa: BLE001 - whatever a value that AMQP cannot write leads to
-            if isinstance(exc, OSError) or self._is_lost():
+            self._write(own, entry)
+        except _UNWRITABLE as exc:
+            if self._is_lost():
                 self._fail(exc)
-            # Nothing of it was written.
             del self._sent[self._number]
             self._number -= 1
             self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
-            return
+        except BaseException as exc:
+            if own.connection is not None:
+                # Whether all of it was written, or half of it, nobody knows: a torn stream.
+                self._connection.collect()
+            if isinstance(exc, (OSError, amqp.AMQPError)):
+                self._fail(exc)
+            # A time limit, or an interrupt: it is for whoever set it.
+            self._end(exc)
+            raise
+        else:
+            self._note(entry)
+
+    def _write(self, own: _ConfirmChannel, entry: _Entry) -> None:
+        message, exchange, key = entry.written
+        mandatory, immediate, timeout, _ = entry.options
+        if mandatory:
+            entry.mark = _mark(message, exchange, key)
+            self._marks.setdefault(entry.mark, deque()).append(entry)
+        with nullcontext() if timeout is None else self._time_to_write(timeout):
+            own.send_method(
+                spec.Basic.Publish, "Bssbb", (0, exchange, key, mandatory, immediate), message
+            )
+
+    def _note(self, entry: _Entry) -> None:
         declarer = getattr(self._connection, "binary_delay", None)
         if entry.due is not None and declarer is not None and declarer.journal is not None:
-            declarer.journal.scheduled(message, exchange, key)
+            declarer.journal.scheduled(*entry.written)
+
+    def _pack_again(self, entry: _Entry) -> None:
+        """Write its delay anew, where that is shorter by now."""
+        if entry.due is not None:
+            now = time.time_ns() // 1000
+            if entry.ticks != self._ticks(entry.due, now):
+                self._pack(entry, now)
 
     def _pack(self, entry: _Entry, now: int) -> None:
         due = entry.due or 0
@@ -324,8 +361,8 @@ class PublishBatch:
 
     def _wait(self) -> None:
         """Wait until the broker has answered to all that was sent."""
-        limits = [each.options[3] for each in self._sent.values() if each.options[3]]
-        end = time.monotonic() + min(limits) if limits else None
+        patience = self._patience()
+        end = None if patience is None else time.monotonic() + patience
         busy, self._busy = self._busy, True
         try:
             while self._sent:
@@ -339,7 +376,7 @@ class PublishBatch:
                     if end is not None and time.monotonic() < end:
                         # A callback's own.
                         raise
-                    limit = f"{min(limits)} s" if limits else "the connection's read timeout"
+                    limit = f"{patience} s" if patience else "the connection's read timeout"
                     self._fail(exc, f"no confirm came within {limit}")
                 except Exception as exc:
                     # Or else it is of a callback of the user's, and the batch goes on.
@@ -364,6 +401,30 @@ class PublishBatch:
                 own.close()
         return self._own
 
+    def _close(self, own: _ConfirmChannel) -> None:
+        """Close the channel; wait for that only where the broker may still answer in time."""
+        if own.connection is None or not self._connection.connected:
+            return
+        limit = self._patience() if self._failed is None else _LAST_WORD
+        own.is_closing = True
+        try:
+            with self._time_to_write(limit) if limit else nullcontext():
+                own.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+        except OSError:
+            # Perhaps half of it is written.
+            self._connection.collect()
+            return
+        if self._failed is None:
+            # Whatever is wrong with the connection, there is nothing left to close.
+            with suppress(OSError, amqp.AMQPError):
+                own.wait(spec.Channel.CloseOk, timeout=limit)
+
+    def _patience(self) -> float | None:
+        """How long to wait for the confirms that are outstanding, in seconds."""
+        return min(
+            (each.options[3] for each in self._sent.values() if each.options[3]), default=None
+        )
+
     def _is_lost(self) -> bool:
         gone = self._own is not None and self._own.connection is None
         return gone or not self._connection.connected
@@ -377,13 +438,19 @@ class PublishBatch:
             ) from self._failed
 
     def _fail(self, cause: BaseException, reason: str = "") -> None:
-        """End the batch: nobody will ever know what became of what was sent."""
-        self._failed = cause
-        self._settle_rest(f"it was not sent: {cause}", reason or str(cause))
-        failed = [each for each in self._settled if each[1].state != CONFIRMED]
-        self._report()
+        """End the batch, and tell of all that was not confirmed."""
+        failed = self._end(cause, reason)
         failed, self._unconfirmed = self._unconfirmed or failed, []
         raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
+
+    def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Entry, Outcome]]:
+        """End the batch: nobody will ever know what became of what was sent."""
+        self._failed = cause
+        reason = reason or str(cause) or type(cause).__name__
+        self._settle_rest(f"it was not sent: {reason}", reason)
+        failed = [each for each in self._settled if each[1].state != CONFIRMED]
+        self._report()
+        return failed
 
     # -- outcomes ------------------------------------------------------------------------------
 
@@ -401,13 +468,16 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the message that came back; its ack comes after it."""
-        waiting = self._marks.get(_mark(message, exchange, routing_key))
+        mark = _mark(message, exchange, routing_key)
+        waiting = self._marks.get(mark)
         if not waiting:
             raise exc
         # Twins without ids differ in their headers, by which an exchange may have told them apart.
         headers = message.properties.get("application_headers")
         entry = next((each for each in waiting if each.headers == headers), waiting[0])
         waiting.remove(entry)
+        if not waiting:
+            del self._marks[mark]
         entry.returned = exc
         # Whom the user has asked to see what returns on the channel is to see this, too.
         for handler in list(self.channel.events.get("basic_return") or ()):
@@ -432,11 +502,11 @@ class PublishBatch:
         self._settled.append((entry, Outcome(entry.tag, state, code, text)))
 
     def _unmark(self, entry: _Entry) -> None:
-        if entry.mark is None:
+        # What was returned has been found by its mark, and is no longer looked for.
+        if entry.mark is None or entry.returned is not None:
             return
         waiting = self._marks[entry.mark]
-        if entry.returned is None:
-            waiting.remove(entry)
+        waiting.remove(entry)
         if not waiting:
             del self._marks[entry.mark]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import amqp
+from amqp import spec
 from amqp.exceptions import (
     AccessRefused,
     ChannelError,
@@ -19,16 +20,28 @@ from amqp.exceptions import (
     RecoverableConnectionError,
 )
 
-from .errors import TopologyError
+from .errors import BinaryDelayError, TopologyError
 from .topology import Binding, Part
+
+#: Class and method of AMQP's basic.publish.
+_PUBLISH = (60, 40)
 
 
 class OwnChannel:
-    """One connection's channel for declarations, opened when it is first lent."""
+    """One connection's channel for declarations, opened when it is first lent.
 
-    def __init__(self, connection: Any, namespace: str) -> None:
+    :param refused: told why a message was refused, for which nobody waits.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        namespace: str,
+        refused: Callable[[BaseException], object] = lambda _: None,
+    ) -> None:
         self._connection = connection
         self._namespace = namespace
+        self._refused = refused
         self._channel: Any = None
         self._talking = False
         self._serving = False
@@ -85,7 +98,16 @@ class OwnChannel:
         self.talks += 1
         try:
             with self._explained(what, also):
-                yield self._open()
+                channel = self._open()
+                try:
+                    yield channel
+                except (ChannelError, BinaryDelayError):
+                    # The broker's answer, or our reading of it.
+                    raise
+                except BaseException:
+                    # Interrupted: the answer to this would be taken for that to the next.
+                    self._abandon(channel)
+                    raise
         finally:
             if outermost:
                 self._talking = False
@@ -97,9 +119,24 @@ class OwnChannel:
             raise RecoverableConnectionError("the connection is closed")
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel: what we declare is not to be mirrored.
-            self._channel = amqp.Channel(self._connection)
+            self._channel = _Quiet(self._connection)
+            self._channel.on_refusal = self._on_refusal
             self._channel.open()
         return self._channel
+
+    def _abandon(self, channel: Any) -> None:
+        """Close a channel without waiting, and ignore what is still to come for it."""
+        self._channel = None
+        with suppress(OSError, amqp.AMQPError):
+            channel.is_closing = True
+            channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+
+    def _on_refusal(self, error: BaseException, method: tuple[int, int]) -> None:
+        if method == _PUBLISH:
+            self._refused(error)
+        # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
+        if self._talking or method != _PUBLISH:
+            raise error
 
     @contextmanager
     def _explained(self, what: str, also: str) -> Iterator[None]:
@@ -119,6 +156,18 @@ class OwnChannel:
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
+
+
+class _Quiet(amqp.Channel):
+    """A channel that, where the broker closes it, raises in nobody's code but ours."""
+
+    on_refusal: Callable[[BaseException, tuple[int, int]], None]
+
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        try:
+            super()._on_close(reply_code, reply_text, class_id, method_id)
+        except ChannelError as exc:
+            self.on_refusal(exc, (class_id, method_id))
 
 
 def declare_part(channel: Any, part: Part) -> None:

@@ -19,7 +19,7 @@ from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
-from .release import QUORUM_SINCE, is_since
+from .release import QUORUM_SINCE, URGENT, is_since, lets_urgent_hold_up
 from .settings import Settings
 from .topology import IMITABLE, Topology
 
@@ -39,7 +39,7 @@ class Declarer:
     """
 
     def __init__(self, connection: Any, settings: Settings) -> None:
-        self.own = OwnChannel(connection, settings.namespace)
+        self.own = OwnChannel(connection, settings.namespace, self._refused)
         self._declares = settings.declare != "never"
         self.topology = settings.topology(can_quorum=_can_quorum(connection, settings))
         self.journal: Journal | None = None
@@ -47,36 +47,52 @@ class Declarer:
             server = connection.server_properties
             self.journal = Journal(settings, self.topology, self.own.lend, server)
         self.delivery = Delivery(self.own, self.topology, settings.outlets, self._lost)
-        self._lanes = [
-            Levels(
-                self.own,
-                topology,
-                self.delivery.lay_base_again,
-                queue_per_delay=settings.queue_per_delay,
-            )
-            for topology in self.topology.lanes(settings.lanes)
-        ]
+        lanes = self.topology.lanes(settings.lanes)
+        self._lanes = [self._levels(each, settings) for each in lanes]
+        self._urgent: Levels | None = None
+        quorum = self.topology.mirrors and self.topology.queue_type == "quorum"
+        if quorum and lets_urgent_hold_up(connection.server_properties):
+            self._urgent = self._levels(self.topology.for_urgent(), settings)
         self._bound: dict[Bound, None] = {}
         self._queues: dict[str, None] = {}
         self._published = 0
         self._active = False
+        #: Whether it has shown that something of ours is gone, in the middle of declaring.
+        self._gap = False
+
+    def _levels(self, topology: Topology, settings: Settings) -> Levels:
+        return Levels(
+            self.own,
+            topology,
+            self.delivery.lay_base_again,
+            queue_per_delay=settings.queue_per_delay,
+        )
 
     def forget(self) -> None:
         """Forget what stands on the broker: it has told us that something is gone."""
-        for lane in self._lanes:
-            lane.forget()
+        for lane in (*self._lanes, self._urgent):
+            if lane is not None:
+                lane.forget()
         self.delivery.forget()
         self._active = False
 
+    def _refused(self, error: BaseException) -> None:
+        # Only the journal publishes there.
+        if self.journal is not None:
+            self.journal.end(error)
+
     def _lost(self) -> None:
+        active = self._active
         self.forget()
-        # It was in the middle of its activation, or past it.
-        self._active = True
+        # Not here: what noticed it is to end first. Then _repeat makes all of it again.
+        self._active, self._gap = active, active
 
     # -- for a delayed publish -----------------------------------------------------------------
 
     def lane(self, properties: Mapping[str, Any]) -> Levels:
         """Choose the ladder for a message: by its id, so that a message keeps its lane."""
+        if self._urgent is not None and (properties.get("priority") or 0) >= URGENT:
+            return self._urgent
         if len(self._lanes) == 1:
             return self._lanes[0]
         name = properties.get("message_id") or properties.get("correlation_id")
@@ -103,6 +119,8 @@ class Declarer:
                 f"routing keys in its own way, while a delayed message arrives with another; delay "
                 f"to a direct, topic, fanout or headers exchange instead"
             )
+        if types.get(exchange) == "headers":
+            self._refuse_astray(exchange)
         if not self._declares:
             return False
         talks = self.own.talks
@@ -115,9 +133,20 @@ class Declarer:
                     self._lead_to(queue)
         elif types.get(exchange) == "headers":
             self.delivery.stand_behind(exchange)
+        self._fill_gap()
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
+
+    def _refuse_astray(self, exchange: str) -> None:
+        for bound in self._bound:
+            reads_keys = self.delivery.types.get(bound.destination) in ("direct", "topic")
+            if bound.exchange == exchange and not bound.to_queue and reads_keys:
+                raise TopologyError(
+                    f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
+                    f"reads routing keys, and a delayed message arrives there with another; bind "
+                    f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
+                )
 
     def address(self, digits: tuple[int, ...], destination: Destination) -> str:
         """Write the routing key with which a message enters a ladder.
@@ -151,10 +180,25 @@ class Declarer:
         if self._bound or self._queues:
             self.delivery.lay_base()
         self._active = True
+        try:
+            self._repeat()
+            self._fill_gap()
+        except BaseException:
+            # Of a callback, or a time limit: the rest is still to be done.
+            self._active = False
+            raise
+
+    def _repeat(self) -> None:
+        self._gap = False
         for queue in list(self._queues):
             self._quietly(self._lead_to, queue)
         for bound in list(self._bound):
             self._quietly(self._mirror, bound)
+
+    def _fill_gap(self) -> None:
+        """Make all again, where it has shown that a part of it is gone."""
+        if self._gap:
+            self._repeat()
 
     def activate_or_warn(self) -> None:
         """Do as :meth:`activate`, for a caller whose own work does not depend on it."""
@@ -184,9 +228,12 @@ class Declarer:
                     f"come from classic queues are lost then; quorum queues keep them"
                 )
             self._queues[queue] = None
-            self.delivery.doubt(("", queue))
+            if refuses is not None:
+                # Whoever declares it may have made it anew; whoever looks has not.
+                self.delivery.doubt(("", queue))
             if self._active:
                 self._quietly(self._lead_to, queue)
+                self._fill_gap()
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
@@ -197,6 +244,7 @@ class Declarer:
             self.delivery.doubt(bound, exchange, destination)
             if self._active:
                 self._quietly(self._mirror, bound)
+                self._fill_gap()
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> None:
         """Undo what :meth:`bound` did, here or in another process."""

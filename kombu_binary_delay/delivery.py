@@ -62,6 +62,8 @@ class Delivery:
         #: The types of exchanges, and whether queues refuse messages, where that is known.
         self.types: dict[str, str] = dict(BUILT_IN)
         self.refuses: dict[str, bool] = {}
+        #: Queues that do not exist, of which has been warned.
+        self._missing: set[str] = set()
         # Only at least once does what a queue refuses come back, and hold up others.
         self._has_outlets = topology.mirrors and topology.queue_type == "quorum"
         self.forget()
@@ -117,12 +119,14 @@ class Delivery:
                         f"the queue {queue!r} does not exist, and this ladder has no place where a "
                         f"message without a destination could wait; declare the queue first"
                     ) from None
-                logger.warning(
-                    "the queue %r does not exist: delayed messages for it are parked in %r unless "
-                    "it is declared and bound before they are due",
-                    queue,
-                    self._topology.parking,
-                )
+                if queue not in self._missing:
+                    self._missing.add(queue)
+                    logger.warning(
+                        "the queue %r does not exist: delayed messages for it are parked in %r "
+                        "unless it is declared and bound before they are due",
+                        queue,
+                        self._topology.parking,
+                    )
                 return False
             except ResourceLocked as exc:
                 raise TopologyError(
@@ -130,6 +134,7 @@ class Delivery:
                     f"nobody else bind; delay to a queue that is not exclusive"
                 ) from exc
         self._made.add(("", queue))
+        self._missing.discard(queue)
         return True
 
     def has_outlet(self, queue: str) -> bool:
@@ -140,16 +145,15 @@ class Delivery:
         )
 
     def _ask_for_outlet(self, queue: str) -> None:
-        """Find out whether others, who know the queue's arguments, have given it an outlet."""
+        """Find out whether others, who know the queue's arguments, have given it an outlet.
+
+        They may yet do so: "no" is the answer for now, and is asked for again with the next way.
+        """
         if not self._has_outlets or queue in self.refuses or self.has_outlet(queue):
             return
-        with self._own.lend(f"whether {queue!r} has an outlet") as channel:
-            try:
-                channel.queue_declare(self._topology.into_name(queue), passive=True)
-            except NotFound:
-                self.refuses[queue] = False
-            else:
-                self.refuses[queue] = True
+        with self._own.lend(f"whether {queue!r} has an outlet") as channel, suppress(NotFound):
+            channel.queue_declare(self._topology.into_name(queue), passive=True)
+            self.refuses[queue] = True
 
     def _let_into(self, channel: Any, queue: str) -> None:
         part = self._topology.into(queue)

@@ -164,6 +164,11 @@ class Journal:
             # Where the connection has publisher confirms, basic_publish would wait for each.
             amqp.Channel._basic_publish(channel, _message(event), "", self.stream)  # noqa: SLF001
 
+    def end(self, reason: BaseException) -> None:
+        """Write no more events: what one was refused for, the next would be as well."""
+        self._failed = True
+        _warn_once(f"the journal ends on this connection: {reason}")
+
     def declare(self) -> None:
         """Declare the stream, once.
 
@@ -238,8 +243,7 @@ class Journal:
             self.write({"event": kind, "at": at, **about})
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is on its way; the connection's own trouble will show by itself.
-            self._failed = True
-            _warn_once(f"the journal ends on this connection: {exc}")
+            self.end(exc)
         except (TypeError, ValueError) as exc:
             # Of this message alone, for something in its properties.
             _warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")

@@ -10,6 +10,8 @@ from typing import Any
 QUORUM_SINCE = (3, 10)
 #: RabbitMQ has stream queues since 3.9.
 STREAMS_SINCE = (3, 9)
+#: The least priority that quorum queues take for a high one, since they know two of them.
+URGENT = 5
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -24,3 +26,12 @@ def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
     """
     version = str(server.get("version", ""))
     return server.get("product") == "RabbitMQ" and release(version) >= since
+
+
+def lets_urgent_hold_up(server: Mapping[str, Any]) -> bool:
+    """Whether messages of a high priority keep the others in a quorum queue from expiring.
+
+    From RabbitMQ 4.0 to 4.2, a quorum queue looks only at the message that it would deliver next,
+    two of a high priority before one of the others; what has expired behind it has to wait.
+    """
+    return is_since(server, (4, 0)) and not is_since(server, (4, 3))

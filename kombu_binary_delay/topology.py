@@ -48,7 +48,8 @@ Arguments = tuple[tuple[str, str | int], ...]
 
 _NAME = re.compile(
     rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
-    r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<classic>classic))?\.",
+    r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
+    r"(?:-(?P<classic>classic))?\.",
     re.ASCII,
 )
 
@@ -109,6 +110,8 @@ class Topology:
         pass, more bindings.
     :param lane: 0, or the number of one among several such ladders that lead to the same delivery
         side. The broker then spreads the leaders of its queues over the nodes of a cluster.
+    :param urgent: whether it is the one for messages of a priority above 4, on releases of RabbitMQ
+        where these would hold up the others: 4.0 to 4.2.
     """
 
     ladder: Ladder = field(default_factory=Ladder.uniform)
@@ -116,6 +119,7 @@ class Topology:
     queue_type: str = "quorum"
     layout: str = "chain"
     lane: int = 0
+    urgent: bool = False
 
     #: Whether bindings made by users are repeated on the delivery side.
     mirrors = True
@@ -136,13 +140,18 @@ class Topology:
         except LadderError:
             return None
         queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
-        return cls(ladder, match["namespace"], queue_type, layout, int(match["lane"] or 0))
+        lane, urgent = int(match["lane"] or 0), bool(match["urgent"])
+        return cls(ladder, match["namespace"], queue_type, layout, lane, urgent)
 
     def lanes(self, count: int) -> list[Topology]:
         """Tell the ladders of this kind, side by side; one alone has no number."""
         if count == 1:
             return [self]
         return [replace(self, lane=number) for number in range(1, count + 1)]
+
+    def for_urgent(self) -> Topology:
+        """Tell the ladder beside this one for messages of a high priority."""
+        return replace(self, lane=0, urgent=True)
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -151,7 +160,8 @@ class Topology:
         """What the names of the levels begin with; the ladder can be read back from it."""
         layout = "" if self.layout == "chain" else f"-{self.layout}"
         lane = f"-lane{self.lane}" if self.lane else ""
-        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{self._kind}"
+        urgent = "-urgent" if self.urgent else ""
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
 
     @cached_property
     def delivery_prefix(self) -> str:

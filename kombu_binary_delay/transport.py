@@ -93,13 +93,19 @@ class ChannelMixin(_Above):
         if asked := self.asked(msg):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
-            msg, exchange, routing_key = self.delayed(msg, due, now, exchange, routing_key)
+            # As amqp does, which writes None as an empty name.
+            msg, exchange, routing_key = self.delayed(
+                msg, due, now, exchange or "", routing_key or ""
+            )
         # One by one: to gather them in a dict and spread it again would cost a microsecond.
         result = super()._basic_publish(
             msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
         )
         if asked and (journal := self._declarer.journal) is not None:
-            journal.scheduled(msg, exchange, routing_key)
+            if self._to_note is None:
+                journal.scheduled(msg, exchange, routing_key)
+            else:
+                self._to_note.append((msg, exchange, routing_key))
         return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -116,16 +122,29 @@ class ChannelMixin(_Above):
         """
         consumers = bool(self.callbacks)
         try:
-            return super().basic_publish_confirm(*args, **kwargs)
+            return self._publish_and_note(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
             if consumers or not self._declarer.topology.is_named_in(str(exc)):
                 raise
-            return super().basic_publish_confirm(*args, **kwargs)
+            return self._publish_and_note(*args, **kwargs)
         except AccessRefused as exc:
             if not self._declarer.topology.is_named_in(str(exc)):
                 raise
             raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
+
+    def _publish_and_note(self, *args: Any, **kwargs: Any) -> Any:
+        # The journal talks to the broker. Between a publish and its confirm, it would take the
+        # confirm that is waited for.
+        before, self._to_note = self._to_note, []
+        try:
+            result = super().basic_publish_confirm(*args, **kwargs)
+        finally:
+            noted, self._to_note = self._to_note, before
+        if noted and (journal := self._declarer.journal) is not None:
+            for each in noted:
+                journal.scheduled(*each)
+        return result
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Read the headers by which a message asks for a delay, if it does."""
@@ -363,6 +382,8 @@ class ChannelMixin(_Above):
     supports_batch_publish = True
     _last_queue = ""
     _reads_bodies = False
+    #: What to tell the journal of after the confirm; None where none is waited for.
+    _to_note: list[tuple[Any, str, str]] | None = None
 
     @property
     def _declarer(self) -> Declarer:

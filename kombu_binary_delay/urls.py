@@ -17,7 +17,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import as_url, parse_url
 
 _KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
-_SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
+_SCHEME = re.compile(r"(?:^|(?<=;))(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
 
 
 def is_amqp(url: str) -> bool:

@@ -27,7 +27,7 @@ from .verify import verify
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
     "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
-    "or its management API cannot be reached.",
+    "or its management API cannot be reached, or has not confirmed what was sent.",
 )
 @click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
 @click.option(
@@ -42,7 +42,8 @@ from .verify import verify
     "-m",
     metavar="URL",
     envvar="BINARY_DELAY_MANAGEMENT",
-    help="Where its management API is.  [default: the broker's host, port 15672]",
+    help="Where its management API is.  [default: the broker's host, port 15672, "
+    "or 15671 over TLS]",
 )
 @click.version_option(package_name="kombu-binary-delay")
 @click.pass_context

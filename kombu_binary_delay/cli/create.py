@@ -45,6 +45,6 @@ def create(
         part += stream_part(site.settings, connection.connection.server_properties)
         if queues or exchanges:
             live = ops.Live.read(site.management(connection))
-            part += ops.ways(topology, live, queues, exchanges)
+            part += ops.ways(topology, live, queues, exchanges, site.settings.outlets)
         made = ops.create(connection, topology, part, dry_run=dry_run)
     out.show(made, "creation", dry=dry_run)

@@ -39,5 +39,7 @@ def explain(
       kombu-binary-delay --radix 4 explain 10s
     """
     topology = site.topology(ladder=ladder)
-    told = ops.explain(topology, delay, destination, time.time_ns() // 1_000_000)
+    now = time.time_ns() // 1_000_000
+    settings = site.settings if ladder is None else None
+    told = ops.explain(topology, delay, destination, now, settings=settings)
     out.show(told, "explanation")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
 
 from kombu_binary_delay import export as formats
+from kombu_binary_delay.ops.create import has_outlet, to_queue
 
 from .site import Site
 from .values import Delay
@@ -29,7 +31,7 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 @click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
 @click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
 @ladder
-@verb
+@partial(verb, drawn=False)
 def export(
     site: Site,
     out: Out,
@@ -59,7 +61,10 @@ def export(
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
     """
     lanes = site.lanes(ladder=ladder)
-    part = sum((lanes[0].to_queue(queue) for queue in queues), site.part(lanes))
+    part = site.part(lanes)
+    for queue in queues:
+        outlet = has_outlet(lanes[0], queue, site.settings.outlets)
+        part += to_queue(lanes[0], queue, outlet=outlet)
     if format_ == "svg":
         at_most = min(int(delay), lanes[0].ladder.maximum)
         text = formats.svg(lanes[0], at_most, (queues or ("mail",))[0]) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -35,8 +36,10 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def console() -> Console:
     """Make a console; where there is no terminal, without colour and wide enough for tables."""
-    made = Console(highlight=False, soft_wrap=False)
-    return made if made.is_terminal else Console(highlight=False, width=120)
+    # Names are shown as they are, whatever Rich could read in them.
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    made = as_it_is()
+    return made if made.is_terminal else as_it_is(width=120)
 
 
 def short(milliseconds: float) -> str:
@@ -203,7 +206,7 @@ def explanation(value: Explanation) -> RenderableType:
         )
         branch = branch.add(wait)
     branch.add(Text(f"{place(value.destination)}, after {exact(value.delay)}", style="bold green"))
-    return Group(facts, "", tree)
+    return Group(facts, "", tree, *(Text(f"({note})", style="dim") for note in value.notes))
 
 
 def _digits(value: Explanation) -> Text:
@@ -261,6 +264,8 @@ def teardown(value: Teardown) -> RenderableType:
     lines: list[RenderableType] = [
         Text(f"{len(value.exchanges)} exchanges and {len(value.queues)} queues removed"),
     ]
+    if not value.exchanges and not value.queues:
+        lines.append(Text("nothing of this ladder stands", style="yellow"))
     if value.lost:
         lines.append(Text(f"{value.lost} messages went with them", style="bold red"))
     if value.keeps:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import click
 from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
+from kombu.utils.url import parse_url
 
 from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.ops import Management
 from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Part, Topology
-from kombu_binary_delay.urls import stock
+from kombu_binary_delay.urls import is_amqp, stock
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
 _OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace", "lanes")
@@ -27,6 +30,7 @@ class Site:
 
     url: str = DEFAULT_URL
     ssl: Any = None
+    login_method: str | None = None
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -34,17 +38,24 @@ class Site:
     def of(
         cls, app: Any, url: str | None, management_url: str | None, given: Mapping[str, Any]
     ) -> Site:
-        """Take what a Celery app says, and what options say instead."""
-        ssl = None
+        """Take what a Celery app says, and what options say instead.
+
+        :raises click.UsageError: for a broker or settings that cannot be.
+        """
+        ssl = login_method = None
         if app is not None:
-            options = app.conf.broker_transport_options or {}
-            given = {**(options.get(KEY) or {}), **given}
+            given = {**_settings_of(app), **given}
             if url is None:
                 url = app.conf.broker_write_url or app.conf.broker_url
-                ssl = app.conf.broker_use_ssl
+                ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
+                login_method = app.conf.broker_login_method
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
-        return cls(stock(url or DEFAULT_URL), ssl, management_url, given)
+        urls = [_plain_url(each) for each in (url or DEFAULT_URL).split(";")]
+        # As our transport has it: what the first URL says of TLS counts for all, and over the app.
+        ssl = next(filter(None, map(_tls_options, urls)), None) or ssl
+        url = ";".join(map(_without_tls_options, urls))
+        return cls(url, ssl, login_method, management_url, given)
 
     @property
     def settings(self) -> Settings:
@@ -53,16 +64,21 @@ class Site:
 
     def plain(self) -> Any:
         """Connect by Kombu's own transport."""
-        return Connection(self.url, ssl=self.ssl or False, connect_timeout=10)
+        return self._connect()
 
     def delaying(self) -> Any:
         """Connect by ours."""
+        return self._connect(
+            transport="kombu_binary_delay:Transport", transport_options={KEY: dict(self.given)}
+        )
+
+    def _connect(self, **options: Any) -> Any:
         return Connection(
             self.url,
             ssl=self.ssl or False,
-            transport="kombu_binary_delay:Transport",
-            transport_options={KEY: dict(self.given)},
+            login_method=self.login_method,
             connect_timeout=10,
+            **options,
         )
 
     def lanes(self, connection: Any = None, ladder: str | None = None) -> list[Topology]:
@@ -72,12 +88,19 @@ class Site:
 
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Put the whole of ladders that lead to one delivery side together."""
-        wholes = [each.whole for each in lanes]
+        wholes = [self._whole(each) for each in lanes]
         return Part(
             tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
         )
+
+    def _whole(self, topology: Topology) -> Part:
+        if not (self.settings.queue_per_delay and topology.mirrors):
+            return topology.whole
+        levels = range(topology.ladder.levels)
+        enter = tuple(each for level in levels for each in topology.own_enter(level))
+        return topology.whole + topology.own_base + Part(bindings=enter)
 
     def on(self, topology: Topology) -> Site:
         """Take a ladder of our own in place of that of the settings."""
@@ -91,7 +114,7 @@ class Site:
             "queue_type": topology.queue_type,
             "namespace": topology.namespace,
         }
-        return Site(self.url, self.ssl, self.management_url, given)
+        return replace(self, given=given)
 
     def management(self, connection: Any) -> Management:
         """Find the management API of a connection's broker."""
@@ -117,6 +140,63 @@ class Site:
             f"{ladder!r} is no ladder's name, such as '125ms-2x31', 'kbd.v1-125ms-2x31-classic', "
             f"or {', '.join(map(repr, ANCESTORS))}"
         )
+
+
+def _settings_of(app: Any) -> Mapping[str, Any]:
+    options = app.conf.broker_transport_options or {}
+    if isinstance(given := options.get(KEY) or {}, Mapping):
+        return given
+    try:
+        Settings.from_transport_options(options)
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from exc
+    return {}
+
+
+def _is_over_tls(transport: Any) -> bool:
+    """Whether a transport that stands beside the URL is one over TLS, whatever the URL says."""
+    if not transport:
+        return False
+    try:
+        return issubclass(resolve_transport(transport), pyamqp.SSLTransport)
+    except (KeyError, ImportError, AttributeError) as exc:
+        raise click.UsageError(f"the transport {transport!r} cannot be loaded: {exc}") from exc
+
+
+def _plain_url(url: str) -> str:
+    """Check the URL of a broker, and write it for Kombu's own transport; its words are secret."""
+    scheme, has_scheme, _ = url.partition("://")
+    if not has_scheme:
+        return url
+    # What is callable was registered with our own mixins.
+    if not is_amqp(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
+        raise click.UsageError(
+            "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
+        )
+    try:
+        parse_url(url)
+    except (ValueError, KeyError) as exc:
+        # Not what it says: that has a part of the password.
+        raise click.UsageError(
+            "the URL of the broker cannot be read; write what is special in its user, password "
+            "and virtual host percent-encoded, such as %2F for a slash"
+        ) from (exc if "@" not in url else None)
+    return stock(url)
+
+
+def _tls_options(url: str) -> dict[str, Any]:
+    """Read what a URL says of TLS, in the words of amqp, where Kombu's begin with ``ssl_``."""
+    given = parse_url(url).get("ssl") or {} if "://" in url else {}
+    return {
+        name if name == "ssl_version" else name.removeprefix("ssl_"): value
+        for name, value in given.items()
+    }
+
+
+def _without_tls_options(url: str) -> str:
+    place, mark, query = url.partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
+    return f"{place}{mark}{kept}" if kept else place
 
 
 def options() -> list[click.Option]:

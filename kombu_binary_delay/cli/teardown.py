@@ -18,7 +18,8 @@ from .verb import Out, dry_run, ladder, verb
 def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
     """Remove a ladder, and the delivery side with it if no other ladder leads there.
 
-    Refuses while messages wait, with exit code 3. Stop the programs that delay on it first.
+    Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
+    ladder of the settings counts as one that leads there, even if no message has needed it yet.
 
     \b
       kombu-binary-delay teardown --dry-run
@@ -26,11 +27,13 @@ def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: boo
       kombu-binary-delay teardown --ladder celery
     """
     with site.plain() as connection:
+        in_use = site.lanes(connection) if ladder is not None else ()
         for lane in site.lanes(connection, ladder):
             removed = ops.teardown(
                 connection,
                 site.management(connection),
                 lane,
+                beside=in_use,
                 force=force,
                 dry_run=dry_run,
                 say=out.say,

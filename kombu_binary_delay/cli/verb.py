@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import amqp
 import click
+from kombu.exceptions import OperationalError
 
-from kombu_binary_delay.errors import BinaryDelayError, SettingsError, TopologyError
-from kombu_binary_delay.ops import OperationError, RefusedError, UnreachableError
+from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+from kombu_binary_delay.ops import RefusedError, UnreachableError
 
 from .site import Site
 
@@ -48,8 +49,11 @@ class Out:
         click.echo(text, err=True)
 
 
-def verb(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Give a verb its site, its output and its exit code."""
+def verb(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
+    """Give a verb its site, its output and its exit code.
+
+    :param drawn: whether it shows something by :meth:`Out.show`.
+    """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @click.pass_context
@@ -57,22 +61,38 @@ def verb(function: Callable[..., int | None]) -> Callable[..., None]:
     def run(context: click.Context, /, as_json: bool, **given: Any) -> None:
         out = Out(as_json)
         try:
+            if drawn and not as_json:
+                _need_rich()
             code = function(context.find_object(Site), out, **given) or OK
-        except RefusedError as exc:
-            code = _fail(out, REFUSED, exc)
-        except UnreachableError as exc:
-            code = _fail(out, UNREACHABLE, exc)
-        except (OperationError, TopologyError, SettingsError, BinaryDelayError) as exc:
-            code = _fail(out, USAGE, exc)
-        except (amqp.AMQPError, OSError) as exc:
-            code = _fail(out, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
-        except ModuleNotFoundError as exc:
-            if exc.name != "rich":
+        except click.ClickException as exc:
+            if not as_json:
                 raise
-            code = _fail(out, USAGE, "this needs Rich: pip install 'kombu-binary-delay[cli]'")
+            code = _fail(out, exc.exit_code, exc.format_message())
+        except BinaryDelayError as exc:
+            code = _fail(out, _code(exc), exc)
+        except (amqp.AMQPError, OperationalError, OSError) as exc:
+            code = _fail(out, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
+
+
+def _need_rich() -> None:
+    """Find out before anything is done whether what was done can be shown."""
+    try:
+        from . import screen  # noqa: F401, PLC0415 - it comes with the extra `cli`
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "rich":
+            raise
+        raise click.UsageError(
+            "this needs Rich: pip install 'kombu-binary-delay[cli]'; or give --json"
+        ) from exc
+
+
+def _code(exc: BinaryDelayError) -> int:
+    if isinstance(exc, RefusedError):
+        return REFUSED
+    return UNREACHABLE if isinstance(exc, (UnreachableError, UnconfirmedError)) else USAGE
 
 
 def _fail(out: Out, code: int, reason: object) -> int:

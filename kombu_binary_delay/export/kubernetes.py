@@ -12,6 +12,8 @@ from kombu_binary_delay.topology import Binding, Exchange, Part, Queue
 from .names import shorten
 
 _LONGEST = 253  # characters of a Kubernetes name
+#: What JSON may have as it is, and YAML may not, or takes for the end of a line.
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def kubernetes(part: Part, vhost: str = "/", cluster: str = "rabbitmq") -> str:
@@ -65,17 +67,22 @@ def _binding(binding: Binding) -> dict[str, Any]:
 
 def _name(name: str) -> str:
     plain = _plain(name)
-    return plain if plain == name else shorten(plain, name, _LONGEST)
+    return plain if plain == name and len(name) <= _LONGEST else _cut(plain, name)
 
 
 def _between(binding: Binding) -> str:
-    return shorten(_plain(f"{binding.source}.to.{binding.destination}"), repr(binding), _LONGEST)
+    return _cut(_plain(f"{binding.source}.to.{binding.destination}"), repr(binding))
 
 
 def _plain(name: str) -> str:
-    """Leave what a name in Kubernetes may have: it begins and ends with a letter or a digit."""
-    plain = re.sub(r"[^a-z0-9.-]", "-", name.lower())[:_LONGEST]
-    return re.sub(r"^[^a-z0-9]|[^a-z0-9]$", "x", plain)
+    """Leave what a name in Kubernetes may have: its parts begin and end with a letter or digit."""
+    parts = (re.sub(r"[^a-z0-9-]", "-", part).strip("-") for part in name.lower().split("."))
+    return ".".join(part or "x" for part in parts)
+
+
+def _cut(plain: str, name: str) -> str:
+    # So long as it stays when it gets its digest, which needs a letter or digit before it.
+    return shorten(plain[: _LONGEST - 9].rstrip(".-"), name, _LONGEST)
 
 
 def _yaml(mapping: Mapping[str, Any], indent: str = "") -> Iterator[str]:
@@ -85,4 +92,9 @@ def _yaml(mapping: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}:\n"
             yield from _yaml(value, indent + "  ")
         else:
-            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}\n"
+            scalar = json.dumps(value, ensure_ascii=False)
+            yield f"{indent}{key}: {_UNPRINTABLE.sub(_escape, scalar)}\n"
+
+
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

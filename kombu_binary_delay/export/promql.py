@@ -78,7 +78,7 @@ class Questions:
 
     def level(self, expression: str) -> str:
         """Add the queues of all lanes up, under the name that a ladder without lanes has."""
-        names = r'"queue", "(.+?)(?:-lane[0-9]+)?((?:-classic)?[.](?:level|own).+)"'
+        names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|own).+)"'
         if self.topology.mirrors:
             expression = f'label_replace({expression}, "queue", "$1$2", {names})'
         return f"sum by (queue) ({expression})"
@@ -149,7 +149,7 @@ class Questions:
         """Tell each level's queue, in any lane, and the time after which its messages have left."""
         found: list[tuple[str, int]] = []
         below = 0
-        for part in replace(self.topology, lane=0).levels:
+        for part in replace(self.topology, lane=0, urgent=False).levels:
             times = [int(dict(queue.arguments)["x-message-ttl"]) for queue in part.queues]
             for queue, time in zip(part.queues, times, strict=True):
                 found.append((self._lanes(queue.name), time + below))
@@ -161,7 +161,7 @@ class Questions:
             return _plain(queue)
         ladder, at, level = _plain(queue).rpartition("[.]level")
         kind = "-classic" if ladder.endswith("-classic") else ""
-        return f"{ladder.removesuffix(kind)}(-lane[0-9]+)?{kind}{at}{level}"
+        return f"{ladder.removesuffix(kind)}(-lane[0-9]+|-urgent)?{kind}{at}{level}"
 
 
 def _plain(name: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from amqp.exceptions import NotFound
@@ -46,28 +48,53 @@ def create(connection: Any, topology: Topology, part: Part, *, dry_run: bool = F
     )
 
 
-def ways(topology: Topology, live: Live, queues: Iterable[str], exchanges: Iterable[str]) -> Part:
+def ways(
+    topology: Topology,
+    live: Live,
+    queues: Iterable[str],
+    exchanges: Iterable[str],
+    outlets: Iterable[str] = (),
+) -> Part:
     """Compute the ways from delivery to queues, by their names, and to exchanges, as bound now.
 
+    :param outlets: patterns of the names of queues that need an outlet, as the setting has them.
     :raises OperationError: for an exchange that does not exist, or that delayed messages cannot
         reach.
     """
+    refuses = partial(_refuses, topology, live, tuple(outlets))
     part = Part()
     for queue in queues:
         if queue not in live.queues:
             raise OperationError(
                 f"the queue {queue!r} does not exist in this virtual host; make it first"
             )
-        # Also where it has an outlet: a publisher may not know.
-        part += topology.to_queue(queue)
-        if _refuses(topology, live, queue):
-            part += topology.into(queue)
+        part += to_queue(topology, queue, outlet=refuses(queue))
     for exchange in exchanges:
-        part += _way(topology, live, exchange)
+        part += _way(topology, live, exchange, refuses)
     return part
 
 
-def _way(topology: Topology, live: Live, exchange: str) -> Part:
+def to_queue(topology: Topology, queue: str, *, outlet: bool) -> Part:
+    """Lead to a queue, also where it has an outlet: a publisher may not know."""
+    way = topology.to_queue(queue)
+    return way + topology.into(queue) if outlet else way
+
+
+def has_outlet(topology: Topology, queue: str, outlets: Iterable[str]) -> bool:
+    """Whether a queue is to have an outlet, as the setting says, on this ladder."""
+    return (
+        topology.mirrors
+        and topology.queue_type == "quorum"
+        and any(fnmatchcase(queue, pattern) for pattern in outlets)
+    )
+
+
+def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str], bool]) -> Part:
+    if not topology.mirrors:
+        raise OperationError(
+            f"the ladder {topology.prefix}* leads to queues by their names, and does not know the "
+            f"exchange {exchange!r}; lead to its queues by their names instead"
+        )
     kind = live.exchanges.get(exchange, {}).get("type")
     if kind == "headers":
         return topology.outlet(exchange)
@@ -82,7 +109,7 @@ def _way(topology: Topology, live: Live, exchange: str) -> Part:
         if each.source != exchange or topology.owns(each.destination):
             continue
         target = each.destination
-        if each.to_queue and _refuses(topology, live, target):
+        if each.to_queue and refuses(target):
             part += topology.into(target)
             target = topology.into_name(target)
         mirrors = topology.mirror(exchange, kind, target, each.key, to_queue=each.to_queue)
@@ -90,14 +117,19 @@ def _way(topology: Topology, live: Live, exchange: str) -> Part:
     return part
 
 
-def _refuses(topology: Topology, live: Live, queue: str) -> bool:
+def _refuses(topology: Topology, live: Live, outlets: Iterable[str], queue: str) -> bool:
     """Whether a queue may refuse messages, and so is led to by an outlet."""
-    if topology.queue_type != "quorum" or not topology.mirrors:
+    if not has_outlet(topology, queue, ("*",)):
         return False
     row = live.queues[queue]
     policy = row.get("effective_policy_definition") or {}
-    overflow = arguments(row).get("x-overflow") or policy.get("overflow") or ""
-    return topology.into_name(queue) in live.queues or str(overflow).startswith("reject-publish")
+    # Which of them counts depends on the type of the queue.
+    overflow = (arguments(row).get("x-overflow"), policy.get("overflow"))
+    return (
+        has_outlet(topology, queue, outlets)
+        or topology.into_name(queue) in live.queues
+        or any(str(each).startswith("reject-publish") for each in overflow)
+    )
 
 
 def _standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kombu_binary_delay.address import Destination
+from kombu_binary_delay.settings import Settings
 from kombu_binary_delay.topology import Part, Topology
 from kombu_binary_delay.walk import walk
+
+from .create import has_outlet, to_queue
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Explanation:
     """What becomes of one delayed message.
 
     ``asked`` and ``delay`` are the delay before and after rounding up to ticks, ``due`` the time in
-    milliseconds since the epoch; ``entry`` the exchange and ``key`` the routing key to publish to.
+    milliseconds since the epoch; ``entry`` the exchange and ``key`` the routing key to publish to;
+    ``notes`` say when a message takes another way.
     """
 
     ladder: str
@@ -36,30 +40,50 @@ class Explanation:
     entry: str
     key: str
     stays: tuple[Stay, ...]
+    notes: tuple[str, ...] = ()
 
 
-def explain(
-    topology: Topology, delay: float, destination: Destination, now: int, *, topic: bool = False
+def explain(  # noqa: PLR0913 - the last two say what a transport would know
+    topology: Topology,
+    delay: float,
+    destination: Destination,
+    now: int,
+    *,
+    topic: bool = False,
+    settings: Settings | None = None,
 ) -> Explanation:
     """Follow a message down the ladder, through the table that brokers are given.
 
     :param delay: in milliseconds.
     :param now: milliseconds since the epoch.
     :param topic: whether the destination is a topic exchange.
+    :param settings: those of the transport whose ladder it is: lanes, a queue per delay, outlets.
     :raises DelayError: where the delay is out of range.
     :raises AddressError: where the destination does not fit.
     """
+    settings = settings or Settings()
     digits = topology.ladder.digits(delay)
-    entry = topology.entry(digits)
-    key = topology.address(digits, destination, topic=topic)
-    way = walk(topology.whole + _behind(topology, destination), entry, key)
+    outlet = not destination.exchange and has_outlet(
+        topology, destination.routing_key, settings.outlets
+    )
+    key = topology.address(digits, destination, topic=topic, outlet=outlet)
+    lane = topology.lanes(settings.lanes)[0]
+    entry, notes = lane.entry(digits), []
+    part = lane.whole + _behind(topology, destination, outlet=outlet)
+    if settings.lanes > 1:
+        notes.append(f"the message id chooses one of {settings.lanes} lanes; this is the first")
+    if settings.queue_per_delay and digits:
+        entry = lane.own
+        part += lane.own_base + lane.own_queue(digits)
+        notes.append("the first message of a delay that a connection publishes takes the levels")
+    way = walk(part, entry, key)
     stays, at = [], 0
     for wait in way.waits:
         stays.append(Stay(wait.queue, at, at + wait.ttl))
         at += wait.ttl
     weights = topology.ladder.weights[topology.ladder.levels - len(digits) :]
     return Explanation(
-        topology.prefix,
+        lane.prefix,
         destination,
         delay,
         at,
@@ -69,10 +93,11 @@ def explain(
         entry,
         key,
         tuple(stays),
+        tuple(notes),
     )
 
 
-def _behind(topology: Topology, destination: Destination) -> Part:
+def _behind(topology: Topology, destination: Destination, *, outlet: bool) -> Part:
     if destination.exchange:
         return topology.shadow(destination.exchange)
-    return topology.to_queue(destination.routing_key)
+    return to_queue(topology, destination.routing_key, outlet=outlet)

@@ -6,9 +6,10 @@ import json
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 from .errors import UnreachableError
@@ -22,12 +23,14 @@ class Management:
     """The management API of a broker, and the virtual host to ask about.
 
     :param url: such as ``http://localhost:15672``.
+    :param authorities: a file of authorities to trust beside those that this machine does.
     """
 
     url: str
     vhost: str
     user: str
     password: str = field(repr=False)
+    authorities: str | None = None
 
     @classmethod
     def of(cls, connection: Any, url: str | None = None) -> Management:
@@ -35,19 +38,18 @@ class Management:
 
         :param url: where it is, if not on the standard port of the connection's host; a user and
             a password in it take the place of the connection's.
+        :raises UnreachableError: for a URL that is none.
         """
-        scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
-        given = urlsplit(url or f"{scheme}://{connection.hostname or 'localhost'}:{port}")
-        if given.scheme not in ("http", "https") or not given.hostname:
-            raise UnreachableError(
-                f"{url!r} is no URL of a management API, such as 'http://localhost:15672'"
-            )
+        # Only a connection that is made tells whether it is over TLS, and which host it found.
+        _ = connection.connection
+        given = _read(url) if url else urlsplit(_beside(connection))
         place = given.netloc.rpartition("@")[2]
         return cls(
             urlunsplit((given.scheme, place, given.path.rstrip("/"), "", "")),
             connection.virtual_host or "/",
-            given.username or connection.userid or "guest",
-            given.password or connection.password or "guest",
+            unquote(given.username or "") or connection.userid or "guest",
+            unquote(given.password or "") or connection.password or "guest",
+            connection.ssl.get("ca_certs") if isinstance(connection.ssl, dict) else None,
         )
 
     def get(self, *path: str, query: str = "") -> Any:
@@ -63,7 +65,7 @@ class Management:
                 return json.loads(answer.read())
         except HTTPError as exc:
             raise UnreachableError(self._refusal(exc.code, path)) from exc
-        except (URLError, OSError, ValueError) as exc:
+        except (URLError, OSError, ValueError, HTTPException) as exc:
             raise UnreachableError(
                 f"the management API at {self.url} does not answer: {getattr(exc, 'reason', exc)}; "
                 f"enable the plugin rabbitmq_management, or say where the API is"
@@ -75,7 +77,12 @@ class Management:
 
     @property
     def _context(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.url.startswith("https") else None
+        if not self.url.startswith("https"):
+            return None
+        context = ssl.create_default_context()
+        if self.authorities is not None:
+            context.load_verify_locations(self.authorities)
+        return context
 
     def _refusal(self, code: int, path: tuple[str, ...]) -> str:
         asked = "/".join(path)
@@ -85,3 +92,27 @@ class Management:
                 f"{asked}; give it the tag 'monitoring', or 'administrator' for permissions"
             )
         return f"the management API at {self.url} answered {code} to {asked}"
+
+
+def _beside(connection: Any) -> str:
+    """Write where the API of a connection's broker is by default."""
+    scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
+    host = connection.hostname or "localhost"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _read(url: str) -> SplitResult:
+    try:
+        given = urlsplit(url)
+        is_one = given.scheme in ("http", "https") and (given.hostname, given.port)[0]
+    except ValueError:
+        is_one = False
+    # A slash in a password ends the host, and leaves the @ to what is behind.
+    if not is_one or "@" in given.path + given.query + given.fragment:
+        # What it says may be a password.
+        shown = "what was given" if "@" in url else repr(url)
+        raise UnreachableError(
+            f"{shown} is no URL of a management API, such as 'http://localhost:15672'; what is "
+            f"special in a user and a password is to be percent-encoded, such as %2F for a slash"
+        )
+    return given

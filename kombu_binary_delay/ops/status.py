@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kombu_binary_delay.topology import WORKER_HOLDS, Binding, Topology
+from kombu_binary_delay.topology import QUEUE_TYPES, WORKER_HOLDS, Binding, Topology
 
 from .live import Live, Row, arguments, is_up, leaving, ready
 from .management import Management
@@ -89,23 +89,23 @@ def status(
     groups: dict[str, list[str]] = defaultdict(list)
     troubles: list[str] = []
     outlets = parked = 0
-    outlet = tuple(f"{topology.delivery_prefix}.{kind}." for kind in ("outlet", "into"))
     for name in mine:
         ladder = ladder_of(topology, name)
+        kind = _kind(topology, name)
         if ladder is not None:
             groups[ladder].append(name)
-        elif name.endswith(".parking"):
+        elif kind == "parking":
             parked += counted.get(name, 0)
-        elif name.endswith(".poison") and counted.get(name):
+        elif kind == "poison" and counted.get(name):
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
-        elif name.startswith(outlet):
+        elif kind in ("outlet", "into"):
             outlets += counted.get(name, 0) + leaving(live.queues[name])
             if leaving(live.queues[name]) >= WORKER_HOLDS:
                 troubles.append(
                     f"{name}: {leaving(live.queues[name])} messages are due and refused by what it "
                     f"leads to, which is full or does not confirm; no others are held up"
                 )
-    longest = _Longest(live)
+    longest = _Longest(topology, live)
     in_use = {topology.prefix, *lanes}
     ladders = [
         _standing(name, queues, live, counted, longest, current=name in in_use)
@@ -138,6 +138,16 @@ def ladder_of(topology: Topology, name: str) -> str | None:
     names = {each.name for part in topology.levels for each in part.exchanges}
     names |= {each.name for part in topology.levels for each in part.queues}
     return topology.prefix if name in names else None
+
+
+def _kind(topology: Topology, name: str) -> str:
+    """Tell what a queue on the delivery side is for; where it is somebody's, the name goes on."""
+    for queue_type in QUEUE_TYPES:
+        side = f"{replace(topology, queue_type=queue_type).delivery_prefix}."
+        if name.startswith(side):
+            kind, goes_on, _ = name.removeprefix(side).partition(".")
+            return kind if bool(goes_on) == (kind in ("outlet", "into")) else ""
+    return ""
 
 
 def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
@@ -191,9 +201,13 @@ def _trouble(row: Row, held: int) -> str | None:
 
 
 class _Longest:
-    """The longest way from an exchange to the end of its ladder, in milliseconds."""
+    """The longest way from an exchange to the end of its ladder, in milliseconds.
 
-    def __init__(self, live: Live) -> None:
+    It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
+    """
+
+    def __init__(self, topology: Topology, live: Live) -> None:
+        self._owns = topology.owns
         self._live = live
         self._found: dict[str, int] = {}
         self._from: dict[str, list[Binding]] = defaultdict(list)
@@ -214,6 +228,7 @@ class _Longest:
                     if each.to_queue
                     else self.exchange(each.destination)
                     for each in self._from[name]
+                    if self._owns(each.destination)
                 ),
                 default=0,
             )

@@ -38,6 +38,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     management: Management,
     topology: Topology,
     *,
+    beside: Iterable[Topology] = (),
     force: bool = False,
     dry_run: bool = False,
     settle: float = SETTLE,
@@ -45,10 +46,14 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
 ) -> Teardown:
     """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
 
+    The delivery side goes with it, unless other ladders lead there. Where nothing of the ladder
+    stands, nothing is removed.
+
     First the exchanges go, so that nothing more can come in; what is then found to have come in
     before lets all be put back as it was. Publishers should have stopped: one that is still at work
     notices, and makes the ladder anew.
 
+    :param beside: ladders that are in use, also if no message has needed any of their levels yet.
     :param settle: the seconds to wait for figures that tell of messages between two levels.
     :param say: is told what is being waited for.
     :raises RefusedError: where messages wait, or a queue cannot tell, as it has no leader.
@@ -56,13 +61,20 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     live = Live.read(management)
     mine = [name for name in live.exchanges if ladder_of(topology, name) == topology.prefix]
     queues = [name for name in live.queues if ladder_of(topology, name) == topology.prefix]
-    others = _others(topology, live)
+    others = _others(topology, live, beside)
+    if not mine and not queues:
+        # What stands of the delivery side was made for another ladder, or for one to come.
+        return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
         mine += [
             name for name in live.exchanges if name == topology.delivery or name.startswith(side)
         ]
-        queues += [name for name in live.queues if name.startswith(side) and name not in queues]
+        # Ahead of the ladder's own: as long as one of those stands, this can be done again.
+        queues = [
+            *(name for name in live.queues if name.startswith(side) and name not in queues),
+            *queues,
+        ]
     mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
     waiting = held(connection, management, queues, guess=force)
     lost = sum(waiting.values())
@@ -113,13 +125,16 @@ def held(
     return {name: count for name, count in sums.items() if count}
 
 
-def _others(topology: Topology, live: Live) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for name in live.exchanges:
-        other = Topology.of(name)
-        if other and other.prefix != topology.prefix and other.delivery == topology.delivery:
-            found[other.prefix] = None
-    return tuple(found)
+def _others(topology: Topology, live: Live, beside: Iterable[Topology]) -> tuple[str, ...]:
+    """Name the other ladders that lead to the same delivery side."""
+    standing = filter(None, map(Topology.of, live.exchanges))
+    return tuple(
+        dict.fromkeys(
+            other.prefix
+            for other in (*beside, *standing)
+            if other.prefix != topology.prefix and other.delivery == topology.delivery
+        )
+    )
 
 
 def _order(topology: Topology, name: str) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from kombu_binary_delay.topology import (
 from .errors import UnreachableError
 from .live import Live, arguments
 from .management import Management
+from .pump import MANY_DELIVERIES
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
 SEVERITIES = ("error", "warning", "note")
@@ -323,21 +325,34 @@ def _policies(management: Management, topology: Topology, live: Live) -> Iterato
         except UnreachableError as exc:
             yield Difference("note", kind, "could not be read", str(exc))
             continue
-        hit: dict[tuple[str, str, str], list[str]] = {}
-        for queue, given in wanted.items():
-            policy = _policy_of(queue, given, policies)
-            if policy is None:
-                continue
-            for key, causes in _breaks(policy, given):
-                hit.setdefault((policy["name"], key, causes), []).append(queue)
-        for (name, key, causes), queues in hit.items():
-            more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
-            yield Difference(
-                "error",
-                f"{kind.replace('ies', 'y')} {name}",
-                f"{key} applies to {queues[0]}{more}",
-                causes,
-            )
+        yield from _hits(kind.replace("ies", "y"), policies, wanted)
+
+
+def _hits(
+    what: str, policies: Iterable[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Difference]:
+    hit: dict[tuple[str, str, str, str], list[str]] = {}
+    for queue, given in wanted.items():
+        policy = _policy_of(queue, given, policies)
+        if policy is None:
+            continue
+        for severity, key, causes in _breaks(policy["definition"], given):
+            hit.setdefault((severity, policy["name"], key, causes), []).append(queue)
+    for (severity, name, key, causes), queues in hit.items():
+        more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
+        yield Difference(severity, f"{what} {name}", f"{key} applies to {queues[0]}{more}", causes)
+    for policy in policies:
+        if _matches(policy["pattern"], "") is None:
+            yield _unjudged(f"{what} {policy['name']}", policy["pattern"], next(iter(wanted)))
+
+
+def _unjudged(what: str, pattern: str, name: str) -> Difference:
+    return Difference(
+        "note",
+        what,
+        f"the pattern {pattern!r} cannot be judged here",
+        f"see for yourself whether it matches such names as {name}",
+    )
 
 
 def _policy_of(
@@ -349,31 +364,67 @@ def _policy_of(
         policy
         for policy in policies
         if policy["apply-to"] in ("all", "queues", f"{kind}_queues")
-        and re.search(policy["pattern"], queue)
+        and _matches(policy["pattern"], queue)
     ]
     return max(matching, key=lambda policy: policy["priority"], default=None)
 
 
-def _breaks(policy: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    definition = policy["definition"]
+def _matches(pattern: str, name: str) -> bool | None:
+    """Whether a pattern of RabbitMQ's matches; None for one that Python does not read as Erlang."""
+    try:
+        with warnings.catch_warnings():
+            # Such as of [[:alpha:]], which is a class of characters there.
+            warnings.simplefilter("error")
+            return re.search(pattern, name, re.ASCII) is not None
+    except (re.error, Warning):
+        return None
+
+
+def _breaks(
+    definition: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Tell what a policy does to a queue with these arguments: how grave, by which key, and what.
+
+    Of two numbers, RabbitMQ takes the lower. Of two dead-letter exchanges, and two dead-letter
+    strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum
+    queue takes the policy's, and a classic one the argument.
+    """
     own = given.get("x-message-ttl")
     ttl = definition.get("message-ttl")
     if ttl is not None and own is None:
-        yield "message-ttl", "parked messages are lost when the time is over"
-    elif ttl is not None and own is not None and int(ttl) < int(own):
-        yield "message-ttl", "messages leave early: of two times, RabbitMQ takes the shorter"
+        yield "error", "message-ttl", "parked messages are lost when the time is over"
+    elif ttl is not None and int(ttl) < int(str(own)):
+        yield (
+            "error",
+            "message-ttl",
+            "messages leave early: of two times, RabbitMQ takes the shorter",
+        )
     if "expires" in definition:
-        yield "expires", "the queue is deleted when it is idle, with the messages that wait in it"
+        yield "error", "expires", _ARGUMENTS["x-expires"]
+    quorum = given.get("x-queue-type") == "quorum"
+    overflow = (given.get("x-overflow"), definition.get("overflow"))
+    refuses = next(filter(None, overflow[::-1] if quorum else overflow), None) == "reject-publish"
+    at_least_once = given.get("x-dead-letter-strategy") == "at-least-once"
+    if "overflow" in definition and at_least_once and not refuses:
+        yield "error", "overflow", _ARGUMENTS["x-overflow"]
     for key in ("max-length", "max-length-bytes"):
         if key in definition:
             full = (
                 "a full queue refuses messages: publishes fail, and levels above are held up"
-                if given.get("x-overflow") == "reject-publish"
+                if refuses
                 else "a full queue drops its oldest messages, or sends them on early"
             )
-            yield key, full
+            yield "error", key, full
     if "dead-letter-routing-key" in definition and own is not None:
-        yield "dead-letter-routing-key", "messages lose their address, and are parked"
+        yield "error", "dead-letter-routing-key", _ARGUMENTS["x-dead-letter-routing-key"]
+    limit = definition.get("delivery-limit")
+    if quorum and limit is not None and 0 <= int(limit) < MANY_DELIVERIES:
+        yield (
+            "warning",
+            "delivery-limit",
+            f"what is looked at more than {limit} times, by redrive or migrate, "
+            + ("is lost" if own is None else "leaves early"),
+        )
 
 
 # -- permissions ---------------------------------------------------------------------------------
@@ -398,7 +449,12 @@ def _permissions(
     levels = [each.name for part in topology.levels for each in part.exchanges]
     needed = {"configure": names, "write": names, "read": names} if declares else {"write": levels}
     for what, on in needed.items():
-        lacking = [name for name in on if not re.search(mine[0][what], name)]
+        # To RabbitMQ, an empty pattern matches nothing here.
+        pattern = mine[0][what] or "^$"
+        if _matches(pattern, "") is None:
+            yield _unjudged(f"permissions of {user}", pattern, on[0])
+            continue
+        lacking = [name for name in on if not _matches(pattern, name)]
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             yield Difference(

@@ -217,11 +217,58 @@ def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown(channe
     send(batch, "answered")
     batch.flush()
     late = pytest.raises(UnconfirmedError, match=r"'late' unknown \(no confirm .* 0.2 s\)")
-    with frozen(broker), late:
-        # Not before: a confirm may be quicker than the signal.
+    # To leave the batch does not wait for this broker either.
+    with frozen(broker), late, batch:
         send(batch, "late", confirm_timeout=0.2)
+    with PublishBatch(channel) as batch:
+        send(batch, "answered again")
+
+
+@pytest.mark.parametrize("limit", [Exception("time limit"), KeyboardInterrupt()], ids=str)
+def test_an_interrupt_amid_a_write_is_passed_on_and_ends_the_batch(channel, outcomes, limit):
+    def interrupted(kind, number, method, *rest):
+        write(kind, number, method, *rest)
+        if method == spec.Basic.Publish:
+            raise limit
+
+    connection = channel.connection
+    write, connection.frame_writer = connection.frame_writer, interrupted
+    batch = PublishBatch(channel, on_outcome=outcomes.append)
+    send(batch, "written")
+    send(batch, "behind it")
+    with pytest.raises(type(limit)):
         batch.flush()
     batch.close()
+
+    assert states(outcomes) == {"written": "unknown", "behind it": "discarded"}
+    assert not connection.connected
+
+
+def test_equal_messages_may_all_come_back_before_the_first_is_acknowledged(channel, outcomes):
+    def take(method, *rest):
+        if method == spec.Basic.Return:
+            dispatch(method, *rest)
+            returned.append(method)
+        else:
+            held.append((method, *rest))
+        while len(returned) == 2 and held:
+            dispatch(*held.pop(0))
+
+    returned, held = [], []
+    batch = PublishBatch(channel, on_outcome=outcomes.append)
+    send(batch, "known")
+    batch.flush()
+    channels = channel.connection.channels
+    own = channels[max(channels)]
+    dispatch = own.dispatch_method
+    with patch.object(own, "dispatch_method", take):
+        for number in range(2):
+            equal = message(channel, "equal")
+            batch.publish(equal, routing_key="nowhere", mandatory=True, tag=number)
+        batch.flush()
+    batch.close()
+
+    assert states(outcomes) == {"known": "confirmed", 0: "returned", 1: "returned"}
 
 
 def test_a_missing_exchange_ends_the_batch_and_nothing_else(connect, collect, channel, outcomes):

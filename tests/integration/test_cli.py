@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.cli import binary_delay
@@ -38,7 +38,8 @@ def small(topology):
 
 
 def publish(connect, *delays, queue="mail"):
-    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    settings = {"tick": 1000, "radix": 2, "levels": 4}
+    connection = connect(binary_delay=settings, confirm_publish=True)
     for delay in delays:
         connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
     return connection
@@ -71,6 +72,58 @@ def test_create_verify_status_and_teardown(run, tick, connect):
     assert refused.exit_code == 3
     assert "2 messages wait" in refused.output
     assert (gone.exit_code, json.loads(gone.output)["lost"]) == (0, 2)
+
+
+def test_what_the_setting_outlets_names_is_reached_where_nothing_is_declared(
+    run, tick, connect, collect, small
+):
+    queue = Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel())
+    queue.declare()
+    outlets = ("--outlets", "other,ma*")
+
+    exported = run(*tick, *outlets, "export", "definitions", "--queue", "mail")
+    made = run(*tick, *outlets, "create", "--queue", "mail", "--exchange", "events")
+
+    quorum = small.queue_type == "quorum"
+    ways = [each["routing_key"] for each in json.loads(exported.output)["bindings"]]
+    assert ("#.@!..mail" in ways, "#.@..mail" in ways) == (quorum, True)
+    assert made.exit_code == 0, made.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "outlets": ["ma*"]}
+    connection = connect(binary_delay=settings)
+    for exchange, key in (("", "mail"), ("events", "k")):
+        connection.Producer().publish(
+            "m", exchange=exchange, routing_key=key, headers={"x-delay": 1000}
+        )
+    assert {each.exchange for each in collect(connection, [queue], 2)} == {"", "events"}
+    assert run(*tick, "--declare", "never", "verify").exit_code == 0
+
+
+def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
+    run, tick, connect, collect
+):
+    queue = Queue("mail")(connect("amqp").channel())
+    queue.declare()
+    own = ("--queue-per-delay",)
+
+    made = run(*tick, *own, "create", "--queue", "mail")
+    sound = run(*tick, *own, "--declare", "never", "verify")
+
+    assert (made.exit_code, sound.exit_code) == (0, 0), made.output + sound.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "queue_per_delay": True}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for _ in range(2):
+        connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
+    assert len(collect(connection, [queue], 2)) == 2
+    assert json.loads(run(*tick, *own, "teardown", "--force", "--json").output)["keeps"] == []
+
+
+def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, connect, vhost):
+    Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel()).declare()
+
+    done = run("--ancestor", "celery", "create", "--exchange", "events")
+
+    assert (done.exit_code, "does not know the exchange 'events'" in done.output) == (2, True)
+    assert not [each for each in vhost.exchanges() if "celery" in each["name"]]
 
 
 def test_status_draws_what_waits(run, tick, connect):
@@ -216,6 +269,38 @@ def test_export_writes_each_format_to_a_file(run, tmp_path, name):
 
     assert done.exit_code == 0, done.output
     assert "mail" in path.read_text()
+
+
+def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
+    run, tick, connect, small, vhost
+):
+    old = (*tick, "create"), (*tick, "teardown", "--ladder", small.prefix)
+    new = ("--queue-type", small.queue_type)
+    # A worker of the new settings: it has consumed, and no message of theirs was delayed yet.
+    worker = connect(binary_delay={"queue_type": small.queue_type})
+    queue = Queue("mail", Exchange("events", "topic"), "k")(worker.channel())
+    queue.declare()
+    queue.get()
+    side = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+
+    gone = run(*new, "teardown", "--ladder", "999ms-2x5", "--json")
+    own_is_none = run(*new, "teardown", "--json")
+    made = run(*old[0])
+    removed = run(*new, "teardown", "--ladder", small.prefix, "--force", "--json")
+    left = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    run(*old[0])
+    all_of_it = run(*old[1], "--force", "--json")
+
+    assert made.exit_code == 0, made.output
+    assert small.delivery in side
+    assert small.shadow_name("events") in side
+    assert left == side
+    own = Topology(queue_type=small.queue_type).prefix
+    for done in (gone, removed):
+        assert json.loads(done.output)["keeps"] == [own]
+    assert json.loads(own_is_none.output)["exchanges"] == []
+    assert json.loads(all_of_it.output)["keeps"] == []
+    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
 
 
 def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):

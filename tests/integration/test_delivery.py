@@ -1,5 +1,6 @@
 """What programs and connections may do meanwhile; tests/conformance tells what arrives where."""
 
+import threading
 import time
 
 import pytest
@@ -71,10 +72,12 @@ def test_a_hundred_messages_for_a_deleted_queue_are_parked_and_hold_nobody_up(
     wait_until(lambda: vhost.waiting(topology.parking)[topology.parking] == 100)
 
 
-def test_a_delay_to_a_queue_that_does_not_exist_is_warned_of(connect, caplog):
-    publish(connect(), "waits", key="later", delay=1500)
+def test_a_delay_to_a_queue_that_does_not_exist_is_warned_of_once(connect, caplog):
+    connection = connect()
+    for _ in range(3):
+        publish(connection, "waits", key="later", delay=1500)
 
-    assert "the queue 'later' does not exist" in caplog.text
+    assert caplog.text.count("the queue 'later' does not exist") == 1
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
@@ -153,6 +156,28 @@ def test_what_is_bound_again_takes_delayed_messages_again(connect, collect, gone
     assert reached(collect(connection, [queue], 1)) == {"q": [2]}
 
 
+@pytest.mark.parametrize("notices", ["queue", "binding"])
+def test_who_notices_at_a_declaration_that_the_ladder_has_gone_makes_all_of_it_again(
+    connect, collect, vhost, topology, notices
+):
+    connection = connect()
+    exchange = Exchange("x", "direct")
+    (queue,) = declare(connection, Queue("q", exchange, "k"))
+    publish(connection, 1, exchange, "k")
+    assert reached(collect(connection, [queue], 1)) == {"q": [1]}
+    with vhost.connect() as other:
+        for row in filter(lambda row: topology.owns(row["name"]), vhost.exchanges()):
+            other.channel(1).exchange_delete(row["name"])
+        for row in filter(lambda row: topology.owns(row["name"]), vhost.queues()):
+            other.channel(1).queue_delete(row["name"])
+
+    declare(connection, Queue("another", exchange if notices == "binding" else None, "other"))
+    publish(connection, 2, exchange, "k")
+
+    # Not by our transport, which would make it all again.
+    assert reached(collect(connect("amqp"), [queue], 1)) == {"q": [2]}
+
+
 def test_names_that_only_begin_like_celerys_own_are_users_names(connect, collect):
     connection = connect()
     exchange = Exchange("celeryevents-of-mine", "topic")
@@ -212,3 +237,29 @@ def wait_until(true, timeout=10):
     while not true():
         assert time.monotonic() < end, f"not within {timeout} s"
         time.sleep(0.05)
+
+
+def test_urgent_messages_hold_up_no_others(connect, collect, topology):
+    """RabbitMQ 4.0 to 4.2 would let one of the others go for two urgent ones, and no sooner."""
+    publisher, consumer = connect(), connect()
+    arguments = {"x-queue-type": "quorum"} if topology.queue_type == "quorum" else None
+    (queue,) = declare(publisher, Queue("q", queue_arguments=arguments))
+
+    def go():
+        for _ in range(15):
+            for priority in (0, 0, 9):
+                publish(publisher, [priority, time.time()], key="q", delay=1500, priority=priority)
+            time.sleep(0.3)
+
+    sender = threading.Thread(target=go)
+    sender.start()
+    arrivals = collect(consumer, [queue], 45)
+    sender.join()
+
+    late: dict[int, list[float]] = {priority: [] for priority in (0, 9)}
+    for arrival in arrivals:
+        priority, sent = arrival.body
+        late[priority].append(arrival.at - sent - 1.5)
+    assert min(late[0] + late[9]) >= 0
+    # Waiting for two urgent ones each, they would be late by seconds.
+    assert max(late[0]) < max(late[9]) + 1

@@ -84,8 +84,10 @@ def publish(connection, delay, **headers):
     )
 
 
-def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting):
-    connection = connect(binary_delay={"journal": setting})
+def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting, confirm):
+    connection = connect(
+        binary_delay={"journal": setting}, confirm_publish=confirm, read_timeout=10
+    )
     before = time.time_ns() // 1000
     publish(connection, 300)
     collect(connection, [Queue("mail")], 1)

@@ -25,18 +25,23 @@ def full(queue_type, exchange, **arguments):
     return Queue("full", exchange, "full", queue_arguments=limit)
 
 
-@pytest.mark.parametrize("knows", [True, False], ids=["it-declares", "it-declares-nothing"])
+@pytest.mark.parametrize("publisher_is", ["told", "not told", "too early"])
 @pytest.mark.parametrize("exchange", ["", "x"], ids=["default-exchange", "direct-exchange"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_a_full_queue_that_rejects_delays_no_other(connect, collect, queue_type, exchange, knows):
+def test_a_full_queue_that_rejects_delays_no_other(
+    connect, collect, queue_type, exchange, publisher_is
+):
     exchange = Exchange(exchange, "direct")
     bad = full(queue_type, exchange, **{"x-overflow": "reject-publish"})
     good = Queue("good", exchange, "good")
     worker, publisher = connect(), connect(confirm_publish=True)
+    if publisher_is == "too early":
+        # Nobody can tell it yet what kind of a queue this is.
+        publish(publisher, exchange, "full", delay=3_600_000)
     for queue in (bad, good):
         queue(worker.default_channel).declare()
     worker.default_channel.basic_get("good")
-    if knows:
+    if publisher_is == "told":
         for queue in (bad, good):
             queue(publisher.default_channel).declare()
 

@@ -16,6 +16,7 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
+from kombu_binary_delay.channel import OwnChannel
 
 
 def ladder_names(vhost):
@@ -205,6 +206,17 @@ def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
 
     with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
+
+
+def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_name(connect):
+    connection = connect()
+    by_headers, by_key = Exchange("h", "headers"), Exchange("t", "topic")
+    for exchange in by_headers, by_key:
+        exchange(connection.default_channel).declare()
+    by_key(connection.default_channel).bind_to(by_headers, arguments={"x-match": "all", "a": 1})
+
+    with pytest.raises(TopologyError, match="'h' is bound to 't', which reads routing keys"):
+        Producer(connection.default_channel).publish("never", exchange="h", headers={"x-delay": 1})
 
 
 def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
@@ -416,3 +428,17 @@ def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, colle
     assert delayed.headers == {"at": True}
     assert delayed.at - started >= 1
     assert delayed.body == undelayed.body == task
+
+
+def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):
+    own = OwnChannel(connect().connection, "kbd")
+    with own.lend("a queue") as channel:
+        channel.queue_declare("there")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        own.lend("the same") as channel,
+        patch.object(channel, "wait", side_effect=KeyboardInterrupt),
+    ):
+        channel.queue_declare("there")
+    with pytest.raises(TopologyError, match="no queue 'missing'"), own.lend("another") as channel:
+        channel.queue_declare("missing", passive=True)

@@ -19,6 +19,7 @@ from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import Topology, TopologyError
+from kombu_binary_delay import journal as journal_module
 from kombu_binary_delay.topology import Part
 
 Names = tuple[str, ...]
@@ -152,6 +153,7 @@ def names(topology) -> dict[str, str]:
         "shadow": re.escape(topology.shadow_name("events")),
         "shadow of headers": re.escape(topology.shadow_name("by-headers")),
         "outlet": re.escape(topology.outlet_name("by-headers")),
+        "journal": r"kbd\.v1\.journal(\.turn)?",
     }
 
 
@@ -294,6 +296,28 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
     bare = Queue("mail", no_declare=True)
     consumer = connect(url=granted(together(CONSUMER, CONSUMER_ON_LADDER)))
     assert {each.body for each in collect(consumer, [bare], 2)} == {1, 2}
+
+
+#: The journal's stream, as one of the ladder's own, and the way to it.
+JOURNAL = Grant(configure=("journal",), write=("journal", DEFAULT), read=("journal",))
+
+
+def test_a_journal_that_may_not_be_written_to_disturbs_no_consumer(
+    vhost, connect, granted, collect, caplog
+):
+    if vhost.broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    enough = together(CONSUMER, CONSUMER_ON_LADDER, JOURNAL)
+    bare = Queue("mail", no_declare=True)
+    Queue("mail")(connect().default_channel).declare()
+    for grant in enough, replace(enough, write=tuple(set(enough.write) - {DEFAULT})):
+        journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+        consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
+        for number in range(3):
+            publish(connect(), number)
+            assert [each.body for each in collect(consumer, [bare], 1)] == [number]
+        ended = caplog.text.count("the journal ends on this connection")
+        assert ended == (0 if DEFAULT in grant.write else 1)
 
 
 def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn_its_type(

@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport import pyamqp
 
 from kombu_binary_delay import Transport, TransportMixin, register
+from kombu_binary_delay.cli.site import Site
 from kombu_binary_delay.spark.journal import _Stream
 from lab.broker import Broker, VHost
 
@@ -281,3 +282,28 @@ def test_the_journal_is_never_read_in_plaintext_where_its_url_says_tls(vhost, tr
     plain_port = f"{scheme}://{vhost.url.partition('://')[2]}"
     with pytest.raises((OSError, OperationalError), match=r"(?i)ssl"):
         _Stream({"broker": plain_port}).end()
+
+
+@pytest.mark.parametrize(
+    ("urls", "transport", "found"),
+    [
+        (["amqps"], None, "https"),
+        (["amqp"], None, "http"),
+        ([NOBODY, "amqps"], PATH, "https"),
+        (["amqps", NOBODY], SSL_PATH, "https"),
+    ],
+)
+def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
+    vhost, trusted, urls, transport, found
+):
+    app = Celery(set_as_current=False)
+    app.conf.broker_url = [f"amqp://{each}" if each == NOBODY else at(vhost, each) for each in urls]
+    app.conf.broker_transport = transport
+    site = Site.of(app, None, None, {})
+
+    with site.plain() as connection:
+        management = site.management(connection)
+        assert isinstance(connection.connection.sock, ssl.SSLSocket) == (found == "https")
+
+    port = {"http": 15672, "https": 15671}[found]
+    assert management.url == f"{found}://127.0.0.1:{port}"

@@ -12,6 +12,8 @@ import hcl2
 import pydot
 import pytest
 import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.ancestors import ANCESTORS
@@ -30,7 +32,7 @@ TOPOLOGIES = [
     Topology(Ladder.binary(5, 1000)),
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
     Topology(),
-    Topology(Ladder.binary(4, 1000), layout="skip"),
+    Topology(Ladder.binary(4, 1000), "shop_", layout="skip"),
     *ANCESTORS.values(),
 ]
 
@@ -154,7 +156,7 @@ def test_manifests_are_yaml_that_holds_the_part(part):
     named = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(named) == len(set(named))
     for _, name in named:
-        assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name), name
+        assert is_kubernetes_name(name), name
     for document in documents:
         assert document["spec"]["vhost"] == "a/vhost"
         assert document["spec"]["rabbitmqClusterReference"] == {"name": "a-cluster"}
@@ -175,6 +177,37 @@ def test_manifests_are_yaml_that_holds_the_part(part):
             for each in specs["Binding"]
         ),
     )
+
+
+def is_kubernetes_name(name):
+    """Tell as the API server does, of what it calls an RFC 1123 subdomain."""
+    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    return len(name) <= 253 and re.fullmatch(rf"{part}(\.{part})*", name) is not None
+
+
+NAMES = st.text(st.sampled_from("ab0.-_ éÄİ/") | st.characters(codec="utf-8"), max_size=260)
+
+
+@settings(deadline=None)
+@given(NAMES, NAMES, NAMES)
+@example("_jobs", "a..b", "éa")
+@example("a" * 243 + ".-b", ".", "-")
+@example("a" * 254, "A" * 254, "a-.b")
+def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one, two, three):
+    part = Part(
+        (Exchange(one),),
+        tuple(Queue(name, ()) for name in dict.fromkeys((one, two, three))),
+        tuple(Binding(one, two, key) for key in dict.fromkeys((one, three))),
+    )
+
+    documents = list(yaml.safe_load_all(kubernetes(part)))
+
+    assert [each["spec"]["name"] for each in documents if each["kind"] == "Queue"] == [
+        each.name for each in part.queues
+    ]
+    named = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    assert all(is_kubernetes_name(name) for _, name in named), named
+    assert len(named) == len(set(named))
 
 
 def drawn(part):

@@ -94,7 +94,9 @@ def test_a_ladder_without_parking_and_outlets_has_no_alerts_for_them():
 
 def test_the_questions_are_about_these_queues_and_no_others(topology):
     ask = Questions(topology)
-    lanes = [topology, *topology.lanes(3)] if topology.mirrors else [topology]
+    lanes = (
+        [topology, *topology.lanes(3), topology.for_urgent()] if topology.mirrors else [topology]
+    )
     queues = {queue.name for lane in lanes for part in lane.levels for queue in part.queues}
     entries = {each.name for lane in lanes for part in lane.levels for each in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
@@ -143,7 +145,7 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
 
     assert list(named.values()) == ["1 s", "2 s", "4 s"]
     assert relabel
-    for lane in (topology, *topology.lanes(2)):
+    for lane in (topology, *topology.lanes(2), topology.for_urgent()):
         found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
         assert found
         assert found[1] + found[2] in named

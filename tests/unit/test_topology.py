@@ -85,6 +85,8 @@ def test_a_delay_with_a_queue_of_its_own_waits_in_one_place_and_one_without_on_t
         Topology(Ladder.uniform(4), layout="skip"),
         Topology(Ladder.binary(), "a", "classic", "skip"),
         Topology(layout="skip", lane=12),
+        Topology(layout="skip", urgent=True),
+        Topology(queue_type="classic", urgent=True),
     ],
 )
 def test_a_topology_is_read_back_from_the_name_of_any_part_of_its_ladder(topology):

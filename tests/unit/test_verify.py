@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.ancestors import NSERVICEBUS
-from kombu_binary_delay.ops import Live
-from kombu_binary_delay.ops.verify import compare
+from kombu_binary_delay.ops import Live, Management
+from kombu_binary_delay.ops.verify import compare, verify
 from kombu_binary_delay.topology import Binding, Part
 
 TOPOLOGY = Topology(Ladder.binary(4, 1000))
@@ -146,3 +146,102 @@ def test_a_binding_that_is_not_repeated_for_delayed_messages_is_named():
     assert (found.severity, found.what) == ("warning", "binding from orders to mail")
     mirrors = TOPOLOGY.mirror("orders", "topic", "mail", "eu.*", to_queue=True)
     assert not list(compare(TOPOLOGY, replace(live, bindings=live.bindings | set(mirrors))))
+
+
+class Api(Management):
+    """A management API that has policies, and permissions of a user."""
+
+    def __init__(self, topology, policies=(), permission=None):
+        super().__init__("http://nowhere", "/", "me", "")
+        everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+        part = topology.whole
+        live = live_of(part)
+        self.__dict__["answers"] = {
+            "overview": {"rabbitmq_version": "4.3.6"},
+            "feature-flags": [],
+            "users": [{**everything, **(permission or {})}],
+            "exchanges": list(live.exchanges.values()),
+            "queues": list(live.queues.values()),
+            "bindings": [
+                {
+                    "source": each.source,
+                    "destination": each.destination,
+                    "destination_type": "queue" if each.to_queue else "exchange",
+                    "routing_key": each.key,
+                    "arguments": dict(each.arguments),
+                }
+                for each in part.bindings
+            ],
+            "operator-policies": [],
+            "policies": [
+                {"name": "p", "pattern": "level", "priority": 0, "apply-to": "all", **each}
+                for each in policies
+            ],
+        }
+
+    def get(self, *path: str, query: str = "") -> Any:
+        return self.__dict__["answers"][path[0]]
+
+
+CLASSIC = Topology(Ladder.binary(4, 1000), queue_type="classic")
+LOST = "can be lost between levels"
+
+
+@pytest.mark.parametrize(
+    ("topology", "definition", "pattern", "found"),
+    [
+        (TOPOLOGY, {"overflow": "drop-head"}, "level", ("error", LOST)),
+        (TOPOLOGY, {"overflow": "reject-publish-dlx"}, "level", ("error", LOST)),
+        (TOPOLOGY, {"overflow": "reject-publish"}, "level", None),
+        (CLASSIC, {"overflow": "drop-head"}, "level", None),
+        (TOPOLOGY, {"dead-letter-strategy": "at-most-once"}, "level", None),
+        (TOPOLOGY, {"dead-letter-exchange": "elsewhere"}, "", None),
+        (CLASSIC, {"dead-letter-exchange": "elsewhere"}, "", None),
+        (TOPOLOGY, {"dead-letter-routing-key": "k"}, "level", ("error", "lose their address")),
+        (TOPOLOGY, {"delivery-limit": 9}, "level", ("warning", "leaves early")),
+        (TOPOLOGY, {"delivery-limit": 0}, "parking", ("warning", "is lost")),
+        (TOPOLOGY, {"delivery-limit": 10}, "", None),
+        (TOPOLOGY, {"delivery-limit": -1}, "", None),
+        (CLASSIC, {"delivery-limit": 3}, "", None),
+        (TOPOLOGY, {"max-length": 9}, "level", ("error", "refuses messages")),
+        (CLASSIC, {"max-length": 9}, "level", ("error", "drops its oldest")),
+        (CLASSIC, {"max-length": 9, "overflow": "reject-publish"}, "l", ("error", "refuses")),
+        (TOPOLOGY, {"message-ttl": 10_000}, "level", None),
+        (TOPOLOGY, {"message-ttl": 9}, "^kbd.*level", ("error", "leave early")),
+        (TOPOLOGY, {"message-ttl": 9}, "^shop", None),
+        *(
+            (TOPOLOGY, {"message-ttl": 9}, pattern, ("note", "see for yourself"))
+            for pattern in (r"\Q.\E", "^x(?i)y", r"\p{L}", "[[:alpha:]]", "(?<a>b)", "(?R)")
+        ),
+    ],
+)
+def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition, pattern, found):
+    policy = {"definition": definition, "pattern": pattern}
+
+    done = verify(Api(topology, [policy]), topology, declares=False)
+
+    about = [each for each in done.differences if each.what == "policy p"]
+    if found is None:
+        assert not about
+    else:
+        assert (about[0].severity, found[1] in about[0].causes) == (found[0], True)
+    assert done.sound == (found is None or found[0] == "note")
+
+
+@pytest.mark.parametrize(
+    ("permission", "severity"),
+    [
+        ({}, None),
+        ({"write": r"^kbd\."}, None),
+        ({"configure": "", "write": "", "read": ""}, "error"),
+        ({"write": ""}, "error"),
+        ({"write": "^$"}, "error"),
+        ({"write": r"\Akbd\..*\z(?-m)"}, "note"),
+    ],
+)
+def test_a_permission_is_read_as_rabbitmq_reads_it(permission, severity):
+    done = verify(Api(TOPOLOGY, permission=permission), TOPOLOGY)
+
+    about = {each.severity for each in done.differences if each.what.startswith("permissions")}
+    assert about == ({severity} if severity else set())
+    assert done.sound == (severity != "error")
