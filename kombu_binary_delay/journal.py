@@ -29,12 +29,13 @@ from kombu.log import get_logger
 
 from .address import Destination
 from .batch import PublishBatch
+from .channel import declare_part
 from .delay import due_time
 from .envelope import HEADER
 from .errors import AddressError, BinaryDelayError, TopologyError
 from .release import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
-from .topology import VERSION, Topology
+from .topology import VERSION, Part, Queue, Topology
 
 logger = get_logger(__name__)
 
@@ -48,12 +49,25 @@ FILES = 10
 _TURN = 10
 
 _HEADERS = "application_headers"
+#: Celery's count of retries is 32 bits in the tables.
+_MANY = 2**31
 _Lend = Callable[[str], Any]
 
 
 def stream_name(namespace: str) -> str:
     """Name the stream queue of a namespace's journal."""
     return f"{namespace}.{VERSION}.journal"
+
+
+def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
+    """Compute what a journal needs on the broker: its stream queue, or nothing.
+
+    :param server: the properties that the broker has told of itself.
+    """
+    if settings.journal != STREAM or not is_since(server, STREAMS_SINCE):
+        return Part()
+    arguments = ("x-queue-type", "stream"), ("x-max-age", settings.journal_max_age)
+    return Part(queues=(Queue(stream_name(settings.namespace), arguments),))
 
 
 class Journal:
@@ -67,7 +81,8 @@ class Journal:
         self, settings: Settings, topology: Topology, lend: _Lend, server: dict[str, Any]
     ) -> None:
         self.stream = stream_name(settings.namespace)
-        self._max_age = settings.journal_max_age
+        self._part = stream_part(settings, server)
+        self._declares = settings.declare != "never"
         self._topology = topology
         self._lend = lend
         self._declared = False
@@ -119,11 +134,16 @@ class Journal:
         headers = properties.get(_HEADERS) or {}
         task = headers.get("id"), headers.get("task")
         is_task = all(isinstance(each, str) for each in task)
+        # Of a task without an eta, Celery does not know that it was delayed, and nobody writes down
+        # that it was executed. Who reads the name of a task waits for that.
+        is_told = is_task and headers.get("eta") is not None
+        retries = headers.get("retries")
+        is_count = type(retries) is int and 0 <= retries < _MANY
         name = properties.get("message_id") or properties.get("correlation_id")
         event = {
             "id": task[0] if is_task else name,
-            "task": task[1] if is_task else None,
-            "retries": headers.get("retries") if is_task else None,
+            "task": task[1] if is_told else None,
+            "retries": retries if is_task and is_count else None,
             "exchange": exchange,
             "key": routing_key,
             "due": _due(headers),
@@ -155,14 +175,28 @@ class Journal:
         Of two who declare it at the same time, one is answered before it has started; to publish
         to it then would end the whole connection. So they take turns.
 
-        :raises TopologyError: where the broker refuses, or the turn does not come.
+        :raises TopologyError: where the broker refuses, or the turn does not come; and where it
+            does not exist, and is not to be declared.
         """
+        if not self._declares:
+            self._declared = self._declared or self._stands()
         end = time.monotonic() + _TURN
         while not (self._declared or self._is_in_use() or self._declare_alone()):
             if time.monotonic() > end:
                 raise TopologyError(f"{self.stream} is being declared elsewhere for {_TURN} s")
             time.sleep(0.02)
         self._declared = True
+
+    def _stands(self) -> bool:
+        with self._lend("the journal") as channel:
+            try:
+                channel.queue_declare(self.stream, passive=True)
+            except NotFound:
+                raise TopologyError(
+                    f"the stream {self.stream!r} does not exist, and declare is 'never': make it "
+                    f"beforehand, as kombu-binary-delay create does where journal is {STREAM!r}"
+                ) from None
+        return True
 
     def _is_in_use(self) -> bool:
         """Whether the stream has events, so that no turn is needed."""
@@ -192,8 +226,7 @@ class Journal:
         return True
 
     def _declare(self, channel: Any) -> None:
-        arguments = {"x-queue-type": "stream", "x-max-age": self._max_age}
-        channel.queue_declare(self.stream, durable=True, auto_delete=False, arguments=arguments)
+        declare_part(channel, self._part)
 
     def _note(
         self,
@@ -205,16 +238,15 @@ class Journal:
         if self._failed:
             return
         at = time.time_ns() // 1000
-        event = {
-            "event": kind,
-            "at": at,
-            **self.event(properties, destination.exchange, destination.routing_key, **more),
-        }
         try:
-            self.write(event)
+            about = self.event(properties, destination.exchange, destination.routing_key, **more)
+            self.write({"event": kind, "at": at, **about})
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is on its way; the connection's own trouble will show by itself.
             self.end(exc)
+        except (TypeError, ValueError) as exc:
+            # Of this message alone, for something in its properties.
+            _warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")
 
 
 # -- what Celery's signals tell ---------------------------------------------------------------
@@ -287,19 +319,28 @@ class _Desk:
         self._owner = 0
         self._connection: Any = None
         self._batch: PublishBatch | None = None
+        self._is_away = False
 
     def write(
         self, app: Any, properties: dict[str, Any], exchange: str, key: str, more: dict[str, Any]
     ) -> None:
         with self._lock:
-            for attempt in range(3):
-                try:
-                    return self._write(app, properties, exchange, key, more)
-                except Exception as exc:  # noqa: BLE001 - a task's result must not hang on this
-                    self._drop()
-                    if attempt == 2:
-                        _warn_once(f"executed tasks are missing in the journal: {exc}")
-                time.sleep(attempt)
+            # In an outage, one task waits for its end; each further one only looks whether it has.
+            failure = self._try(app, properties, exchange, key, more)
+            for pause in () if self._is_away else (0, 1):
+                if failure is not None:
+                    time.sleep(pause)
+                    failure = self._try(app, properties, exchange, key, more)
+            self._is_away = failure is not None
+            if failure is not None:
+                _warn_once(f"executed tasks are missing in the journal: {failure}")
+
+    def _try(self, *given: Any) -> Exception | None:
+        try:
+            self._write(*given)
+        except Exception as exc:  # noqa: BLE001 - a task's result must not hang on this
+            self._drop()
+            return exc
         return None
 
     def _write(
@@ -309,8 +350,13 @@ class _Desk:
             # A connection that came by a fork is the parent's.
             self._owner, self._connection, self._batch = os.getpid(), None, None
         if self._connection is None:
-            self._connection = app.connection_for_write()
-            self._connection.ensure_connection(max_retries=3)
+            connection = self._connection = app.connection_for_write()
+            if self._is_away:
+                # Each of its URLs once.
+                once = max(len(connection.alt) - 1, 0)
+                connection.ensure_connection(max_retries=once, interval_start=0)
+            else:
+                connection.ensure_connection(max_retries=3)
         declarer = self._connection.connection.binary_delay
         journal: Journal | None = declarer.journal
         if journal is None:
@@ -323,7 +369,8 @@ class _Desk:
         journal.declare()
         if self._batch is None:
             self._batch = PublishBatch(channel, 1)
-        self._batch.publish(_message(event), "", journal.stream, timeout=10)
+        # Mandatory: of a stream that has been deleted, the broker would confirm it, and drop it.
+        self._batch.publish(_message(event), "", journal.stream, mandatory=True, timeout=10)
         self._batch.flush()
 
     def _drop(self) -> None:
@@ -360,7 +407,17 @@ def _message(event: dict[str, Any]) -> Any:
     return amqp.Message(_line(event), content_type="application/json", content_encoding="utf-8")
 
 
-_files: dict[tuple[str, int], RotatingFileHandler] = {}
+class _File(RotatingFileHandler):
+    """A rotating file that says so where it cannot be written, once, and not at each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's
+        """Raise what came up."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            raise error
+
+
+_files: dict[tuple[str, int], _File] = {}
 
 
 def _append(folder: str, line: str) -> None:
@@ -369,10 +426,9 @@ def _append(folder: str, line: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         # One a process: two that rotate the same file would lose lines.
         path = Path(folder, f"journal-{os.getpid()}-{time.time_ns()}.jsonl")
-        _files[key] = RotatingFileHandler(
-            path, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8"
-        )
-    _files[key].emit(logging.makeLogRecord({"msg": line}))
+        _files[key] = _File(path, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
+    # Its lock, too: threads share it.
+    _files[key].handle(logging.makeLogRecord({"msg": line}))
 
 
 _warned: set[str] = set()

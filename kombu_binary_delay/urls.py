@@ -17,6 +17,20 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import as_url, parse_url
 
 _KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
+_SCHEME = re.compile(r"(?:^|(?<=;))(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
+
+
+def is_amqp(url: str) -> bool:
+    """Whether this is the URL of a broker, under one of Kombu's names for it or ours."""
+    return _SCHEME.match(url) is not None
+
+
+def stock(url: str) -> str:
+    """Write a URL, or several with ``;`` between, so that Kombu chooses its own transport by it.
+
+    Of what is named beside a URL Kombu takes no TLS, so the scheme is to say both.
+    """
+    return _SCHEME.sub(r"amqp\1://", url)
 
 
 def enlist(transport: type, alias: str) -> None:

@@ -19,7 +19,6 @@ import time
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import amqp
 from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +35,6 @@ from kombu_binary_delay.spark.report.page import page
 from lab.broker import SETTLES_SOON, Broker, BrokerError, VHost
 from lab.keeper import Keeper
 from lab.worker import Worker, WorkerError
-
-if TYPE_CHECKING:
-    pass
 
 REMINDERS = int(os.environ.get("REMINDERS", "100000"))
 #: Two cores publish some 500 a second, and execute some 400 when that is done.
@@ -206,12 +202,18 @@ class Depths:
         self._thread.join()
 
     def _run(self) -> None:
-        topology = Topology()
-        levels = [queue.name for queue in topology.whole.queues if queue.name != topology.parking]
+        # No reminder waits in a queue of more than the longest delay.
+        longest = int((LEAD + SPREAD + EVERY) * 1000)
+        arguments = {queue.name: dict(queue.arguments) for queue in Topology().whole.queues}
+        levels = [
+            name
+            for name, given in arguments.items()
+            if int(given.get("x-message-ttl", longest + 1)) <= longest
+        ]
         while not self._end.wait(1):
             with suppress(OSError, amqp.AMQPError):
                 now = datetime.now(timezone.utc)
-                found = self._vhost.waiting(*levels[:21])
+                found = self._vhost.waiting(*levels)
                 self.seen += [(now, name, count) for name, count in found.items()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kombu_binary_delay import ops
+from kombu_binary_delay.journal import stream_part
 
 from .site import Site
 from .verb import Out, dry_run, verb
@@ -28,7 +29,7 @@ def create(
     exchanges: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Make every level, the delivery side and the parking queue.
+    """Make every level, the delivery side and the parking queue, and a journal's stream.
 
     Applications make what they need by themselves; this is for those that may not
     (declare: never), and for a ladder that is to stand before the first message.
@@ -41,6 +42,7 @@ def create(
     with site.plain() as connection:
         lanes = site.lanes(connection, ahead=True)
         topology, part = lanes[0], site.part(lanes)
+        part += stream_part(site.settings, connection.connection.server_properties)
         if queues or exchanges:
             live = ops.Live.read(site.management(connection))
             part += ops.ways(topology, live, queues, exchanges, site.settings.outlets)

@@ -19,10 +19,10 @@ from kombu_binary_delay.ops.create import standing
 from kombu_binary_delay.release import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.topology import Part, Topology
+from kombu_binary_delay.urls import is_amqp, stock
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
 _OF_A_LADDER = ("tick", "levels", "radix", "layout", "queue_type", "ancestor", "namespace", "lanes")
-_SCHEME = re.compile(r"(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
 
 
 @dataclass
@@ -188,7 +188,7 @@ def _plain_url(url: str) -> str:
     if not has_scheme:
         return url
     # What is callable was registered with our own mixins.
-    if not _SCHEME.match(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
+    if not is_amqp(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
         raise click.UsageError(
             "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
         )
@@ -200,7 +200,7 @@ def _plain_url(url: str) -> str:
             "the URL of the broker cannot be read; write what is special in its user, password "
             "and virtual host percent-encoded, such as %2F for a slash"
         ) from (exc if "@" not in url else None)
-    return _SCHEME.sub(r"amqp\1://", url, count=1)
+    return stock(url)
 
 
 def _tls_options(url: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The verbs ``spark plan | publish | journal-export | audit | report``: parse, call, print.
 
-PySpark is imported when a verb runs, so that the other verbs do without it. Run under
+PySpark and Rich are imported when a verb runs, so that the others do without them. Run under
 ``spark-submit``, or alone, the session is what Spark's own configuration says.
 """
 
@@ -9,26 +9,28 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 
 from kombu_binary_delay.ladder import Ladder
+from kombu_binary_delay.urls import is_amqp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
 
     from kombu_binary_delay.spark.publish import Progress
 
 FAILED = 1
 _FORMATS = ("parquet", "orc", "json", "csv")
-console = Console(highlight=False)
 
 input_format = click.option(
     "--format",
@@ -97,14 +99,16 @@ def plan(
         summarize,
     )
 
-    variants = [Variant(Ladder.from_name(name)) for name in ladders]
+    with _usage():
+        variants = [Variant(Ladder.from_name(name)) for name in ladders]
     if horizon is not None:
         variants += [Variant(each.ladder, horizon) for each in variants]
     if queue_per_delay:
         variants.append(Variant(variants[0].ladder, queue_per_delay=True))
     allowed = Limits(**_numbers(limits, Limits))
     session = _session(conf)
-    planned = plan(_read(session, path, kind), variants)
+    with _usage():
+        planned = plan(_read(session, path, kind), variants)
     if output:
         planned.write.mode("overwrite").parquet(output)
         planned = session.read.parquet(output)
@@ -152,19 +156,21 @@ def plan(
 def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
     """Publish a delayed Celery task for each row at PATH.
 
-    Exits with 1 where a message has not been published.
+    Exits with 1 where a message has not been published: where a row is rejected, or its publish
+    has failed.
     """
     _needs_spark()
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
 
     if options["app"] is None:
         options["broker"] = _given(options["broker"])
-    if options["settings"] is not None:
-        options["settings"] = json.loads(options["settings"])
-    with _Watch() as watch:
-        done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
-    console.print(watch.line(done))
-    if done.failed:
+    with _usage():
+        if options["settings"] is not None:
+            options["settings"] = json.loads(options["settings"])
+        with _Watch() as watch:
+            done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
+    _console().print(watch.line(done))
+    if done.failed or done.rejected:
         sys.exit(FAILED)
 
 
@@ -180,20 +186,21 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
 
     session = _session(conf)
     export_journal(session, _given(broker), output, namespace=namespace)
-    console.print(f"{output} has {session.read.parquet(output).count()} events")
+    _console().print(f"{output} has {session.read.parquet(output).count()} events")
 
 
 @spark.command()
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
 @click.option("--journal", required=True, metavar="PATH OR URL", help="Parquet, files, a broker.")
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
-@click.option("--job-id", help="Only the receipts of this job.")
+@click.option("--job-id", help="Only the tasks of this job, as the receipts tell.")
 @click.option("--late-after", type=float, default=5.0, show_default=True, metavar="SECONDS")
 @click.option("--patience", type=float, default=300.0, show_default=True, metavar="SECONDS")
 @click.option(
     "--complete",
     is_flag=True,
-    help="The journal has all that has happened until now, though its last event is older.",
+    help="The journal has all that has happened until now, though its last event is older; that "
+    "of a broker always has.",
 )
 @click.option(
     "--allow", metavar="NAME=NUMBER", multiple=True, help="Such as duplicates=10 or p99=5."
@@ -225,6 +232,9 @@ def audit(
     from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
     from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
 
+    folder = _local(output)
+    if job_id is not None and receipts is None:
+        raise click.UsageError("which tasks are of a job is told by its receipts: give --receipts")
     thresholds = Thresholds(**_numbers(allow, Thresholds))
     session = _session(conf)
     table = None
@@ -232,23 +242,27 @@ def audit(
         table = session.read.schema(s.RECEIPTS).parquet(receipts)
         if job_id is not None:
             table = table.where(table["job_id"] == job_id)
-    until = datetime.now(timezone.utc) if complete else None
-    judged = audit(
-        table,
-        read_journal(session, journal),
-        late_after=late_after,
-        patience=patience,
-        until=until,
-    )
+    with _usage():
+        judged = audit(
+            table,
+            read_journal(session, journal),
+            late_after=late_after,
+            patience=patience,
+            until=datetime.now(timezone.utc) if complete or is_amqp(journal) else None,
+        )
+    if job_id is not None and table is not None:
+        # Not sooner: how far the journal goes, the events of all tasks tell.
+        judged = judged.join(table.select("task_id"), "task_id", "left_semi")
     judged.write.mode("overwrite").parquet(f"{output}/verdicts")
     verdicts = session.read.parquet(f"{output}/verdicts")
     lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
-    summary = _report(session, verdicts, f"{output}/report.html", planned, depths, thresholds)
-    Path(output, "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    page = folder / "report.html"
+    summary = _report(session, verdicts, page, planned, depths, thresholds)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for name, count in summary["verdicts"].items():
         if count:
-            console.print(f"{count:>12,}  {name}")
-    console.print(f"{output}/report.html")
+            _console().print(f"{count:>12,}  {name}")
+    _console().print(str(page))
     if not summary["passed"]:
         sys.exit(FAILED)
 
@@ -264,10 +278,11 @@ def report(
 ) -> None:
     """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
     _needs_spark()
+    file = _local(output)
     session = _session(conf)
     verdicts = session.read.parquet(f"{path}/verdicts")
-    _report(session, verdicts, output, planned, depths, None)
-    console.print(output)
+    _report(session, verdicts, file, planned, depths, None)
+    _console().print(str(file))
 
 
 # -- what the verbs share ---------------------------------------------------------------------
@@ -277,11 +292,20 @@ class _Watch:
     """A bar in a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        self._bar: Bar | None = None
+        from rich import progress  # noqa: PLC0415 - with Spark's
+
+        self._bar: progress.Progress | None = None
         self._last = 0.0
-        if console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
-            self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True)
+        self._console = _console()
+        if self._console.is_terminal:
+            self._bar = progress.Progress(
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[more]}"),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
             self._task = self._bar.add_task("", total=None, more="")
 
     def __enter__(self) -> _Watch:  # noqa: PYI034 - typing.Self is not in Python 3.10
@@ -302,7 +326,7 @@ class _Watch:
             self._bar.update(self._task, total=total, completed=done, more=more)
         elif time.monotonic() - self._last >= 5:
             self._last = time.monotonic()
-            console.print(self.line(progress))
+            self._console.print(self.line(progress))
 
     def line(self, progress: Progress) -> str:
         """Say the same in a line."""
@@ -315,12 +339,41 @@ class _Watch:
 
 
 def _needs_spark() -> None:
+    missing = [name for name in ("pyspark", "rich") if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(
+            f"{' and '.join(missing)} must be installed: pip install 'kombu-binary-delay[spark]'"
+        )
+
+
+def _console() -> Console:
+    from .screen import console  # noqa: PLC0415 - see above
+
+    return console()
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Make what cannot be an error of usage: the exit code of a traceback means something here."""
     try:
-        import pyspark  # noqa: F401, PLC0415 - to see whether it is there
-    except ImportError as exc:
-        raise click.ClickException(
-            "PySpark is not installed: pip install 'kombu-binary-delay[spark]'"
-        ) from exc
+        yield
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+
+
+def _local(output: str) -> Path:
+    """Tell where the files are that Spark does not write; refuse at the start what is elsewhere."""
+    place = urlsplit(output)
+    if place.scheme == "file":
+        return Path(url2pathname(place.path))
+    # A drive is no scheme.
+    if len(place.scheme) > 1:
+        raise click.BadParameter(
+            f"{output!r} is not on this machine, to which the report is written: name a path that "
+            f"Spark and this machine both see, and copy it from there",
+            param_hint="--output",
+        )
+    return Path(output)
 
 
 def _session(conf: tuple[str, ...]) -> SparkSession:
@@ -342,7 +395,7 @@ def _read(session: SparkSession, path: str, kind: str) -> DataFrame:
 def _report(
     session: SparkSession,
     verdicts: DataFrame,
-    output: str,
+    output: Path,
     planned: str | None,
     depths: str | None,
     thresholds: Any,
@@ -356,8 +409,8 @@ def _report(
         plan=session.read.parquet(planned) if planned else None,
         depths=session.read.parquet(depths) if depths else None,
     )
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    Path(output).write_text(page(found), encoding="utf-8")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(found), encoding="utf-8")
     summary: dict[str, Any] = found["summary"]
     return summary
 
@@ -385,7 +438,9 @@ def _given(broker: str | None) -> str:
 
 
 def _show(df: DataFrame) -> None:
+    from rich.table import Table  # noqa: PLC0415 - see above
+
     table = Table(*df.columns)
     for row in df.collect():
         table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
-    console.print(table)
+    _console().print(table)

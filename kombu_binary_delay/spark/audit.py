@@ -70,12 +70,18 @@ def audit(
     events = _events_of_journal(journal)
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
+    arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
     tasks = events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
         F.max("queue").alias("queue"),
-        # A duplicate that was sent later may be due later: what counts is the first promise.
-        F.min("due").alias("due"),
+        # A duplicate that was sent later may be due later: what counts is the first promise, of
+        # those that the broker took, as a receipt or an arrival says.
+        F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
+            "due"
+        ),
+        # To the microsecond: a difference of doubles would be a little off.
+        F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
         F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
@@ -92,8 +98,10 @@ def audit(
     if until is not None:
         span = span.withColumn("journal_to", F.greatest("journal_to", F.lit(until)))
     arrived = F.least("released_at", "executed_at")
-    # To the microsecond: a difference of doubles would be a little off.
-    lateness = (F.unix_micros(arrived) - F.unix_micros("due")) / 1_000_000
+    # No copy may come before its own due time, though it be after that of an older one.
+    early = F.when(F.col("soonest") < 0, F.col("soonest"))
+    late = F.unix_micros(arrived) - F.unix_micros("due")
+    lateness = F.coalesce(early, late) / 1_000_000
     # What was published after its due time cannot have come before.
     expected = F.greatest("due", "published_last")
     known = tasks.crossJoin(F.broadcast(span)).withColumns(
@@ -105,7 +113,7 @@ def audit(
 
 
 def lateness(verdicts: DataFrame) -> DataFrame:
-    """Tell the lateness percentiles in all, and by hour, queue, task and number of hops.
+    """Tell the lateness percentiles in all, and by hour (UTC), queue, task and number of hops.
 
     :returns: ``grouping, value, tasks, p50, p90, p99, p999, worst``, the last five in seconds.
     """
@@ -114,7 +122,7 @@ def lateness(verdicts: DataFrame) -> DataFrame:
         F.explode(
             F.array(
                 _group("all", F.lit("all")),
-                _group("hour", F.date_format(F.date_trunc("hour", "due"), "yyyy-MM-dd HH:mm")),
+                _group("hour", _hour("due")),
                 _group("queue", F.col("queue")),
                 _group("task", F.col("task")),
                 _group("hops", F.col("hops").cast("string")),
@@ -216,11 +224,19 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
         F.lit(None).cast("boolean").alias("entered"),
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
-    )
+        # A row that had no id was refused: there never was a message.
+    ).where(F.col("task_id").isNotNull())
 
 
 def _count(event: str) -> Column:
     return F.sum(F.when(F.col("event") == event, 1).otherwise(0)).cast("int")
+
+
+def _hour(column: str) -> Column:
+    """Write the hour of a time, in UTC whatever the zone of the session."""
+    epoch = F.lit("1970-01-01").cast("timestamp_ntz")
+    time = epoch + F.make_dt_interval(secs=F.unix_seconds(F.col(column)))
+    return F.concat(time.cast("string").substr(1, 13), F.lit(":00"))
 
 
 def _group(name: str, value: Column) -> Column:

@@ -9,6 +9,7 @@ there, by the offsets of the stream, so that what has been read can be read agai
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,8 +30,11 @@ from pyspark.sql.datasource import (
 )
 
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.urls import is_amqp, stock
 
 from . import schema as s
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "binary_delay_journal"
 _CONSUMER = "kombu-binary-delay"
@@ -52,9 +56,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
     :param where: the URL of a broker, or a folder: of Parquet that :func:`export_journal` made, or
         of the journal's own local files.
     """
-    if "://" in where and where.split("://", maxsplit=1)[0].startswith(
-        ("amqp", "pyamqp", "binary-delay")
-    ):
+    if is_amqp(where):
         spark.dataSource.register(JournalSource)
         options = {"broker": where, "namespace": namespace}
         return spark.read.format(FORMAT).options(**options).load()
@@ -145,6 +147,7 @@ class _Stream:
             raise ValueError(f"the format {FORMAT} needs the option broker, the URL of a RabbitMQ")
         self.options = options
         self.queue = stream_name(options.get("namespace", "kbd"))
+        self._has_warned = False
 
     def end(self) -> int:
         """Tell the offset behind the last event as of now; 0 where there is none."""
@@ -164,18 +167,40 @@ class _Stream:
                 return int(offset)
         return 0
 
+    def begin(self, start: int, end: int) -> int:
+        """Tell from which offset on to read, given how far was read, and where the stream ends.
+
+        :raises RuntimeError: where it is not the stream of before.
+        """
+        if start > end:
+            raise RuntimeError(
+                f"the stream {self.queue} was read up to the offset {start}, and now ends at "
+                f"{end}: it has been deleted since, and its offsets begin anew; keep what was read "
+                f"from it, and go on with another table, or another checkpoint, that is still empty"
+            )
+        first = self.start()
+        if first > start > 0:
+            logger.warning(
+                "the stream %s was read up to the offset %s, and begins at %s now: what was "
+                "between has passed its retention; read it more often, or raise journal_max_age",
+                self.queue,
+                start,
+                first,
+            )
+        return max(start, first)
+
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Read a range of offsets."""
-        held: list[dict[str, Any]] = []
+        held: list[tuple[int, str | bytes]] = []
         if start >= end:
             return
         with self.consume(start) as messages:
             for offset, body in messages(wait=_PATIENCE):
                 # RabbitMQ sends whole chunks: the first may begin before the offset.
                 if start <= offset < end:
-                    held.append({**json.loads(body), "offset": offset})
+                    held.append((offset, body))
                 if len(held) >= _BATCH:
-                    yield _batch(held)
+                    yield self._batch(held)
                     held = []
                 if offset >= end - 1:
                     break
@@ -185,13 +210,37 @@ class _Stream:
                     f"{end}; has it been deleted, or cut by its retention, meanwhile?"
                 )
         if held:
-            yield _batch(held)
+            yield self._batch(held)
+
+    def _batch(self, events: list[tuple[int, str | bytes]]) -> pa.RecordBatch:
+        """Make a batch of all that can be read: anybody may have written to the stream."""
+        try:
+            return _batch([_event(*each) for each in events])
+        except _UNREADABLE:
+            readable = [each for each in events if self._is_readable(*each)]
+            return _batch([_event(*each) for each in readable])
+
+    def _is_readable(self, offset: int, body: str | bytes) -> bool:
+        try:
+            _batch([_event(offset, body)])
+        except _UNREADABLE as exc:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "the event at the offset %s of the stream %s cannot be read, and is left out, "
+                    "as are further ones of this kind: %s",
+                    offset,
+                    self.queue,
+                    exc,
+                )
+            return False
+        return True
 
     @contextmanager
     def consume(self, offset: int | str) -> Iterator[Any]:
         """Give an iterator of offset and body, which ends when nothing has come for a while."""
         received: list[Any] = []
-        with kombu.Connection(self.options["broker"], transport="pyamqp") as connection:
+        with kombu.Connection(stock(self.options["broker"])) as connection:
             channel = connection.default_channel
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)
@@ -237,7 +286,8 @@ class _Reader(DataSourceReader):
         self._start = int(options.get("start", "0"))
 
     def partitions(self) -> Sequence[InputPartition]:
-        start, end = max(self._start, self._stream.start()), self._stream.end()
+        end = self._stream.end()
+        start = self._stream.begin(self._start, end)
         if start >= end:
             return [InputPartition((0, 0))]  # Spark makes none into one without a value
         step = -(-(end - start) // self._number)
@@ -259,10 +309,18 @@ class _StreamReader(DataSourceStreamReader):
         return {"offset": max(self._stream.end(), self._stream.start())}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition((start["offset"], end["offset"]))]
+        return [InputPartition((self._stream.begin(start["offset"], end["offset"]), end["offset"]))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from self._stream.rows(*partition.value)
+
+
+#: What comes up where an event is none of ours.
+_UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError)
+
+
+def _event(offset: int, body: str | bytes) -> dict[str, Any]:
+    return {**json.loads(body), "offset": offset}
 
 
 def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:

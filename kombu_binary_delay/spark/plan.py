@@ -26,7 +26,7 @@ from .columns import due_micros, has
 PLAN_SCHEMA = (
     "ladder string, scope string, level int, digit bigint, queue string, ttl_ms bigint, "
     "minute timestamp, entered bigint, left bigint, waiting bigint, most bigint, "
-    "waiting_bytes bigint"
+    "waiting_bytes bigint, most_bytes bigint"
 )
 #: What a row of a plan counts: a level queue; the ladder as a whole; and what never enters it.
 QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
@@ -103,12 +103,13 @@ def plan(
     """Count the messages of every level queue, minute by minute, on one or several ladders.
 
     :param df: one row a message. ``eta`` is a timestamp, or ``countdown`` a number of seconds from
-        ``published``; ``published`` is a timestamp, and now where there is no such column;
+        ``published``; ``published`` is a timestamp, and now where there is none;
         ``bytes`` is the size of the message, and ``message_bytes`` where there is none.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
-        ``most`` what no moment in it exceeds. A minute without a row is like the one before it.
-        Broker time is not in it: a message leaves a queue the moment that it is due.
+        ``most`` what no moment in it exceeds; both are told in bytes, too. A minute without a row
+        is like the one before it. Broker time is not in it: a message leaves a queue the moment
+        that it is due.
     :raises ValueError: where a parameter or a column is not as said here.
     """
     variants = _variants(ladders)
@@ -117,10 +118,12 @@ def plan(
     if message_bytes < 0:
         raise ValueError(f"message_bytes must not be negative, got {message_bytes!r}")
     now = time.time_ns() // 1000
-    published = F.unix_micros("published") if has(df, "published") else F.lit(now)
+    published = F.lit(now)
+    if has(df, "published"):
+        published = F.coalesce(F.unix_micros("published"), published)
     size = F.col("bytes").cast("bigint") if has(df, "bytes") else F.lit(message_bytes)
     rows = df.select(
-        F.coalesce(published, F.lit(now)).cast("bigint").alias("published"),
+        published.cast("bigint").alias("published"),
         F.coalesce(due_micros(df, published), F.lit(_NONE)).cast("bigint").alias("due"),
         F.coalesce(size, F.lit(message_bytes)).cast("bigint").alias("bytes"),
     )
@@ -158,6 +161,7 @@ def plan(
         waiting.alias("waiting"),
         (waiting + F.col("left")).alias("most"),
         waiting_bytes.alias("waiting_bytes"),
+        (waiting_bytes + F.col("bytes_out")).alias("most_bytes"),
     )
 
 
@@ -192,7 +196,7 @@ def summarize(plan: DataFrame, *, every: int = 60) -> DataFrame:
             F.max_by("minute", F.when(scope == LADDER, F.col("most"))).alias("waiting_at"),
             peak(QUEUE, "most").alias("queue_waiting"),
             deepest.alias("deepest_queue"),
-            peak(LADDER, "waiting_bytes").alias("bytes"),
+            peak(LADDER, "most_bytes").alias("bytes"),
             F.count_distinct(F.when(scope == QUEUE, F.col("queue"))).alias("queues"),
             total(AT_ONCE).alias("at_once"),
             total(BEYOND).alias("beyond"),

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
 
 import amqp
 import pytest
+from celery import Celery
+from click.testing import CliRunner
 from kombu import Queue
 
 from kombu_binary_delay import Ladder, Settings, SettingsError
 from kombu_binary_delay import journal as journal_module
 from kombu_binary_delay.batch import PublishBatch
+from kombu_binary_delay.cli import binary_delay
 
 HAS_STREAMS = (3, 9)
 
@@ -29,6 +36,12 @@ def streams(broker):
 def setting(request, streams, tmp_path):
     """Where the journal goes; without streams, "stream" is a folder, too."""
     return "stream" if request.param == "stream" and streams else str(tmp_path / "journal")
+
+
+@pytest.fixture
+def journalling(connect, setting):
+    """Connect, with a journal."""
+    return connect(binary_delay={"journal": setting})
 
 
 @pytest.fixture
@@ -91,13 +104,169 @@ def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, s
     assert released == {"event": "released", **same}
 
 
-def test_a_task_is_named_and_its_arguments_are_not(connect, events, setting):
+def test_a_task_is_named_where_celery_knows_its_eta_and_its_arguments_are_not(
+    connect, events, setting
+):
     connection = connect(binary_delay={"journal": setting})
     headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
-    publish(connection, 60_000, **headers)
-    [event] = events(1)
-    assert (event["id"], event["task"], event["retries"]) == ("t-1", "shop.pay", 3)
-    assert "secret" not in json.dumps(event)
+    Queue("mail")(connection.default_channel).declare()
+    # Of the second, nobody would tell that it has been executed.
+    hence = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
+    for asked in ({"eta": hence}, {"x-delay": 60_000}):
+        connection.Producer().publish("x", routing_key="mail", headers={**headers, **asked})
+    found = events(2)
+    assert [(each["id"], each.get("task"), each["retries"]) for each in found] == [
+        ("t-1", "shop.pay", 3),
+        ("t-1", None, 3),
+    ]
+    assert "secret" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2**31 - 1, 2**31 - 1),
+        (2**31, None),
+        (-1, None),
+        (True, None),
+        ("3", None),
+        (b"3", None),
+        (Decimal(3), None),
+        (datetime(2030, 1, 1, tzinfo=timezone.utc), None),
+    ],
+    ids=str,
+)
+def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the_same(
+    journalling, collect, events, case
+):
+    retries, noted = case
+    publish(journalling, 10, task="t", id="i", retries=retries)
+    publish(journalling, 10)
+    assert len(collect(journalling, [Queue("mail")], 2)) == 2
+    found = events(4)
+    assert len(found) == 4
+    assert {each.get("retries") for each in found if each["id"] == "i"} == {noted}
+
+
+def test_a_message_that_cannot_be_written_down_is_missing_alone(
+    journalling, collect, events, monkeypatch, caplog
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    whole = journal_module._line  # noqa: SLF001 - as if something slipped past its checks
+    monkeypatch.setattr(
+        journal_module,
+        "_line",
+        lambda event: whole({**event, "bad": object()} if event["id"] == "i" else event),
+    )
+    publish(journalling, 10, task="t", id="i")
+    publish(journalling, 10)
+    assert len(collect(journalling, [Queue("mail")], 2)) == 2
+    assert [(each["event"], each["id"]) for each in events(2)] == [
+        ("scheduled", "m-1"),
+        ("released", "m-1"),
+    ]
+    assert caplog.text.count("an event is missing in the journal") == 1
+
+
+def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
+    connect, collect, tmp_path, caplog, capsys
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    folder = str(tmp_path / "journal")
+    connection = connect(binary_delay={"journal": folder})
+    publish(connection, 10)
+    file = journal_module._files[folder, os.getpid()]  # noqa: SLF001 - to fill its disk
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - to close it fails, too
+    file.stream, before = full, file.stream
+    publish(connection, 10)
+    publish(connection, 10)
+    assert len(collect(connection, [Queue("mail")], 3)) == 3
+    file.stream = before
+    with suppress(OSError):
+        full.close()
+    assert caplog.text.count("the journal ends on this connection") == 1
+    assert "No space left on device" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    options = {"journal": "stream", "declare": "never"}
+    publish(connect(), 60_000)
+    before = {row["name"] for row in vhost.queues()}
+    for _ in range(2):
+        publish(connect(binary_delay=options), 60_000)
+    assert {row["name"] for row in vhost.queues()} == before
+    assert caplog.text.count("the stream 'kbd.v1.journal' does not exist") == 1
+    assert "make it beforehand, as kombu-binary-delay create does" in caplog.text
+    made = CliRunner().invoke(
+        binary_delay,
+        ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
+    )
+    assert "kbd.v1.journal" in json.loads(made.output)["queues"]
+    publish(connect(binary_delay=options), 60_000)
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+    assert [each["event"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["scheduled"]
+
+
+@pytest.fixture
+def app(vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
+    return app
+
+
+@pytest.fixture
+def desk():
+    """What the signals of a worker's Celery reach."""
+    desk = journal_module._Desk()  # noqa: SLF001 - another test has a broker of its own
+    yield desk
+    desk._drop()  # noqa: SLF001 - a process ends with it
+
+
+def ended(desk, app, number):
+    request = {"id": f"{number}", "task": "t", "eta": "2020-01-01T00:00:00+00:00"}
+    desk.write(app, {"application_headers": request}, "", "mail", {"event": "executed"})
+
+
+def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(desk, app, vhost):
+    ended(desk, app, 1)
+    with vhost.connect() as other:
+        other.channel().queue_delete("kbd.v1.journal")
+    ended(desk, app, 2)
+    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["2"]
+
+
+def test_in_an_outage_one_task_waits_and_the_others_only_look(
+    desk, app, vhost, monkeypatch, caplog
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    waits: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
+
+    def waited(url, number):
+        waits.clear()
+        app.conf.broker_url = app.conf.broker_write_url = url
+        ended(desk, app, number)
+        desk._drop()  # noqa: SLF001 - so that the next one connects
+        return sum(waits) > 0
+
+    nobody = "amqp://guest:guest@127.0.0.1:1//"
+    assert [waited(nobody, 1), waited(nobody, 2), waited(f"{nobody};{vhost.url}", 3)] == [
+        True,
+        False,
+        False,
+    ]
+    assert waited(nobody, 4)
+    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["3"]
+    assert caplog.text.count("executed tasks are missing in the journal") == 1
 
 
 def test_a_batch_tells_of_every_message_once(connect, events, setting):

@@ -23,6 +23,7 @@ from kombu.transport import pyamqp
 
 from kombu_binary_delay import Transport, TransportMixin, register
 from kombu_binary_delay.cli.site import Site
+from kombu_binary_delay.spark.journal import _Stream
 from lab.broker import Broker, VHost
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
@@ -267,6 +268,20 @@ def test_a_failover_keeps_the_options_for_tls(vhost, trusted, distrusted):
         pytest.raises(OperationalError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         connection.ensure_connection(**AT_ONCE)
+
+
+@pytest.mark.parametrize("scheme", ["amqps", "pyamqps", "AMQPS", "binary-delays", "binary-delay"])
+@pytest.mark.parametrize("before", ["", f"amqp://{NOBODY};"], ids=["alone", "failover"])
+def test_the_journal_is_read_over_tls_where_its_url_says_so(vhost, trusted, scheme, before):
+    # Nobody has written to it; and no port takes what is meant for the other.
+    assert _Stream({"broker": before + at(vhost, scheme)}).end() == 0
+
+
+@pytest.mark.parametrize("scheme", ["amqps", "pyamqps", "binary-delays"])
+def test_the_journal_is_never_read_in_plaintext_where_its_url_says_tls(vhost, trusted, scheme):
+    plain_port = f"{scheme}://{vhost.url.partition('://')[2]}"
+    with pytest.raises((OSError, OperationalError), match=r"(?i)ssl"):
+        _Stream({"broker": plain_port}).end()
 
 
 @pytest.mark.parametrize(

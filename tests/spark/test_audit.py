@@ -55,7 +55,7 @@ def judge(spark):
             spark.createDataFrame(receipts, s.RECEIPTS) if receipts is not None else None,
             spark.createDataFrame([*events, *LAST], s.JOURNAL),
             **options,
-        ).where("task_id != 'last'")
+        ).where("not task_id <=> 'last'")
 
     return judge
 
@@ -66,7 +66,7 @@ def test_every_planted_fate_gets_its_verdict(judge):
         "fine": (receipt("fine"), arrives("fine", 100.2), s.OK),
         "to the microsecond": (
             receipt("to the microsecond", due=100.000001),
-            arrives("to the microsecond", 100.000001, due=100.001),
+            arrives("to the microsecond", 100.000001, due=100.000001),
             s.OK,
         ),
         "early": (receipt("early"), arrives("early", 99.999), s.EARLY),
@@ -138,6 +138,59 @@ def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     assertDataFrameEqual(judge([receipt("a")], events), row)
 
 
+def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_own(judge):
+    nacked, again = receipt("a", due=60, status=s.NACKED), receipt("a", due=7260, sent=7200)
+    unknown = receipt("a", due=60, status=s.UNKNOWN)
+    first, second = receipt("a", due=60), receipt("a", due=120)
+    copies = [*arrives("a", 61, due=60), *arrives("a", 121, due=120)]
+    # Receipts, events, and what is found: the due time, the lateness and the verdict.
+    table = {
+        "nacked, and taken two hours later": (
+            [nacked, again],
+            [scheduled("a", due=60), scheduled("a", 7200, due=7260), *arrives("a", 7261, due=7260)],
+            (7260, 1.0, s.OK),
+        ),
+        "unknown, yet it came": (
+            [unknown, again],
+            [*arrives("a", 61, due=60), *arrives("a", 7261, due=7260)],
+            (60, 1.0, s.DUPLICATE),
+        ),
+        "never taken": (
+            [nacked, receipt("a", due=90, status=s.NACKED)],
+            [scheduled("a", due=60)],
+            (60, None, s.NOT_PUBLISHED),
+        ),
+        "sent twice": ([first, second], copies, (60, 1.0, s.DUPLICATE)),
+        "sent twice, and the first came not": ([first, second], copies[2:], (60, 61.0, s.LATE)),
+        "without receipts": (
+            [],
+            [scheduled("a", due=60), scheduled("a", due=120), *copies[2:]],
+            (120, 1.0, s.OK),
+        ),
+        "a copy before its own time": (
+            [first, second],
+            [*arrives("a", 61, due=60), *arrives("a", 118, due=120)],
+            (60, -2.0, s.EARLY),
+        ),
+    }
+    receipts, events = [], []
+    for name, (given, happened, _) in table.items():
+        receipts += [(*each[:2], name, *each[3:]) for each in given]
+        events += [(each[0], name, *each[2:]) for each in happened]
+    found = {
+        row.task_id: ((row.due - at(0).replace(tzinfo=None)).seconds, row.lateness, row.verdict)
+        for row in judge(receipts, events).collect()
+    }
+    assert found == {name: expected for name, (*_, expected) in table.items()}
+
+
+def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
+    refused = [(*receipt("a", status=s.REFUSED)[:2], None, *receipt("a")[3:5], None)] * 2
+    refused = [(*each, *receipt("a", status=s.REFUSED)[6:]) for each in refused]
+    found = judge([receipt("a"), *refused], arrives("a", 101)).collect()
+    assert {row.task_id: row.verdict for row in found} == {"a": s.OK}
+
+
 def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):
     events = [*arrives("a", 101), scheduled("a", retries=1, due=200.0)]
     events += arrives("a", 200.5, retries=1, due=200.0)
@@ -186,7 +239,7 @@ def test_losses_among_many_are_found_exactly(judge):
     }
 
 
-def test_lateness_is_told_by_hour_queue_task_and_hops(judge):
+def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
     receipts = [receipt(f"{n}", hops=n % 2, due=100 + 3600 * (n % 2)) for n in range(1000)]
     events = [
         each
@@ -194,13 +247,20 @@ def test_lateness_is_told_by_hour_queue_task_and_hops(judge):
         for each in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
     events = [(*each[:8], None, *each[9:]) for each in events]
-    told = lateness(judge(receipts, events))
-    groups = {(row.grouping, row.value): row for row in told.collect()}
+    verdicts = judge(receipts, events)
+    groups = {(row.grouping, row.value): row for row in lateness(verdicts).collect()}
     everyone = groups["all", "all"]
     assert everyone.tasks == 1000
     shares = (everyone.p50, everyone.p90, everyone.p99, everyone.p999, everyone.worst)
     assert shares == pytest.approx((0.499, 0.899, 0.989, 0.998, 0.999))
     sizes = {group: row.tasks for group, row in groups.items()}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        elsewhere = lateness(verdicts).collect()
+        assert {(row.grouping, row.value): row.tasks for row in elsewhere} == sizes
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
     assert sizes == {
         ("all", "all"): 1000,
         ("hour", "2030-01-01 12:00"): 500,

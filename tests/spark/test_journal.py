@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ import amqp
 import pytest
 from kombu import Connection, Queue
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
@@ -143,6 +145,77 @@ def test_an_end_is_found_though_events_keep_coming(vhost, write):
         finally:
             over.set()
         writing.result()
+
+
+def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
+    write(["a"], countdown=3600.0)
+    bodies = ["no JSON", "[]", "7", b"\xff", '{"retries": "3"}', '{"due": 1e99}', '{"id": {}}']
+    bodies += [json.dumps({"retries": 2**40}), json.dumps({"due": 2**70}), '{"id": "\\ud800"}']
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        for body in [*bodies, "{}"]:
+            channel.basic_publish(amqp.Message(body), "", "kbd.v1.journal")
+        # The broker has taken them when it has answered to what came after.
+        channel.queue_declare("kbd.v1.journal", passive=True)
+    write(["b"], countdown=3600.0)
+    stream = _Stream({"broker": vhost.url})
+    end = stream.end()
+    assert end == len(bodies) + 3
+    rows = [row for batch in stream.rows(0, end) for row in batch.to_pylist()]
+    found = [(row["offset"], row["task_id"]) for row in rows]
+    assert found == [(0, "a"), (end - 2, None), (end - 1, "b")]
+    assert caplog.text.count("the event at the offset 1 of the stream kbd.v1.journal") == 1
+    assert caplog.text.count("cannot be read") == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "end", "told"),
+    [
+        (0, 0, 0, ""),
+        (0, 0, 10, ""),
+        (0, 5, 10, ""),
+        (5, 5, 10, ""),
+        (10, 0, 10, ""),
+        (5, 7, 10, "was read up to the offset 5, and begins at 7 now"),
+        (10, 12, 20, "was read up to the offset 10, and begins at 12 now"),
+        (1, 0, 0, "was read up to the offset 1, and now ends at 0"),
+        (11, 0, 10, "was read up to the offset 11, and now ends at 10"),
+    ],
+)
+def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
+    monkeypatch, caplog, start, first, end, told
+):
+    monkeypatch.setattr(_Stream, "start", lambda _: first)
+    monkeypatch.setattr(_Stream, "end", lambda _: end)
+    options = {"broker": "amqp://nobody//", "start": f"{start}"}
+    source, offsets = JournalSource(options), ({"offset": start}, {"offset": end})
+    for partitions in (
+        source.reader(StructType()).partitions,
+        lambda: source.streamReader(StructType()).partitions(*offsets),
+    ):
+        caplog.clear()
+        if "now ends" in told:
+            with pytest.raises(RuntimeError, match=told) as refusal:
+                partitions()
+            assert "go on with another table, or another checkpoint" in str(refusal.value)
+        else:
+            [partition] = partitions()
+            low, high = partition.value
+            assert range(low, high) == range(max(start, first), end)
+            assert told in caplog.text
+            assert bool(caplog.text) == bool(told)
+
+
+def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write, tmp_path):
+    path = str(tmp_path / "journal")
+    write([f"a{n}" for n in range(3)], countdown=3600.0)
+    export_journal(spark, vhost.url, path)
+    with vhost.connect() as connection:
+        connection.channel().queue_delete("kbd.v1.journal")
+    write(["b"], countdown=3600.0)
+    with pytest.raises(Exception, match="was read up to the offset 3, and now ends at 1"):
+        export_journal(spark, vhost.url, path)
+    assert read_journal(spark, path).count() == 3
 
 
 def test_without_a_broker_the_source_is_refused(spark, vhost):

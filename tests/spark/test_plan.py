@@ -61,12 +61,12 @@ def test_a_delay_of_ten_seconds_waits_eight_and_two(spark):
     eight, two = (3, 1, f"{name(3)}.1", 8000), (1, 1, f"{name(1)}.1", 2000)
     at = [NOON + timedelta(seconds=second) for second in (0, 8, 10)]
     expected = [
-        (ladder.name, QUEUE, *eight, at[0], 1, 0, 1, 1, 500),
-        (ladder.name, QUEUE, *eight, at[1], 0, 1, 0, 1, 0),
-        (ladder.name, QUEUE, *two, at[1], 1, 0, 1, 1, 500),
-        (ladder.name, QUEUE, *two, at[2], 0, 1, 0, 1, 0),
-        (ladder.name, LADDER, None, None, None, None, at[0], 1, 0, 1, 1, 500),
-        (ladder.name, LADDER, None, None, None, None, at[2], 0, 1, 0, 1, 0),
+        (ladder.name, QUEUE, *eight, at[0], 1, 0, 1, 1, 500, 500),
+        (ladder.name, QUEUE, *eight, at[1], 0, 1, 0, 1, 0, 500),
+        (ladder.name, QUEUE, *two, at[1], 1, 0, 1, 1, 500, 500),
+        (ladder.name, QUEUE, *two, at[2], 0, 1, 0, 1, 0, 500),
+        (ladder.name, LADDER, None, None, None, None, at[0], 1, 0, 1, 1, 500, 500),
+        (ladder.name, LADDER, None, None, None, None, at[2], 0, 1, 0, 1, 0, 500),
     ]
     planned = plan(df, ladder, every=1)
     assertDataFrameEqual(planned, spark.createDataFrame(expected, PLAN_SCHEMA))
@@ -150,11 +150,19 @@ def test_what_never_enters_the_ladder_is_counted_by_its_reason(spark):
     assert counts == {LADDER: 1, AT_ONCE: 2, UNDATED: 1, BEYOND: 1}
 
 
-def test_the_bytes_of_each_message_are_added_up(spark):
-    rows = [(NOON, 60.0, 100), (NOON, 60.0, 900), (NOON, 60.0, None)]
+@pytest.mark.parametrize("countdown", [60.0, 1.0], ids=["for a minute", "within a minute"])
+def test_the_bytes_of_each_message_are_added_up(spark, countdown):
+    rows = [(NOON, countdown, 100), (NOON, countdown, 900), (NOON, countdown, None)]
     df = spark.createDataFrame(rows, "published timestamp, countdown double, bytes int")
     [summary] = summarize(plan(df, BINARY, message_bytes=7)).collect()
     assert (summary.bytes, summary.waiting) == (1007, 3)
+
+
+def test_a_countdown_from_nobody_says_when_is_from_now(spark):
+    rows = [(None, 60.0), (None, None)]
+    df = spark.createDataFrame(rows, "published timestamp, countdown double")
+    [summary] = summarize(plan(df, BINARY)).collect()
+    assert (summary.messages, summary.undated) == (1, 1)
 
 
 def test_limits_pass_or_fail_one_by_one(spark):

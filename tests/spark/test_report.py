@@ -154,6 +154,42 @@ def test_the_page_stays_small_for_millions_of_tasks(spark):
     assert len(page(figures(many(spark, 2_000_000))).encode()) < 2_000_000
 
 
+def test_the_largest_groups_are_shown_of_each_kind_and_hours_in_their_order(spark):
+    # More hours than a page has room for, and the last ones are the largest.
+    tasks = spark.range(300 * 300).where("id % 300 >= id div 300").selectExpr("id % 300 as hour")
+    due = F.timestamp_seconds(F.lit(NOON.timestamp()) + F.col("hour") * 3600)
+    rows = many(spark, 1).drop("due").crossJoin(tasks.select(due.alias("due")))
+    found = figures(rows.select(*many(spark, 1).columns).withColumn("lateness", F.lit(1.0)))
+    sizes: dict[str, list[int]] = {name: [] for name in ("all", "hour", "queue", "task", "hops")}
+    for each in found["groups"]:
+        sizes[each["grouping"]].append(each["tasks"])
+    all_of_them = [300 * 301 // 2]
+    hours = [*range(300, 276, -1)]
+    assert sizes == {**dict.fromkeys(sizes, all_of_them), "hour": hours}
+    shown = re.findall(r"<td>(2030-\S+ \d\d:00)</td>", page(found))
+    assert shown == sorted(shown)
+    assert len(shown) == 24
+
+
+def test_a_report_draws_what_is_due_at_the_end_of_time_or_nobody_knows_when(spark):
+    far = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+    soon = NOON + timedelta(seconds=5)
+    rows = [
+        ("far", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, s.STILL_WAITING),
+        ("far, lost", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, s.UNDECIDED),
+        (None, 0, None, None, None, None, None, None, None, None, 0, 0, None, s.NOT_PUBLISHED),
+        ("ok", 0, "k", "t", "q", NOON, NOON, 1, soon, 5.0, 1, 1, "SUCCESS", s.OK),
+    ]
+    verdicts = spark.createDataFrame(rows, s.VERDICTS)
+    found = figures(verdicts)
+    assert sum(found["due"]) == 1
+    assert [each["due"] for each in found["offenders"]] == [None, NOON.timestamp(), far.timestamp()]
+    text = page(found)
+    assert "9999-12-31 23:59:59" in text
+    assert "1970" not in text
+    assert "9999-12-31" in page(figures(verdicts.where("arrived_at is null")))
+
+
 def test_a_report_of_nothing_is_a_page_all_the_same(spark):
     text = page(figures(spark.createDataFrame([], s.VERDICTS)))
     assert "<b>0</b><span>ok</span>" in text

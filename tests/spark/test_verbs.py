@@ -10,6 +10,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import amqp
 import pytest
 from click.testing import CliRunner
 
@@ -41,9 +42,30 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
     result = tool("plan", reminders, "--ladder", "125ms-4x15", "--limit", "waiting=29")
     assert result.exit_code == 1
     assert "125ms-4x15" in result.output
-    result = tool("plan", reminders, "--limit", "weight=1")
-    assert result.exit_code == 2
-    assert "'weight' is unknown; known are waiting" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("plan PATH --limit weight=1", "'weight' is unknown; known are waiting"),
+        ("plan PATH --ladder nope", "'nope'"),
+        ("plan PATH --horizon 0", "horizon must be above 0 s, got 0"),
+        ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
+        ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
+        ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
+        ("audit --journal PATH --output o --job-id j", "give --receipts"),
+        ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
+        ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
+    ],
+)
+def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
+    tool, reminders, tmp_path, monkeypatch, given, words
+):
+    monkeypatch.chdir(tmp_path)
+    result = tool(*(reminders if each == "PATH" else each for each in given.split()))
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["reminders"]
 
 
 def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):
@@ -53,7 +75,8 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
     result = tool("publish", reminders, *job, *settings)
     assert result.exit_code == 0, result.output
     assert "30 published" in result.output
-    result = tool("audit", "--receipts", receipts, "--journal", vhost.url, "--output", output)
+    given = ["--receipts", receipts, "--journal", vhost.url, "--output", output.as_uri()]
+    result = tool("audit", *given)
     assert result.exit_code == 0, result.output
     assert json.loads((output / "summary.json").read_text())["verdicts"][s.STILL_WAITING] == 30
     assert (output / "report.html").read_text().startswith("<!doctype html>")
@@ -74,10 +97,57 @@ def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
     assert tool("audit", *given, "--allow", "lost=1").exit_code == 0
 
 
-def test_neither_the_package_nor_the_tool_imports_spark():
+def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost, tmp_path):
+    path = str(tmp_path / "rows")
+    rows = [("a", "t", SOON), ("b", None, SOON)]
+    spark.createDataFrame(rows, "key string, task string, eta timestamp").write.parquet(path)
+    job = ["--job-id", "j", "--receipts", tmp_path / "receipts", "--broker", vhost.url]
+    result = tool("publish", path, *job)
+    assert "1 published" in result.output
+    assert "1 rejected" in result.output
+    assert result.exit_code == 1
+
+
+def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, tmp_path):
+    past = datetime.now(timezone.utc) - timedelta(days=1)
+    rows = [
+        (f"job-{n}", "k", f"i{n}", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None) for n in (1, 2)
+    ]
+    later = past + timedelta(hours=1)
+    events = [(s.SCHEDULED, f"i{n}", 0, "t", "q", past, past, "l", 1, None, n) for n in (1, 2, 3)]
+    events.append((s.RELEASED, "i2", 0, "t", "q", later, past, "l", 1, None, 4))
+    receipts, journal, output = (str(tmp_path / name) for name in ("r", "j", "o"))
+    spark.createDataFrame(rows, s.RECEIPTS).write.parquet(receipts)
+    spark.createDataFrame(events, s.JOURNAL).write.parquet(journal)
+    given = ["--receipts", receipts, "--journal", journal, "--output", output]
+    assert tool("audit", *given, "--job-id", "job-1").exit_code == 1
+    found = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
+    assert {row.task_id: row.verdict for row in found} == {"i1": s.LOST_IN_THE_LADDER}
+
+
+def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):
+    # Nothing has been written since: a journal of files would have to be said to be complete.
+    past = datetime.now(timezone.utc) - timedelta(seconds=10)
+    micros = int(past.timestamp() * 1_000_000)
+    event = {"event": s.SCHEDULED, "id": "i", "task": "t", "at": micros, "due": micros, "hops": 1}
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        kind = {"x-queue-type": "stream"}
+        stream = {"durable": True, "auto_delete": False, "arguments": kind}
+        channel.queue_declare("kbd.v1.journal", **stream)
+        channel.confirm_select()
+        channel.basic_publish_confirm(amqp.Message(json.dumps(event)), "", "kbd.v1.journal")
+    given = ["--journal", vhost.url, "--output", tmp_path / "o", "--patience", "5"]
+    assert tool("audit", *given).exit_code == 1
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert summary["verdicts"][s.LOST_IN_THE_LADDER] == 1
+
+
+def test_neither_the_package_nor_the_tool_imports_spark_or_rich():
     code = (
         "import sys, kombu_binary_delay, kombu_binary_delay.cli;"
-        "print([name for name in sys.modules if name.startswith(('pyspark', 'pyarrow', 'numpy'))])"
+        "extras = ('pyspark', 'pyarrow', 'numpy', 'rich');"
+        "print([name for name in sys.modules if name.startswith(extras)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import schema as s
@@ -14,6 +13,7 @@ from kombu_binary_delay.spark.plan import LADDER, QUEUE
 
 BINS = 160
 OFFENDERS = 25
+GROUPS = 24
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 #: From one edge of the histogram to the next: four to a power of ten.
 _EDGES = [10 ** (power / 4) for power in range(-12, 25)]
@@ -53,23 +53,19 @@ def figures(
     return found
 
 
-def _seconds(column: str) -> Column:
+def _seconds(column: Column | str) -> Column:
     return F.unix_micros(column) / 1_000_000
 
 
 def _span(verdicts: DataFrame) -> tuple[float, float]:
     """From the first publish to the last arrival: what is due in years would hide all else."""
     [row] = verdicts.agg(
-        F.min(F.least("published_at", "due", "arrived_at")).alias("first"),
-        F.max("arrived_at").alias("last"),
-        F.max("due").alias("due"),
+        F.min(_seconds(F.least("published_at", "due", "arrived_at"))).alias("first"),
+        F.max(_seconds("arrived_at")).alias("last"),
+        F.max(_seconds("due")).alias("due"),
     ).collect()
-    first, last = _stamp(row["first"]), _stamp(row["last"] or row["due"])
+    first, last = row["first"] or 0.0, row["last"] or row["due"] or 0.0
     return first, max(last, first + 1)
-
-
-def _stamp(time: datetime | None) -> float:
-    return 0.0 if time is None else time.timestamp()
 
 
 def _width(span: float) -> float:
@@ -80,7 +76,8 @@ def _width(span: float) -> float:
 
 
 def _bin(column: str, start: float, width: float) -> Column:
-    return F.floor((_seconds(column) - start) / width).cast("int")
+    # A bigint: what is due in thousands of years has no room in an int.
+    return F.floor((_seconds(column) - start) / width)
 
 
 def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> Figures:
@@ -124,8 +121,14 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
 
 
 def _groups(verdicts: DataFrame) -> DataFrame:
-    told = lateness(verdicts)
-    return told.orderBy("grouping", F.desc("tasks")).limit(200)
+    largest = Window.partitionBy("grouping").orderBy(F.desc("tasks"), "value")
+    return (
+        lateness(verdicts)
+        .withColumn("rank", F.row_number().over(largest))
+        .where(F.col("rank") <= GROUPS)
+        .orderBy("grouping", "rank")
+        .drop("rank")
+    )
 
 
 def _histogram(verdicts: DataFrame) -> list[list[float]]:
@@ -153,6 +156,7 @@ def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
         .withColumn("rank", order)
         .orderBy("rank", F.desc_nulls_last("lateness"))
         .limit(OFFENDERS)
+        .withColumn("due", _seconds("due"))
         .collect()
     )
     return [
@@ -161,7 +165,7 @@ def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
             "key": row["key"],
             "task": row["task"],
             "queue": row["queue"],
-            "due": _stamp(row["due"]),
+            "due": row["due"],
             "lateness": row["lateness"],
             "verdict": row["verdict"],
         }

@@ -211,6 +211,7 @@ def _histogram(figures: dict[str, Any]) -> str:
 def _groups(figures: dict[str, Any]) -> str:
     tables = []
     for grouping in ("queue", "task", "hops", "hour"):
+        # The largest first; what has an order of its own is shown in that.
         rows = [each for each in figures["groups"] if each["grouping"] == grouping]
         if grouping in ("hops", "hour"):
             rows.sort(key=lambda each: (len(str(each["value"])), str(each["value"])))
@@ -221,7 +222,7 @@ def _groups(figures: dict[str, Any]) -> str:
                 for name in ("p50", "p90", "p99", "p999", "worst")
             )
             + "</tr>"
-            for each in rows[:24]
+            for each in rows
         )
         if body:
             tables.append(
@@ -241,10 +242,10 @@ def _offenders(figures: dict[str, Any]) -> str:
     rows = "".join(
         f"<tr><td class=whole>{escape(each['verdict'])}</td>"
         f"<td class=n>{'' if each['lateness'] is None else svg.seconds(each['lateness'])}</td>"
-        f"<td class=whole><code>{escape(each['task_id'])}</code></td>"
+        f"<td class=whole><code>{escape(each['task_id'] or '')}</code></td>"
         f"<td>{escape(each['key'] or '')}</td>"
         f"<td>{escape(each['task'] or '')}</td><td>{escape(each['queue'] or '')}</td>"
-        f"<td class=whole>{_time(each['due'])}</td></tr>"
+        f"<td class=whole>{'' if each['due'] is None else _time(each['due'])}</td></tr>"
         for each in figures["offenders"]
     )
     # A head of its own is repeated on each printed page.
