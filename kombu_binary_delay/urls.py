@@ -25,12 +25,27 @@ def is_amqp(url: str) -> bool:
     return _SCHEME.match(url) is not None
 
 
-def stock(url: str) -> str:
+def stock(url: str) -> tuple[str, dict[str, Any]]:
     """Write a URL, or several with ``;`` between, so that Kombu chooses its own transport by it.
 
     Of what is named beside a URL Kombu takes no TLS, so the scheme is to say both.
+
+    :returns: the URL, and what it says of TLS, in amqp's words; of several, the first that does.
     """
-    return _SCHEME.sub(r"amqp\1://", url)
+    urls = _SCHEME.sub(r"amqp\1://", url).split(";")
+    said = next(filter(None, map(_tls, urls)), {})
+    return ";".join(map(_without_tls, urls)), said
+
+
+def _tls(url: str) -> dict[str, Any]:
+    given = parse_url(url).get("ssl") or {} if "://" in url else {}
+    return {_option(name): value for name, value in given.items()}
+
+
+def _without_tls(url: str) -> str:
+    place, mark, query = url.partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
+    return f"{place}{mark}{kept}" if kept else place
 
 
 def enlist(transport: type, alias: str) -> None:

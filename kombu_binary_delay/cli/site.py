@@ -52,11 +52,12 @@ class Site:
                 login_method = app.conf.broker_login_method
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
-        urls = [_plain_url(each) for each in (url or DEFAULT_URL).split(";")]
-        # As our transport has it: what the first URL says of TLS counts for all, and over the app.
-        ssl = next(filter(None, map(_tls_options, urls)), None) or ssl
-        url = ";".join(map(_without_tls_options, urls))
-        return cls(url, ssl, login_method, management_url, given)
+        url = url or DEFAULT_URL
+        for each in url.split(";"):
+            _check(each)
+        url, said = stock(url)
+        # As our transport has it: what the URL says of TLS counts over the app.
+        return cls(url, said or ssl, login_method, management_url, given)
 
     @property
     def settings(self) -> Settings:
@@ -182,11 +183,11 @@ def _is_over_tls(transport: Any) -> bool:
         raise click.UsageError(f"the transport {transport!r} cannot be loaded: {exc}") from exc
 
 
-def _plain_url(url: str) -> str:
-    """Check the URL of a broker, and write it for Kombu's own transport; its words are secret."""
+def _check(url: str) -> None:
+    """Check the URL of a broker; its words are secret."""
     scheme, has_scheme, _ = url.partition("://")
     if not has_scheme:
-        return url
+        return
     # What is callable was registered with our own mixins.
     if not is_amqp(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
         raise click.UsageError(
@@ -200,22 +201,6 @@ def _plain_url(url: str) -> str:
             "the URL of the broker cannot be read; write what is special in its user, password "
             "and virtual host percent-encoded, such as %2F for a slash"
         ) from (exc if "@" not in url else None)
-    return stock(url)
-
-
-def _tls_options(url: str) -> dict[str, Any]:
-    """Read what a URL says of TLS, in the words of amqp, where Kombu's begin with ``ssl_``."""
-    given = parse_url(url).get("ssl") or {} if "://" in url else {}
-    return {
-        name if name == "ssl_version" else name.removeprefix("ssl_"): value
-        for name, value in given.items()
-    }
-
-
-def _without_tls_options(url: str) -> str:
-    place, mark, query = url.partition("?")
-    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
-    return f"{place}{mark}{kept}" if kept else place
 
 
 def options() -> list[click.Option]:

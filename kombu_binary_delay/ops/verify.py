@@ -22,7 +22,6 @@ from kombu_binary_delay.topology import (
 from .errors import UnreachableError
 from .live import Live, arguments
 from .management import Management
-from .pump import MANY_DELIVERIES
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
 SEVERITIES = ("error", "warning", "note")
@@ -417,14 +416,8 @@ def _breaks(
             yield "error", key, full
     if "dead-letter-routing-key" in definition and own is not None:
         yield "error", "dead-letter-routing-key", _ARGUMENTS["x-dead-letter-routing-key"]
-    limit = definition.get("delivery-limit")
-    if quorum and limit is not None and 0 <= int(limit) < MANY_DELIVERIES:
-        yield (
-            "warning",
-            "delivery-limit",
-            f"what is looked at more than {limit} times, by redrive or migrate, "
-            + ("is lost" if own is None else "leaves early"),
-        )
+    if quorum and definition.get("delivery-limit") == 0:
+        yield "warning", "delivery-limit", "redrive and migrate refuse to look at what is here"
 
 
 # -- permissions ---------------------------------------------------------------------------------

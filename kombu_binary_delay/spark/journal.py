@@ -240,7 +240,8 @@ class _Stream:
     def consume(self, offset: int | str) -> Iterator[Any]:
         """Give an iterator of offset and body, which ends when nothing has come for a while."""
         received: list[Any] = []
-        with kombu.Connection(stock(self.options["broker"])) as connection:
+        url, tls = stock(self.options["broker"])
+        with kombu.Connection(url, ssl=tls) as connection:
             channel = connection.default_channel
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)

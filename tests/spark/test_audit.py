@@ -140,7 +140,7 @@ def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
 
 def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_own(judge):
     nacked, again = receipt("a", due=60, status=s.NACKED), receipt("a", due=7260, sent=7200)
-    unknown = receipt("a", due=60, status=s.UNKNOWN)
+    unknown = receipt("a", due=60, status="unknown")
     first, second = receipt("a", due=60), receipt("a", due=120)
     copies = [*arrives("a", 61, due=60), *arrives("a", 121, due=120)]
     # Receipts, events, and what is found: the due time, the lateness and the verdict.
