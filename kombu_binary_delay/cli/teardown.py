@@ -27,8 +27,9 @@ def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: boo
       kombu-binary-delay teardown --ladder celery
     """
     with site.plain() as connection:
-        in_use = site.lanes(connection) if ladder is not None else ()
-        for lane in site.lanes(connection, ladder):
+        going = site.lanes(connection, ladder)
+        in_use = [each for each in site.lanes(connection) if each not in going]
+        for lane in going:
             removed = ops.teardown(
                 connection,
                 site.management(connection),
