@@ -372,7 +372,8 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     queue.get()
     side = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
 
-    gone = run(*new, "teardown", "--ladder", "999ms-2x5", "--json")
+    none = Topology(Ladder.binary(5, 999), queue_type=small.queue_type)
+    gone = run(*new, "teardown", "--ladder", none.prefix, "--json")
     own_is_none = run(*new, "teardown", "--json")
     made = run(*old[0])
     removed = run(*new, "teardown", "--ladder", small.prefix, "--force", "--json")
