@@ -4,6 +4,7 @@ import pytest
 
 from kombu_binary_delay import AddressError, Ladder, Topology
 from kombu_binary_delay.address import Destination, format_address
+from kombu_binary_delay.ancestors import CELERY
 from kombu_binary_delay.ladder import MAX_KEY, MAX_TTL
 from kombu_binary_delay.topology import Binding, Part
 from kombu_binary_delay.walk import matches_topic, walk
@@ -270,3 +271,14 @@ def test_the_walk_refuses_a_message_in_two_level_queues_at_once():
 
     with pytest.raises(ValueError, match="more than one queue at once"):
         walk(doubled, SECONDS.level_name(3), "0.0.0.1.@..q")
+
+
+@pytest.mark.parametrize(
+    ("version", "apart"),
+    [("3.13.7", False), ("4.0.5", True), ("4.2.1", True), ("4.3.0", False), ("5.0.0", False)],
+)
+def test_urgent_messages_are_kept_apart_where_they_would_hold_up_others(version, apart):
+    server = {"product": "RabbitMQ", "version": version}
+    assert Topology().keeps_urgent_apart(server) is apart
+    assert not Topology(queue_type="classic").keeps_urgent_apart(server)
+    assert not CELERY.keeps_urgent_apart(server)
