@@ -23,9 +23,6 @@ from amqp.exceptions import (
 from .errors import BinaryDelayError, TopologyError
 from .topology import Binding, Part
 
-#: Class and method of AMQP's basic.publish.
-_PUBLISH = (60, 40)
-
 
 class OwnChannel:
     """One connection's channel for declarations, opened when it is first lent.
@@ -132,10 +129,10 @@ class OwnChannel:
             channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
 
     def _on_refusal(self, error: BaseException, method: tuple[int, int]) -> None:
-        if method == _PUBLISH:
+        if method == spec.Basic.Publish:
             self._refused(error)
         # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
-        if self._talking or method != _PUBLISH:
+        if self._talking or method != spec.Basic.Publish:
             raise error
 
     @contextmanager

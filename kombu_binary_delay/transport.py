@@ -39,6 +39,7 @@ from functools import partial
 from typing import Any
 
 import amqp
+from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
@@ -56,8 +57,6 @@ from .topology import Topology
 from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
-#: Class and method of AMQP's basic.publish.
-_PUBLISH = (60, 40)
 
 
 #: What a mixin stands before; it has all that they call.
@@ -230,7 +229,7 @@ class ChannelMixin(_Above):
         if declarer and declarer.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
                 declarer.forget()
-            if reply_code == AccessRefused.code and args == _PUBLISH:
+            if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "
                     "permission write for that key where there are topic permissions"
