@@ -28,7 +28,8 @@ def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: boo
     """
     with site.plain() as connection:
         going = site.lanes(connection, ladder)
-        in_use = [each for each in site.lanes(connection) if each not in going]
+        settings = [] if ladder is None else site.lanes(connection)
+        in_use = [each for each in settings if each not in going]
         for lane in going:
             removed = ops.teardown(
                 connection,
