@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 
 from kombu_binary_delay.ladder import Ladder
 
-from .columns import has
+from .columns import check_needed, has
 
 #: What is done with a row whose time has passed.
 PAST = ("send", "reject")
@@ -61,13 +61,7 @@ def prepare(
     """
     if past not in PAST:
         raise ValueError(f"past must be one of {PAST}, got {past!r}")
-    for column in (key, "task"):
-        if not has(df, column):
-            raise ValueError(f"a column {column!r} is needed, got {df.columns}")
-    if not (has(df, "eta") or has(df, "countdown")):
-        raise ValueError(
-            f"a column eta (timestamp) or countdown (seconds) is needed, got {df.columns}"
-        )
+    check_needed(df.columns, key)
     now = time.time_ns() // 1000
     eta = _micros(df, "eta")
     countdown = F.col("countdown").cast("double") if has(df, "countdown") else _null("double")

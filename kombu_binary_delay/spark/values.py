@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from .columns import check_needed
+
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _NUMBERS = (*_INTEGERS, t.DoubleType, t.DecimalType)
 _AS_TEXT = 'cast("string")'
@@ -41,13 +43,7 @@ def check_types(schema: t.StructType, key: str) -> None:
 
     :raises ValueError: names the column, its type and the remedy.
     """
-    for name in (key, "task"):
-        if name not in schema.names:
-            raise ValueError(f"a column {name!r} is needed, got {schema.names}")
-    if not {"eta", "countdown"} & set(schema.names):
-        raise ValueError(
-            f"a column eta (timestamp) or countdown (seconds) is needed, got {schema.names}"
-        )
+    check_needed(schema.names, key)
     of_key = ((t.StringType, *_INTEGERS), "a string or an integer", _AS_TEXT)
     for name, (kinds, words, remedy) in [(key, of_key), *_COLUMNS.items()]:
         if name not in schema.names:
