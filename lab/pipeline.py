@@ -37,7 +37,7 @@ from lab.keeper import Keeper
 from lab.worker import Worker, WorkerError
 
 REMINDERS = int(os.environ.get("REMINDERS", "100000"))
-#: Two cores publish some 500 a second, and execute some 400 when that is done.
+#: Two cores publish some 500 a second, and execute some 300 when that is done.
 LEAD = max(30.0, REMINDERS / 500)  # seconds until the first is due
 SPREAD = max(20.0, REMINDERS / 330)  # seconds over which they are due
 EVERY = 5  # seconds: a "minute" of the plan
