@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -64,8 +63,6 @@ class Delivery:
         self.refuses: dict[str, bool] = {}
         #: Queues that do not exist, of which has been warned.
         self._missing: set[str] = set()
-        # Only at least once does what a queue refuses come back, and hold up others.
-        self._has_outlets = topology.mirrors and topology.queue_type == "quorum"
         self.forget()
 
     def forget(self) -> None:
@@ -139,17 +136,16 @@ class Delivery:
 
     def has_outlet(self, queue: str) -> bool:
         """Whether a queue is reached through an outlet, as far as that is known."""
-        return self._has_outlets and (
-            self.refuses.get(queue, False)
-            or any(fnmatchcase(queue, pattern) for pattern in self._patterns)
-        )
+        topology = self._topology
+        refuses = topology.can_have_outlets and self.refuses.get(queue, False)
+        return refuses or topology.wants_outlet(queue, self._patterns)
 
     def _ask_for_outlet(self, queue: str) -> None:
         """Find out whether others, who know the queue's arguments, have given it an outlet.
 
         They may yet do so: "no" is the answer for now, and is asked for again with the next way.
         """
-        if not self._has_outlets or queue in self.refuses or self.has_outlet(queue):
+        if not self._topology.can_have_outlets or queue in self.refuses or self.has_outlet(queue):
             return
         with self._own.lend(f"whether {queue!r} has an outlet") as channel, suppress(NotFound):
             channel.queue_declare(self._topology.into_name(queue), passive=True)

@@ -17,8 +17,9 @@ blocks the level that it came from.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -158,6 +159,19 @@ class Topology:
         :param server: the properties that the broker sends when a connection opens.
         """
         return self.mirrors and self.queue_type == "quorum" and lets_urgent_hold_up(server)
+
+    @property
+    def can_have_outlets(self) -> bool:
+        """Whether what a queue refuses comes back, and would hold up others without an outlet."""
+        # Only at least once does it.
+        return self.mirrors and self.queue_type == "quorum"
+
+    def wants_outlet(self, queue: str, patterns: Iterable[str]) -> bool:
+        """Whether a queue is to have an outlet whoever declares it.
+
+        :param patterns: of such queues' names, as the setting ``outlets`` has them.
+        """
+        return self.can_have_outlets and any(fnmatchcase(queue, each) for each in patterns)
 
     def for_urgent(self) -> Topology:
         """Tell the ladder beside this one for messages of a high priority."""

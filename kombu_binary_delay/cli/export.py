@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.ops.create import has_outlet, to_queue
+from kombu_binary_delay.ops.create import to_queue
 
 from .site import Site
 from .values import Delay
@@ -63,7 +63,7 @@ def export(
     lanes = site.lanes(ladder=ladder)
     part = site.part(lanes)
     for queue in queues:
-        outlet = has_outlet(lanes[0], queue, site.settings.outlets)
+        outlet = lanes[0].wants_outlet(queue, site.settings.outlets)
         part += to_queue(lanes[0], queue, outlet=outlet)
     if format_ == "svg":
         at_most = min(int(delay), lanes[0].ladder.maximum)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -80,15 +79,6 @@ def to_queue(topology: Topology, queue: str, *, outlet: bool) -> Part:
     return way + topology.into(queue) if outlet else way
 
 
-def has_outlet(topology: Topology, queue: str, outlets: Iterable[str]) -> bool:
-    """Whether a queue is to have an outlet, as the setting says, on this ladder."""
-    return (
-        topology.mirrors
-        and topology.queue_type == "quorum"
-        and any(fnmatchcase(queue, pattern) for pattern in outlets)
-    )
-
-
 def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str], bool]) -> Part:
     if not topology.mirrors:
         raise OperationError(
@@ -119,14 +109,14 @@ def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str],
 
 def _refuses(topology: Topology, live: Live, outlets: Iterable[str], queue: str) -> bool:
     """Whether a queue may refuse messages, and so is led to by an outlet."""
-    if not has_outlet(topology, queue, ("*",)):
+    if not topology.can_have_outlets:
         return False
     row = live.queues[queue]
     policy = row.get("effective_policy_definition") or {}
     # Which of them counts depends on the type of the queue.
     overflow = (arguments(row).get("x-overflow"), policy.get("overflow"))
     return (
-        has_outlet(topology, queue, outlets)
+        topology.wants_outlet(queue, outlets)
         or topology.into_name(queue) in live.queues
         or any(str(each).startswith("reject-publish") for each in overflow)
     )

@@ -9,7 +9,7 @@ from kombu_binary_delay.settings import Settings
 from kombu_binary_delay.topology import Part, Topology
 from kombu_binary_delay.walk import walk
 
-from .create import has_outlet, to_queue
+from .create import to_queue
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     """
     settings = settings or Settings()
     digits = topology.ladder.digits(delay)
-    outlet = not destination.exchange and has_outlet(
-        topology, destination.routing_key, settings.outlets
+    outlet = not destination.exchange and topology.wants_outlet(
+        destination.routing_key, settings.outlets
     )
     key = topology.address(digits, destination, topic=topic, outlet=outlet)
     lane = topology.lanes(settings.lanes)[0]
