@@ -46,7 +46,7 @@ from kombu.transport import pyamqp
 from .address import Destination
 from .ancestors import ANCESTRAL
 from .batch import PublishBatch
-from .celery import MarkedDriverType, stand_aside
+from .celery import MarkedDriverType, look_before_copying, stand_aside
 from .declare import Declarer
 from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
 from .envelope import HEADER, carried, further_keys, unwrap, wrap
@@ -429,6 +429,7 @@ class TransportMixin(_Above):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         stand_aside()
+        look_before_copying()
         follow_celery(client.transport_options)
         settle(client, type(self), self.alias)
         super().__init__(client, **kwargs)

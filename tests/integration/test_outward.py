@@ -60,6 +60,23 @@ def test_a_publish_in_the_steady_state_costs_no_call_besides_itself(connect):
     assert sent.call_count == 4
 
 
+def test_a_queue_that_a_connection_has_declared_is_not_copied_to_find_that_out(connect, vhost):
+    """Celery names the queue at each publish; to Kombu's own look, that is worth two copies."""
+    queue = Queue("q", Exchange("x", "topic"), "k")
+    connection = connect(confirm_publish=True)
+    with connection.Producer() as producer:
+        producer.publish("first", exchange="x", routing_key="k", declare=[queue])
+        with patch.object(Queue, "__init__", side_effect=AssertionError("a copy")):
+            producer.publish("next", exchange="x", routing_key="k", declare=[queue], retry=True)
+    assert vhost.waiting("q") == {"q": 2}
+
+    connect("amqp").default_channel.queue_delete("q")
+    connection.release()
+    with connection.Producer() as producer:
+        producer.publish("of a new connection", exchange="x", routing_key="k", declare=[queue])
+    assert vhost.waiting("q") == {"q": 1}
+
+
 def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
     for _ in range(2):
         connection = connect()
