@@ -28,6 +28,8 @@ TASK = "task"
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"
 
+#: A delay in milliseconds that is longer than any ladder.
+_TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -85,6 +87,9 @@ def _is_task(body: object) -> bool:
 
 
 def _microseconds(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _TOO_LONG:
+        # Nearly always it is one.
+        return value * 1000
     wrong = DelayError(
         f"{X_DELAY} must be a number of milliseconds >= 0, got {value!r}; "
         f"leave the header out to publish without a delay"
@@ -95,7 +100,7 @@ def _microseconds(value: object) -> int:
         delay = Decimal(value)
         if not delay.is_finite() or delay < 0:
             raise wrong
-        if delay.adjusted() > 18:
+        if delay >= _TOO_LONG:
             raise DelayError(f"{X_DELAY} of {value!r} ms is longer than any ladder; use less")
         return math.ceil(delay * 1000)
     except InvalidOperation:

@@ -74,7 +74,7 @@ def wrap(
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
     """List the routing keys that a message has besides its own."""
-    if not any(name in headers for name in _COPIES):
+    if headers.keys().isdisjoint(_COPIES):
         return []
     return [key for _, keys in _copies(headers) for key in keys]
 
