@@ -88,6 +88,10 @@ class Ancestor(Topology):
         """Tell the level where a message enters."""
         return LEVELS - 1 if self.enters_at_top else max(len(digits) - 1, 0)
 
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange where a message enters: a level's."""
+        return self.level_name(self.height(digits))
+
     def needs(self, digits: tuple[int, ...]) -> int:
         """Tell the highest level that has to stand: all, as its own programs rely on."""
         del digits

@@ -65,6 +65,7 @@ class Declarer:
             topology,
             self.delivery.lay_base_again,
             queue_per_delay=settings.queue_per_delay,
+            declares=self._declares,
         )
 
     def forget(self) -> None:

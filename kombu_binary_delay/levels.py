@@ -23,6 +23,7 @@ class Levels:
 
     :param own: the channel to declare on.
     :param queue_per_delay: whether a delay that repeats gets a queue of its own.
+    :param declares: whether this connection makes what is missing.
     :param lay_base: declares what the levels stand on, even if it stood before.
     """
 
@@ -33,11 +34,13 @@ class Levels:
         lay_base: Callable[[], None],
         *,
         queue_per_delay: bool,
+        declares: bool,
     ) -> None:
         self._own = own
         self.topology = topology
         self._lay_base = lay_base
         self._queue_per_delay = queue_per_delay
+        self._declares = declares
         self.forget()
         #: Whether a level that stands may be taken to stand on all that is below it.
         self._trusts = True
@@ -50,7 +53,12 @@ class Levels:
 
     def entry(self, digits: tuple[int, ...]) -> str:
         """Name the exchange to publish a message to."""
-        return self.topology.own if self._queue_per_delay else self.topology.entry(digits)
+        if self._queue_per_delay:
+            return self.topology.own
+        if self._declares:
+            return self.topology.entry(digits)
+        # Who may do no more than publish does that where RabbitMQ checks topic permissions.
+        return self.topology.level_name(self.topology.height(digits))
 
     def prepare(self, digits: tuple[int, ...]) -> None:
         """Let all stand that a delay needs.

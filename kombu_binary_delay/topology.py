@@ -3,7 +3,10 @@
 Declaring, exporting, drawing, verifying and walking are readers of this one table.
 
 The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
-expire after the digit's weight into the exchange of the level below. The delivery side, which all
+expire after the digit's weight into the exchange of the level below. Before each of these queues
+stands its *entry*, a fanout exchange of the same name: the publisher knows the first digit, and a
+topic exchange would take as long to read it out of the address as to store the message, or longer.
+The delivery side, which all
 ladders of a namespace share, is the delivery exchange and what stands behind it: for a destination
 on the default exchange the queue itself; for any other exchange its *shadow*, a topic exchange
 with the same bindings behind the digits. A headers exchange, which a topic exchange cannot imitate,
@@ -250,8 +253,9 @@ class Topology:
         return sum(self.levels, self.base)
 
     def entry(self, digits: tuple[int, ...]) -> str:
-        """Name the exchange where a message enters."""
-        return self.level_name(self.height(digits))
+        """Name the exchange where a message enters: that before the queue of its first digit."""
+        level = self.level_name(self.height(digits))
+        return f"{level}.{digits[0]}" if digits else level
 
     def height(self, digits: tuple[int, ...]) -> int:
         """Tell the level where a message enters: that of its first digit; -1 where it has none."""
@@ -446,13 +450,16 @@ class Topology:
             Queue(f"{name}.{digit}", self._waiting(digit * weight, below))
             for digit in range(1, radix)
         )
+        entries = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
+        enter = tuple(Binding(each.name, each.name, "") for each in queues)
         if self.layout == "skip":
             waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
             down = Binding(name, self.delivery, "0." * (level + 1) + "#", to_queue=False)
         else:
             waits = self._waits(level, level)
             down = Binding(name, below, "*." * level + "0.#", to_queue=False)
-        return Part((self._exchange(name),), queues, (*waits, down))
+        # The level last: where it stands, publishers take it that all else does.
+        return Part((*entries, self._exchange(name)), queues, (*enter, *waits, down))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Bind a level to the queues of a lower one, or its own, past the zeros in between."""

@@ -40,10 +40,10 @@ class Questions:
 
     @cached_property
     def entries(self) -> str:
-        """The exchanges that delayed messages are published to."""
+        """The exchanges that delayed messages are published to, or may be by other programs."""
         if not self.topology.mirrors:
             return self._numbered
-        return rf"{self._versioned}-.+[.](level-[0-9]+|own)"
+        return rf"{self._versioned}-.+[.](level-[0-9]+([.][0-9]+)?|own)"
 
     @cached_property
     def parking(self) -> str:

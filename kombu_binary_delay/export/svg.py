@@ -70,6 +70,7 @@ class _Figure:
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
         self.entry = topology.entry(digits)
+        self.highest = topology.level_name(topology.height(digits))
         self.taken, self.times = self._follow()
 
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -104,13 +105,15 @@ class _Figure:
         taken: dict[str, Binding] = {}
         times: dict[str, tuple[int, int]] = {}
         now, exchange = 0, self.entry
-        while exchange in self.y:
+        while exchange in self.y or exchange == self.entry:
             (binding,) = (
                 each
                 for each in self.part.bindings
-                if each.source == exchange and matches_topic(each.key, self.key)
+                if each.source == exchange
+                and (exchange not in self.y or matches_topic(each.key, self.key))
             )
-            taken[exchange] = binding
+            if exchange in self.y:
+                taken[exchange] = binding
             exchange = binding.destination
             if binding.to_queue and exchange in self.below:
                 ttl, below = self.below[exchange]
@@ -146,10 +149,19 @@ class _Figure:
         return "\n".join(lines)
 
     def _draw_entry(self) -> None:
-        x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry]
-        self._text(x, y - 58, f"publish, delayed by {human(self.delay)}", "title", "middle")
+        said = f"publish, delayed by {human(self.delay)}"
+        if self.entry in self.y:
+            x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry]
+            way = f"V{y - 3}"
+        else:
+            # By an exchange of its own, which is not drawn, into the queue of its first digit.
+            first = min(self.times, key=lambda queue: self.times[queue])
+            x, y = QUEUE_X + BOX_WIDTH / 2, self.y[self.highest]
+            middle = self.queue_y[first] + BOX_HEIGHT / 2
+            way = f"H{QUEUE_X - 16} V{middle} H{QUEUE_X - 3}"
+        self._text(x, y - 58, said, "title", "middle")
         self._text(x, y - 40, self.key, "key", "middle", hot=True)
-        self._arrow(f"M{x} {y - 34} V{y - 3}", hot=True)
+        self._arrow(f"M{x} {y - 34} {way}", hot=True)
 
     def _draw_exchange(self, exchange: str, y: int) -> None:
         hot = exchange in self.taken

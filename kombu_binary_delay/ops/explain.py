@@ -68,7 +68,8 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     )
     key = topology.address(digits, destination, topic=topic, outlet=outlet)
     lane = topology.lanes(settings.lanes)[0]
-    entry, notes = lane.entry(digits), []
+    by_level = settings.declare == "never"
+    entry, notes = lane.level_name(lane.height(digits)) if by_level else lane.entry(digits), []
     part = lane.whole + _behind(topology, destination, outlet=outlet)
     if settings.lanes > 1:
         notes.append(f"the message id chooses one of {settings.lanes} lanes; this is the first")

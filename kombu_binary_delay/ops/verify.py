@@ -138,7 +138,7 @@ def _exchange(
 ) -> Iterator[Difference]:
     what = f"exchange {exchange.name}"
     if row is None:
-        yield Difference("error", what, "missing", _missing_exchange(topology, exchange.name))
+        yield Difference("error", what, "missing", _missing_exchange(topology, exchange))
         return
     if row["type"] != exchange.type:
         yield Difference(
@@ -155,9 +155,11 @@ def _exchange(
             yield Difference("error", what, _other(name, wanted, given), causes)
 
 
-def _missing_exchange(topology: Topology, name: str) -> str:
-    if name == topology.parking:
+def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
+    if exchange.name == topology.parking:
         return "a message without a destination holds up its level: after 32, nothing leaves it"
+    if exchange.type == "fanout":
+        return "a publish that enters there fails with 404"
     if topology.queue_type == "quorum":
         return "what leaves the level above cannot go on: after 32 messages, nothing leaves it"
     return "what leaves the level above is lost"
@@ -439,7 +441,7 @@ def _permissions(
         return
     names = [each.name for each in topology.whole.exchanges]
     names += [each.name for each in topology.whole.queues]
-    levels = [each.name for part in topology.levels for each in part.exchanges]
+    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     needed = {"configure": names, "write": names, "read": names} if declares else {"write": levels}
     for what, on in needed.items():
         # To RabbitMQ, an empty pattern matches nothing here.

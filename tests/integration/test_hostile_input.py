@@ -229,7 +229,8 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
         "first", routing_key="a", headers={"x-delay": 16 * 125}
     )  # makes three levels
     rogue = connect("amqp").default_channel
-    doors = [topology.level_name(level) for level in range(-1, 3)]
+    doors = [topology.delivery]
+    doors += [each.name for level in topology.levels[:3] for each in level.exchanges]
     doors += [topology.shadow_name(name) for name in ("direct", "topic", "fan")]
     expected: Counter[tuple[str, str]] = Counter({("a", "first"): 1})
     for number in range(FORGED):

@@ -15,8 +15,8 @@ SECONDS = Topology(Ladder.binary(4, 1000))
 def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_level_below():
     level = Topology(Ladder(2000, (4, 4)), "ns").levels[1]
 
-    (exchange,) = level.exchanges
-    assert exchange.name == "ns.v1-2000ms-4x2.level-01"
+    *entries, exchange = level.exchanges
+    assert (exchange.name, exchange.type) == ("ns.v1-2000ms-4x2.level-01", "topic")
     assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [
         8000,
         16000,
@@ -30,7 +30,14 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-    assert [binding.key for binding in level.bindings] == ["*.1.#", "*.2.#", "*.3.#", "*.0.#"]
+    assert keys_from(exchange.name, level) == ["*.1.#", "*.2.#", "*.3.#", "*.0.#"]
+    for entry, queue in zip(entries, level.queues, strict=True):
+        assert (entry.name, entry.type) == (queue.name, "fanout")
+        assert Binding(entry.name, queue.name, "") in level.bindings
+
+
+def keys_from(exchange, part):
+    return [binding.key for binding in part.bindings if binding.source == exchange]
 
 
 def test_skip_bindings_are_the_gists_with_the_lowest_digit_first():
@@ -43,8 +50,11 @@ def test_skip_bindings_are_the_gists_with_the_lowest_digit_first():
         ["1.#", "0.#"],
     ]
 
-    assert [[each.key for each in level.bindings] for level in reversed(skip.levels)] == wanted
-    assert [each.destination for each in skip.levels[3].bindings] == [
+    assert [
+        keys_from(skip.level_name(level), skip.levels[level]) for level in (3, 2, 1, 0)
+    ] == wanted
+    leads = [each for each in skip.levels[3].bindings if each.source == skip.level_name(3)]
+    assert [each.destination for each in leads] == [
         *(f"{skip.level_name(level)}.1" for level in (3, 2, 1, 0)),
         skip.delivery,
     ]
@@ -164,7 +174,7 @@ def test_a_message_enters_at_its_first_digit_that_is_not_zero(delay, level):
 
     topology = Topology(ladder)
 
-    assert topology.entry(ladder.digits(delay * 1000)) == topology.level_name(level)
+    assert topology.entry(ladder.digits(delay * 1000)) == f"{topology.level_name(level)}.1"
 
 
 def test_a_destination_that_is_an_address_already_starts_from_its_own():
