@@ -112,15 +112,9 @@ class Declarer:
         :raises TopologyError: where the broker refuses, or the exchange is of a type that no
             delayed message can reach.
         """
-        types = self.delivery.types
-        if types.get(exchange, "topic") not in (*IMITABLE, "headers"):
-            raise TopologyError(
-                f"the exchange {exchange!r} is of the type {types[exchange]!r}, which reads "
-                f"routing keys in its own way, while a delayed message arrives with another; delay "
-                f"to a direct, topic, fanout or headers exchange instead"
-            )
-        if types.get(exchange) == "headers":
-            self._refuse_astray(exchange)
+        kind = self.delivery.types.get(exchange)
+        if kind is not None:
+            self._refuse_unreachable(exchange, kind)
         if not self._declares:
             return False
         talks = self.own.talks
@@ -131,14 +125,22 @@ class Declarer:
                 # No queue has an empty name; to bind, that is the one that a channel declared last.
                 if queue:
                     self._lead_to(queue)
-        elif types.get(exchange) == "headers":
+        elif kind == "headers":
             self.delivery.stand_behind(exchange)
         self._fill_gap()
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
 
-    def _refuse_astray(self, exchange: str) -> None:
+    def _refuse_unreachable(self, exchange: str, kind: str) -> None:
+        if kind not in (*IMITABLE, "headers"):
+            raise TopologyError(
+                f"the exchange {exchange!r} is of the type {kind!r}, which reads routing keys in "
+                f"its own way, while a delayed message arrives with another; delay to a direct, "
+                f"topic, fanout or headers exchange instead"
+            )
+        if kind != "headers":
+            return
         for bound in self._bound:
             reads_keys = self.delivery.types.get(bound.destination) in ("direct", "topic")
             if bound.exchange == exchange and not bound.to_queue and reads_keys:

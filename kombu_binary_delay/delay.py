@@ -46,14 +46,14 @@ def due_time(headers: Mapping[str, Any], now: int) -> int | None:
         A negative ``x-delay`` is an error, an ``eta`` in the past is not: time may have passed
         between the asking and the publish, so such a message is simply due.
     """
-    times = []
+    due = None
+    if headers.get(ETA) is not None and TASK in headers:
+        due = _epoch_microseconds(headers[ETA])
     if X_DELAY in headers:
         delay = _microseconds(headers[X_DELAY])
         if delay > 0:
-            times.append(now + delay)
-    if headers.get(ETA) is not None and TASK in headers:
-        times.append(_epoch_microseconds(headers[ETA]))
-    return max(times, default=None)
+            due = now + delay if due is None else max(due, now + delay)
+    return due
 
 
 def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _microseconds(value: object) -> int:
 
 
 def _epoch_microseconds(eta: object) -> int:
-    time = _parse(eta)
+    time = eta if isinstance(eta, datetime) else _parse(eta)
     if time.tzinfo is None:
         # A Celery worker reads a naive eta as UTC (Request.eta), whatever the timezone setting.
         time = time.replace(tzinfo=timezone.utc)
@@ -116,8 +116,6 @@ def _epoch_microseconds(eta: object) -> int:
 
 
 def _parse(eta: object) -> datetime:
-    if isinstance(eta, datetime):
-        return eta
     if isinstance(eta, str):
         try:
             # Python 3.10 does not read the Z that ISO 8601 allows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from .errors import DelayError, LadderError
@@ -145,14 +145,7 @@ class Ladder:
                 f"a delay of {delay} ms is outside of 0 to {self.maximum} ms, the range of the "
                 f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
             )
-        rest = -int(-delay // self.tick)
-        digits = []
-        for radix in reversed(self.radices):
-            if not rest:
-                break
-            rest, digit = divmod(rest, radix)
-            digits.append(digit)
-        return tuple(reversed(digits))
+        return _digits(self.radices, -int(-delay // self.tick))
 
     def delay(self, digits: tuple[int, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.
@@ -168,6 +161,18 @@ class Ladder:
         return sum(
             digit * weight for digit, weight in zip(digits, self.weights[above:], strict=True)
         )
+
+
+# Delays repeat: those of retries, say, or whole seconds.
+@lru_cache(maxsize=4096)
+def _digits(radices: tuple[int, ...], rest: int) -> tuple[int, ...]:
+    digits = []
+    for radix in reversed(radices):
+        if not rest:
+            break
+        rest, digit = divmod(rest, radix)
+        digits.append(digit)
+    return tuple(reversed(digits))
 
 
 def _whole(value: object) -> bool:

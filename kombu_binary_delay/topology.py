@@ -254,8 +254,7 @@ class Topology:
 
     def entry(self, digits: tuple[int, ...]) -> str:
         """Name the exchange where a message enters: that before the queue of its first digit."""
-        level = self.level_name(self.height(digits))
-        return f"{level}.{digits[0]}" if digits else level
+        return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery
 
     def height(self, digits: tuple[int, ...]) -> int:
         """Tell the level where a message enters: that of its first digit; -1 where it has none."""

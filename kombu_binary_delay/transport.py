@@ -176,7 +176,9 @@ class ChannelMixin(_Above):
             destination = Destination(exchange, routing_key)
             entry = theirs.entry(digits)
             return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
-        destination = topology.unwrap(Destination(exchange, routing_key), carried(headers))
+        destination = Destination(exchange, routing_key)
+        if topology.owns(exchange):
+            destination = topology.unwrap(destination, carried(headers))
         keys = [destination.routing_key, *further_keys(headers)]
         lane = declarer.lane(msg.properties)
 
