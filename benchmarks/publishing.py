@@ -63,12 +63,12 @@ class Way:
     """A way to publish, with a connection of its own."""
 
     def __init__(
-        self, vhost: VHost, transport: str, *, confirm: bool = False, journal: str | None = None
+        self, vhost: VHost, transport: str, *, confirm: bool = False, **settings: str
     ) -> None:
         self.stack = ExitStack()
         options: dict[str, Any] = {"confirm_publish": confirm}
-        if journal:
-            options["binary_delay"] = {"journal": journal}
+        if settings:
+            options["binary_delay"] = settings
         self.connection = self.stack.enter_context(
             Connection(vhost.url, transport=transport, transport_options=options)
         )
@@ -185,6 +185,11 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
     "batch-delayed": (
         "ours, delayed, confirmed in batches",
         lambda v: ByBatch(v, OURS, delayed=True),
+    ),
+    # The ladder is made by those above.
+    "batch-by-level": (
+        "the same, entered through the exchange of a level, as with `declare: never`",
+        lambda v: ByBatch(v, OURS, delayed=True, declare="never"),
     ),
     "celery": ("Celery on Kombu's own transport", lambda v: ByCelery(v, STOCK)),
     "celery-held": (

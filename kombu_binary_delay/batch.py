@@ -45,6 +45,8 @@ _UNWRITABLE = (
     ValueError,
     struct.error,
 )
+#: How many messages are sent at once, where the window is not smaller.
+_AT_ONCE = 100
 #: How long to wait until a broker that failed to answer takes a last word, in seconds.
 _LAST_WORD = 1.0
 
@@ -133,14 +135,16 @@ class _Entry:
 class PublishBatch:
     """Publish with up to ``max_size`` confirms outstanding.
 
-    Messages are buffered, up to ``max_size``, and then sent at once; while the next are gathered,
-    the broker confirms these. A delay counts from the call of :meth:`publish`.
+    Messages are gathered, up to a hundred, and then sent at once. While the next are gathered, the
+    broker confirms these; only where ``max_size`` are unconfirmed, that is waited for. A delay
+    counts from the call of :meth:`publish`.
 
     Used alone, it is a context manager: leaving it flushes, or after an exception discards, and
     closes. Use it from several threads only if nothing else uses the connection meanwhile.
 
     :param channel: the channel to publish on behalf of.
-    :param max_size: how many messages to buffer, and how many unconfirmed ones to send.
+    :param max_size: how many messages may have been sent and not been confirmed yet, and no more
+        than that are gathered.
     :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
         the batch. Where it is given, one message's fate is no error: it is told here.
     :raises TypeError: where the channel is not one of AMQP.
@@ -162,6 +166,7 @@ class PublishBatch:
             raise ValueError(f"max_size must be a whole number >= 1, got {max_size!r}")
         self.channel = channel
         self.max_size = max_size
+        self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
         declarer = getattr(self._connection, "binary_delay", None)
@@ -217,7 +222,7 @@ class PublishBatch:
                 self._pack(entry, now)
             self._buffer.append(entry)
             # A callback that publishes while the batch waits must not make it wait in itself.
-            if len(self._buffer) >= self.max_size and not self._busy:
+            if len(self._buffer) >= self._at_once and not self._busy:
                 self._send_all()
             self._report()
 
@@ -280,9 +285,10 @@ class PublishBatch:
         busy, self._busy = self._busy, True
         try:
             while self._buffer:
-                # What the window before left outstanding.
-                self._wait()
-                for _ in range(min(self.max_size, len(self._buffer))):
+                count = min(self._at_once, len(self._buffer))
+                # Until there is room for them.
+                self._wait(self.max_size - count)
+                for _ in range(count):
                     self._send(self._buffer.popleft())
         finally:
             self._busy = busy
@@ -359,13 +365,13 @@ class PublishBatch:
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
 
-    def _wait(self) -> None:
-        """Wait until the broker has answered to all that was sent."""
+    def _wait(self, most: int = 0) -> None:
+        """Wait until the broker has answered to all that was sent, but for ``most`` of them."""
         patience = self._patience()
         end = None if patience is None else time.monotonic() + patience
         busy, self._busy = self._busy, True
         try:
-            while self._sent:
+            while len(self._sent) > most:
                 if self._is_lost():
                     own = self._own
                     self._fail((own and own.refusal) or RecoverableConnectionError("it was closed"))

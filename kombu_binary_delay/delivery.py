@@ -136,9 +136,10 @@ class Delivery:
 
     def has_outlet(self, queue: str) -> bool:
         """Whether a queue is reached through an outlet, as far as that is known."""
-        topology = self._topology
-        refuses = topology.can_have_outlets and self.refuses.get(queue, False)
-        return refuses or topology.wants_outlet(queue, self._patterns)
+        if not self._topology.can_have_outlets:
+            return False
+        known = self.refuses.get(queue, False)
+        return known or self._topology.wants_outlet(queue, self._patterns)
 
     def _ask_for_outlet(self, queue: str) -> None:
         """Find out whether others, who know the queue's arguments, have given it an outlet.

@@ -163,7 +163,7 @@ class Topology:
         """
         return self.mirrors and self.queue_type == "quorum" and lets_urgent_hold_up(server)
 
-    @property
+    @cached_property
     def can_have_outlets(self) -> bool:
         """Whether what a queue refuses comes back, and would hold up others without an outlet."""
         # Only at least once does it.

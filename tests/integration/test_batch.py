@@ -91,6 +91,18 @@ def test_no_more_than_max_size_messages_are_unconfirmed(channel, outcomes):
     assert (sent, len(outcomes), most) == (95, 95, 10)
 
 
+def test_messages_are_sent_a_hundred_at_a_time_without_waiting_for_more(channel, vhost):
+    batch = PublishBatch(channel)
+    for number in range(250):
+        send(batch, str(number))
+    deadline = time.monotonic() + 10
+    while vhost.waiting("q") != {"q": 200}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    batch.discard()
+    batch.close()
+
+
 def test_what_a_full_queue_refuses_is_nacked_one_by_one(channel, outcomes):
     full = {"x-max-length": 2, "x-overflow": "reject-publish"}
     Queue("full", channel=channel, queue_arguments=full).declare()
