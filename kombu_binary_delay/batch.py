@@ -285,11 +285,12 @@ class PublishBatch:
         busy, self._busy = self._busy, True
         try:
             while self._buffer:
-                count = min(self._at_once, len(self._buffer))
-                # Until there is room for them.
-                self._wait(self.max_size - count)
-                for _ in range(count):
+                room = min(self._at_once, len(self._buffer))
+                self._wait(self.max_size - room)
+                # A callback may have flushed, or discarded, them meanwhile.
+                while room and self._buffer:
                     self._send(self._buffer.popleft())
+                    room -= 1
         finally:
             self._busy = busy
 

@@ -75,7 +75,9 @@ def _start_unless_marked(start: Any) -> Any:
 
 def _declare_unless_known(maybe_declare: Any) -> Any:
     def declare_unless_known(producer: Any, entity: Any, *args: Any, **kwargs: Any) -> Any:
-        connection: Any = producer.channel.connection if entity else None
+        # A producer may have no channel, and an entity one of its own.
+        channel = producer.channel if entity else None
+        connection: Any = getattr(channel, "connection", None)
         if (
             getattr(connection, "binary_delay", None) is not None
             # What Kombu asks of its copy.

@@ -7,7 +7,7 @@ done on the connection. It must not import what decides on the declarations.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -170,8 +170,7 @@ class _Quiet(amqp.Channel):
 def declare_part(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has."""
     send(channel, part)
-    # One answer for all that was sent without waiting, also where that is a queue alone.
-    channel.basic_qos(0, 0, a_global=False)
+    wait(channel)
 
 
 def send(channel: Any, part: Part) -> None:
@@ -195,6 +194,17 @@ def send(channel: Any, part: Part) -> None:
         )
     for binding in part.bindings:
         _bind_one(channel, binding, nowait=True)
+
+
+def look_for(channel: Any, exchanges: Iterable[str]) -> None:
+    """Ask for exchanges, without waiting: where one is not there, the next answer is NotFound."""
+    for exchange in exchanges:
+        channel.exchange_declare(exchange, "", passive=True, nowait=True)
+
+
+def wait(channel: Any) -> None:
+    """Wait until the broker has done all that it was sent without waiting."""
+    channel.basic_qos(0, 0, a_global=False)
 
 
 def bind(channel: Any, bindings: tuple[Binding, ...]) -> None:

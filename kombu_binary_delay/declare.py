@@ -118,6 +118,8 @@ class Declarer:
         if not self._declares:
             return False
         talks = self.own.talks
+        if lane.has_gap():
+            self.forget()
         if not self._active:
             self.activate()
         if not exchange:

@@ -5,17 +5,20 @@ It must not import what knows destinations.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from amqp.exceptions import NotFound, ResourceLocked
 
-from .channel import OwnChannel, bind, send
+from .channel import OwnChannel, bind, look_for, send, wait
 from .topology import Topology
 
 #: The most queues for one delay each that a connection makes, and the delays that it counts.
 MAX_OWN_QUEUES = 64
 MAX_DELAYS = 1024
+#: After how many seconds to look whether what was there still is.
+LOOK_AGAIN = 30.0
 
 
 class Levels:
@@ -41,6 +44,9 @@ class Levels:
         self._lay_base = lay_base
         self._queue_per_delay = queue_per_delay
         self._declares = declares
+        #: How high it once stood: so high it is made again.
+        self._once = -1
+        self._height = -1
         self.forget()
         #: Whether a level that stands may be taken to stand on all that is below it.
         self._trusts = True
@@ -48,7 +54,9 @@ class Levels:
     def forget(self) -> None:
         """Forget what stands on the broker: it has told us that something is gone."""
         self._trusts = False
+        self._once = max(self._once, self._height)
         self._height = -1
+        self._looked = 0.0
         self._delays: dict[tuple[int, ...], bool] = {}
 
     def entry(self, digits: tuple[int, ...]) -> str:
@@ -60,6 +68,23 @@ class Levels:
         # Who may do no more than publish does that where RabbitMQ checks topic permissions.
         return self.topology.level_name(self.topology.height(digits))
 
+    def has_gap(self) -> bool:
+        """Look now and then whether the exchanges that this connection relies on still stand.
+
+        Where one was deleted, nobody else would tell: messages enter by others.
+        """
+        if self._height < 0 or time.monotonic() < self._looked + LOOK_AGAIN:
+            return False
+        self._looked = time.monotonic()
+        names = map(self.topology.level_name, range(-1, self._height + 1))
+        with self._own.lend(f"the levels up to {self._height}") as channel:
+            try:
+                look_for(channel, names)
+                wait(channel)
+            except NotFound:
+                return True
+        return False
+
     def prepare(self, digits: tuple[int, ...]) -> None:
         """Let all stand that a delay needs.
 
@@ -67,16 +92,17 @@ class Levels:
         """
         height = self.topology.needs(digits)
         if height > self._height:
-            self._raise_to(height)
+            self._raise_to(max(height, self._once))
         if self._queue_per_delay and not self._delays.get(digits):
             self._serve(digits)
 
     def _raise_to(self, height: int) -> None:
         """Declare the levels up to ``height``, lowest first.
 
-        A level's exchange is declared after all that is below it, so where the highest one takes
-        its own bindings again, all of the rest stands: one round trip for a new connection. Unless
-        somebody has deleted a part of it: then, each level is declared again.
+        A level's exchange is declared after all that is below it, so where all of them are there,
+        and the highest one takes its own bindings again, all of the rest stands: one round trip for
+        a new connection. Unless somebody has deleted a part of it: then, each level is declared
+        again.
         """
         if not (self._trusts and self._stands(height)):
             self._mend(height)
@@ -86,11 +112,13 @@ class Levels:
                 new = range(self._height + 1, height + 1)
                 bind(channel, sum((self.topology.own_enter(level) for level in new), ()))
         self._height = height
+        self._looked = time.monotonic()
 
     def _stands(self, height: int) -> bool:
         levels = self.topology.levels
         with self._own.lend(f"the levels up to {height}") as channel:
             try:
+                look_for(channel, map(self.topology.level_name, range(height + 1)))
                 # The lowest one, too: the delivery exchange alone may have been made anew.
                 bind(channel, levels[0].bindings + levels[height].bindings)
             except NotFound:

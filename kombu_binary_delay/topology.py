@@ -458,7 +458,7 @@ class Topology:
             waits = self._waits(level, level)
             down = Binding(name, below, "*." * level + "0.#", to_queue=False)
         # The level last: where it stands, publishers take it that all else does.
-        return Part((*entries, self._exchange(name)), queues, (*enter, *waits, down))
+        return Part((*entries, self._exchange(name)), queues, (*waits, down, *enter))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Bind a level to the queues of a lower one, or its own, past the zeros in between."""

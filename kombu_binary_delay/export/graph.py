@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kombu_binary_delay.topology import Part
+from kombu_binary_delay.topology import Binding, Part
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,22 @@ class Edge:
     source: Node
     target: Node
     label: str = ""
+
+
+def outline(part: Part) -> Part:
+    """Leave out the entries: each would be one more exchange beside a queue of its name."""
+    entries = {
+        each.name
+        for each in part.exchanges
+        if each.type == "fanout"
+        and each.arguments
+        and Binding(each.name, each.name, "") in part.bindings
+    }
+    return Part(
+        tuple(each for each in part.exchanges if each.name not in entries),
+        part.queues,
+        tuple(each for each in part.bindings if each.source not in entries),
+    )
 
 
 def nodes(part: Part) -> tuple[Node, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kombu_binary_delay.topology import Part
 
-from .graph import Node, edges, human, nodes
+from .graph import Node, edges, human, nodes, outline
 from .names import number
 
 _STYLES = {"binding": "solid", "expiry": "dashed", "alternate": "dotted"}
@@ -12,6 +12,7 @@ _STYLES = {"binding": "solid", "expiry": "dashed", "alternate": "dotted"}
 
 def graphviz(part: Part) -> str:
     """Draw a part: bindings solid, expiry dashed, what finds no binding dotted."""
+    part = outline(part)
     drawn = nodes(part)
     ids = number(node.key for node in drawn)
     lines = [

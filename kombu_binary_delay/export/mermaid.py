@@ -7,7 +7,7 @@ from html import escape
 
 from kombu_binary_delay.topology import Part
 
-from .graph import Node, edges, human, nodes
+from .graph import Node, edges, human, nodes, outline
 from .names import number
 
 _ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
@@ -15,6 +15,7 @@ _ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
 
 def mermaid(part: Part) -> str:
     """Draw a part: bindings as lines, expiry and what finds no binding as dotted ones."""
+    part = outline(part)
     drawn = nodes(part)
     ids = number(node.key for node in drawn)
     lines = ["flowchart TD"]

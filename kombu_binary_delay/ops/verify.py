@@ -78,12 +78,18 @@ def verify(
 def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterator[Difference]:
     """Compare exchanges, queues and bindings. Pure."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
-    made = [level for level in parts if topology.level_name(level) in live.exchanges]
+    # By anything of it: what is published to an entry does not need the level's exchange, yet.
+    made = [
+        level
+        for level, part in parts.items()
+        if any(each.name in live.exchanges for each in part.exchanges)
+        or any(each.name in live.queues for each in part.queues)
+    ]
     top = max(made, default=-2)
     for level, part in parts.items():
         if level > top:
             continue
-        yield from _part(topology, part, live)
+        yield from _part(topology, part, live, declares=declares)
     missing = [level for level in parts if level > top]
     if missing and declares:
         yield Difference(
@@ -108,9 +114,13 @@ def _reach(topology: Topology, level: int) -> int:
     return topology.ladder.weights[-1 - max(level, 0)]
 
 
-def _part(topology: Topology, part: Part, live: Live) -> Iterator[Difference]:
+def _part(topology: Topology, part: Part, live: Live, *, declares: bool) -> Iterator[Difference]:
     for exchange in part.exchanges:
-        yield from _exchange(topology, exchange, live.exchanges.get(exchange.name))
+        row = live.exchanges.get(exchange.name)
+        if row is None and exchange.type == "fanout" and not declares:
+            # Who declares nothing enters by the levels.
+            continue
+        yield from _exchange(topology, exchange, row)
     for queue in part.queues:
         yield from _queue(topology, queue, live.queues.get(queue.name))
     for binding in part.bindings:

@@ -138,7 +138,7 @@ class _Producer(kombu.Producer):
             body, priority, content_type, content_encoding, headers, properties
         )
         for entity in declare:
-            # Once: merely to look whether it is declared costs Kombu a tenth of the publish.
+            # Once, and so that a refusal is remembered, too.
             known, refusal = self.declared.get(id(entity), (None, None))
             if known is not entity:
                 refusal = self._declare(entity)

@@ -438,6 +438,25 @@ def test_a_callback_may_publish_into_the_batch_that_waits(connect, channel):
     assert len(set(received)) == 40
 
 
+def test_a_callback_may_flush_the_batch_that_waits(connect, channel, outcomes):
+    connection = connect()
+    batch = PublishBatch(connection.default_channel, max_size=1, on_outcome=outcomes.append)
+
+    def forward(body, message):
+        if not body.startswith("again"):
+            send(batch, f"again {body}")
+            batch.flush()
+
+    connection.Consumer([Queue("q")], callbacks=[forward], no_ack=True).consume()
+    for number in range(20):
+        send(batch, str(number))
+    while len(outcomes) < 40:
+        batch.flush()
+        connection.drain_events(timeout=5)
+    batch.close()
+    assert set(states(outcomes).values()) == {"confirmed"}
+
+
 def test_an_error_of_a_callback_passes_and_the_batch_goes_on(connect, channel, outcomes):
     connection = connect()
 

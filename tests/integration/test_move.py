@@ -620,7 +620,7 @@ def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
     level, key, copies = again
     copies = {} if copies is None else {"CC": copies}
     assert found == (
-        topology.entry((1,) + (0,) * level),
+        topology.level_name(level),
         key,
         {"application_headers": {**due, **copies}, "priority": 3},
     )

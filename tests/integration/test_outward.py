@@ -87,8 +87,8 @@ def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
         ) as sent:
             producer.publish("first", routing_key="q", headers={"x-delay": 60_000})
         calls = [call.args[1:3] for call in sent.call_args_list]
-    # Open a channel; the base; the way to the queue; the bindings of two levels; the message.
-    assert len(calls) <= 22
+    # Open a channel; the base; the way to the queue; five levels; the bindings of two; the message.
+    assert len(calls) <= 27
 
 
 def test_a_delay_that_is_refused_declares_nothing_and_the_channel_still_works(connect, vhost):
@@ -163,9 +163,9 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
         producer.publish(0, routing_key="q", headers={"x-delay": 17 * 125}, declare=[queue])
     # when: a part of it goes
     connect("amqp").default_channel.exchange_delete(topology.level_name(gone))
-    # and: one more publisher delays, by as much as enters at each level that stands
+    # and: one more publisher delays, and by as much as enters at other levels
     new = connect(confirm_publish=True)
-    for level in (2, 4, 0):
+    for level in (4, 2, 0):
         for connection in (old, new):
             with connection.Producer() as producer:
                 producer.publish("-", routing_key="q", headers={"x-delay": 125 << level})
@@ -178,6 +178,21 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
             producer.publish(each, routing_key="q", headers={"x-delay": each * 125})
     collect(new, [queue], len(ticks), timeout=20, more=3)
     assert parked_in(connect, topology) == parked
+
+
+def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
+    connect, collect, topology, monkeypatch
+):
+    queue = Queue("q")
+    connection = connect(confirm_publish=True)
+    with connection.Producer() as producer:
+        producer.publish("before", routing_key="q", headers={"x-delay": 2125}, declare=[queue])
+        # Messages enter by other exchanges, so no publish is refused.
+        connect("amqp").default_channel.exchange_delete(topology.level_name(1))
+        monkeypatch.setattr("kombu_binary_delay.levels.LOOK_AGAIN", 0)
+        producer.publish("after", routing_key="q", headers={"x-delay": 125})
+
+    assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
 
 
 def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, topology):

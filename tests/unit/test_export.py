@@ -211,7 +211,16 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
 
 
 def drawn(part):
-    """What a picture of a part has to show: each way that a message can take."""
+    """What a picture of a part has to show: each way that a message can take.
+
+    But for the entries, which stand before the level queue of the same name.
+    """
+    levels = {queue.name for queue in part.queues if ".level-" in queue.name}
+    part = Part(
+        tuple(each for each in part.exchanges if each.name not in levels),
+        part.queues,
+        tuple(each for each in part.bindings if each.source not in levels),
+    )
     ways = {(each.source, each.destination, each.key) for each in part.bindings}
     for queue in part.queues:
         if "x-dead-letter-exchange" in dict(queue.arguments):
