@@ -48,8 +48,9 @@ def parking(lab: Lab) -> list[str]:
 
 
 def all_levels(lab: Lab) -> list[str]:
-    """Name the exchanges of all levels."""
-    return [lab.topology.level_name(level) for level in range(HIGHEST, -1, -1)]
+    """Name the exchanges of all levels, entries included."""
+    levels = reversed(lab.topology.levels[: HIGHEST + 1])
+    return [each.name for level in levels for each in level.exchanges]
 
 
 def deleted(lab: Lab, parts: Callable[[Lab], list[str]]) -> None:
