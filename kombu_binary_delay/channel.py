@@ -42,7 +42,8 @@ class OwnChannel:
         self._channel: Any = None
         self._talking = False
         self._serving = False
-        self._held: deque[Callable[[], object]] = deque()
+        #: What came in amid a declaration, and is still to be dispatched.
+        self.held: deque[Callable[[], object]] = deque()
         #: How often it was lent.
         self.talks = 0
 
@@ -54,18 +55,18 @@ class OwnChannel:
         """
         # Channel 0 is the connection itself.
         if self._talking and channel_id not in (0, getattr(self._channel, "channel_id", None)):
-            self._held.append(dispatch)
+            self.held.append(dispatch)
         elif self._talking or self._serving:
             dispatch()
         else:
-            self._held.append(dispatch)
+            self.held.append(dispatch)
             self._serve()
 
     def serve_next(self) -> bool:
         """Dispatch the first that is held, if one is and may be: it comes before all to be read."""
-        if self._talking or not self._held:
+        if self._talking or not self.held:
             return False
-        self._held.popleft()()
+        self.held.popleft()()
         return True
 
     def _serve(self) -> None:

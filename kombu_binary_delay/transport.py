@@ -89,7 +89,9 @@ class ChannelMixin(_Above):
         :raises AddressError: where the routing key is too long for a delayed message.
         :raises TopologyError: where the broker refuses to declare what the delay needs.
         """
-        if asked := self.asked(msg):
+        # Spared where nothing can ask: each publish comes here.
+        asked = (msg.properties.get(_HEADERS) or self._reads_bodies) and self.asked(msg)
+        if asked:
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             # As amqp does, which writes None as an empty name.
@@ -410,7 +412,9 @@ class ConnectionMixin(_Above):
 
     def blocking_read(self, timeout: float | None = None) -> Any:
         """Read from the broker, after what was read in the middle of a declaration."""
-        if self.binary_delay is not None and self.binary_delay.own.serve_next():
+        # Each publish comes here, and nearly always nothing is held.
+        declarer = self.binary_delay
+        if declarer is not None and declarer.own.held and declarer.own.serve_next():
             return True
         return super().blocking_read(timeout)
 
