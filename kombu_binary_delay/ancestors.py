@@ -90,7 +90,7 @@ class Ancestor(Topology):
 
     def entry(self, digits: tuple[int, ...]) -> str:
         """Name the exchange where a message enters: a level's."""
-        return self.level_name(self.height(digits))
+        return self.level_of(digits)
 
     def needs(self, digits: tuple[int, ...]) -> int:
         """Tell the highest level that has to stand: all, as its own programs rely on."""

@@ -66,7 +66,7 @@ class Levels:
         if self._declares:
             return self.topology.entry(digits)
         # Who may do no more than publish does that where RabbitMQ checks topic permissions.
-        return self.topology.level_name(self.topology.height(digits))
+        return self.topology.level_of(digits)
 
     def has_gap(self) -> bool:
         """Look now and then whether the exchanges that this connection relies on still stand.

@@ -6,15 +6,15 @@ The ladder side is one topic exchange per level, and per digit above 0 one queue
 expire after the digit's weight into the exchange of the level below. Before each of these queues
 stands its *entry*, a fanout exchange of the same name: the publisher knows the first digit, and a
 topic exchange would take as long to read it out of the address as to store the message, or longer.
-The delivery side, which all
-ladders of a namespace share, is the delivery exchange and what stands behind it: for a destination
-on the default exchange the queue itself; for any other exchange its *shadow*, a topic exchange
-with the same bindings behind the digits. A headers exchange, which a topic exchange cannot imitate,
-has an *outlet* behind its shadow: a queue that expires at once into the real exchange. So has a
-destination queue that may refuse messages: what it refuses waits in its own outlet, at least once,
-and not in the levels, where it would hold up all others. Every
-exchange here has the parking queue as its alternate: what finds no way waits there, and never
-blocks the level that it came from.
+
+The delivery side, which all ladders of a namespace share, is the delivery exchange and what stands
+behind it: for a destination on the default exchange the queue itself; for any other exchange its
+*shadow*, a topic exchange with the same bindings behind the digits. A headers exchange, which a
+topic exchange cannot imitate, has an *outlet* behind its shadow: a queue that expires at once into
+the real exchange. So has a destination queue that may refuse messages: what it refuses waits in its
+own outlet, at least once, and not in the levels, where it would hold up all others. Every exchange
+here has the parking queue as its alternate: what finds no way waits there, and never blocks the
+level that it came from.
 """
 
 from __future__ import annotations
@@ -96,6 +96,18 @@ class Part:
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """The names of the exchanges by which messages enter, each before a queue of its name."""
+        # The parking queue has such an exchange, too, but it has no alternate.
+        return frozenset(
+            each.name
+            for each in self.exchanges
+            if each.type == "fanout"
+            and each.arguments
+            and Binding(each.name, each.name, "") in self.bindings
+        )
 
     def __add__(self, other: Part) -> Part:
         return Part(
@@ -255,6 +267,10 @@ class Topology:
     def entry(self, digits: tuple[int, ...]) -> str:
         """Name the exchange where a message enters: that before the queue of its first digit."""
         return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery
+
+    def level_of(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange of the level where a message enters; it leads there as well."""
+        return self.level_name(self.height(digits))
 
     def height(self, digits: tuple[int, ...]) -> int:
         """Tell the level where a message enters: that of its first digit; -1 where it has none."""

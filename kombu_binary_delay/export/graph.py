@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kombu_binary_delay.topology import Binding, Part
+from kombu_binary_delay.topology import Part
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,7 @@ class Edge:
 
 def outline(part: Part) -> Part:
     """Leave out the entries: each would be one more exchange beside a queue of its name."""
-    entries = {
-        each.name
-        for each in part.exchanges
-        if each.type == "fanout"
-        and each.arguments
-        and Binding(each.name, each.name, "") in part.bindings
-    }
+    entries = part.entries
     return Part(
         tuple(each for each in part.exchanges if each.name not in entries),
         part.queues,

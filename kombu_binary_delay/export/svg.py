@@ -70,7 +70,7 @@ class _Figure:
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
         self.entry = topology.entry(digits)
-        self.highest = topology.level_name(topology.height(digits))
+        self.highest = topology.level_of(digits)
         self.taken, self.times = self._follow()
 
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:

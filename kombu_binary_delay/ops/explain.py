@@ -68,8 +68,8 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     )
     key = topology.address(digits, destination, topic=topic, outlet=outlet)
     lane = topology.lanes(settings.lanes)[0]
-    by_level = settings.declare == "never"
-    entry, notes = lane.level_name(lane.height(digits)) if by_level else lane.entry(digits), []
+    entry = lane.level_of(digits) if settings.declare == "never" else lane.entry(digits)
+    notes = []
     part = lane.whole + _behind(topology, destination, outlet=outlet)
     if settings.lanes > 1:
         notes.append(f"the message id chooses one of {settings.lanes} lanes; this is the first")

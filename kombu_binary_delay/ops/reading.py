@@ -145,7 +145,7 @@ def put_back(
 
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(each) for each in headers["CC"]]
-    return topology.level_name(topology.height(left)), again(key), {**properties, _HEADERS: headers}
+    return topology.level_of(left), again(key), {**properties, _HEADERS: headers}
 
 
 def remaining(due: int, now: int) -> int:

@@ -115,12 +115,11 @@ def _reach(topology: Topology, level: int) -> int:
 
 
 def _part(topology: Topology, part: Part, live: Live, *, declares: bool) -> Iterator[Difference]:
+    entries = part.entries
     for exchange in part.exchanges:
-        row = live.exchanges.get(exchange.name)
-        if row is None and exchange.type == "fanout" and not declares:
-            # Who declares nothing enters by the levels.
-            continue
-        yield from _exchange(topology, exchange, row)
+        # Who declares nothing enters by the levels.
+        if declares or exchange.name in live.exchanges or exchange.name not in entries:
+            yield from _exchange(topology, exchange, live.exchanges.get(exchange.name))
     for queue in part.queues:
         yield from _queue(topology, queue, live.queues.get(queue.name))
     for binding in part.bindings:

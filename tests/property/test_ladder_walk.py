@@ -101,7 +101,7 @@ def test_a_message_waits_its_delay_in_one_queue_at_a_time_and_reaches_its_queue_
     path = walk(part, topology.entry(digits), address)
 
     # Its level leads it the same way, but reads the first digit itself.
-    assert path == walk(part, topology.level_name(topology.height(digits)), address)
+    assert path == walk(part, topology.level_of(digits), address)
     # The walk itself refuses a message that is in more than one queue.
     assert path.total == ladder.delay(digits)
     assert len(path.waits) == sum(1 for digit in digits if digit)
