@@ -56,6 +56,8 @@ class OwnChannel:
         # Channel 0 is the connection itself.
         if self._talking and channel_id not in (0, getattr(self._channel, "channel_id", None)):
             self.held.append(dispatch)
+            # Only for as long: each publish reads, and nearly always nothing is held.
+            self._connection.blocking_read = self._connection.read_held_first
         elif self._talking or self._serving:
             dispatch()
         else:
@@ -66,7 +68,10 @@ class OwnChannel:
         """Dispatch the first that is held, if one is and may be: it comes before all to be read."""
         if self._talking or not self.held:
             return False
-        self.held.popleft()()
+        dispatch = self.held.popleft()
+        if not self.held:
+            vars(self._connection).pop("blocking_read", None)
+        dispatch()
         return True
 
     def _serve(self) -> None:

@@ -410,13 +410,13 @@ class ConnectionMixin(_Above):
         else:
             self.binary_delay.own.take(channel_id, dispatch)
 
-    def blocking_read(self, timeout: float | None = None) -> Any:
-        """Read from the broker, after what was read in the middle of a declaration."""
-        # Each publish comes here, and nearly always nothing is held.
-        declarer = self.binary_delay
-        if declarer is not None and declarer.own.held and declarer.own.serve_next():
-            return True
-        return super().blocking_read(timeout)
+    def read_held_first(self, timeout: float | None = None) -> Any:
+        """Read from the broker, after what was read in the middle of a declaration.
+
+        It stands in for ``blocking_read`` while any of that is held.
+        """
+        served = self.binary_delay is not None and self.binary_delay.own.serve_next()
+        return served or super().blocking_read(timeout)
 
 
 class TransportMixin(_Above):
