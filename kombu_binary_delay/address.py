@@ -67,8 +67,7 @@ def format_address(
     :param outlet: whether it leads to a queue, on the default exchange, through its outlet.
     :raises AddressError: where a topic key does not fit.
     """
-    way = route(destination, topic=topic, outlet=outlet)
-    return ".".join([*map(str, reversed(digits)), way])
+    return _spell(digits) + route(destination, topic, outlet)
 
 
 def parse_address(
@@ -88,7 +87,7 @@ def parse_address(
     exchange = _read_exchange(word, carried)
     routing_key = _read_key(words, carried)
     if (
-        prefix != "".join(f"{digit}." for digit in reversed(digits))
+        prefix != _spell(digits)
         or digits[:1] == (0,)
         or exchange_word(exchange) != word
         or (exchange and mark != MARK)
@@ -102,8 +101,18 @@ def has_digest(key: str) -> bool:
     return ".!" in key
 
 
+# As those of the ladder, delays repeat.
+@lru_cache(maxsize=4096)
+def _spell(digits: tuple[int, ...]) -> str:
+    return "".join(f"{digit}." for digit in reversed(digits))
+
+
 @lru_cache(maxsize=1024)
-def route(destination: Destination, *, topic: bool = False, outlet: bool = False) -> str:
+def route(
+    destination: Destination,
+    topic: bool = False,  # noqa: FBT001, FBT002 - the cache takes twice as long for what is named
+    outlet: bool = False,  # noqa: FBT001, FBT002
+) -> str:
     """Write what follows the digits of an address: the mark, the exchange and the key.
 
     :raises AddressError: where a topic key does not fit.

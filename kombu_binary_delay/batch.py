@@ -8,7 +8,6 @@ channel stays as it is. It must not import the transport.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.exceptions import (
-    FrameSyntaxError,
     NotFound,
     RecoverableConnectionError,
     error_for_code,
@@ -28,6 +26,7 @@ from amqp.exceptions import (
 
 from .delay import due_time
 from .errors import BinaryDelayError, UnconfirmedError
+from .wire import UNWRITABLE, Messages
 
 CONFIRMED = "confirmed"
 NACKED = "nacked"
@@ -35,18 +34,11 @@ RETURNED = "returned"
 UNKNOWN = "unknown"
 DISCARDED = "discarded"
 
-#: What values that AMQP cannot write lead to, before anything of the message is written.
-_UNWRITABLE = (
-    AttributeError,
-    FrameSyntaxError,
-    LookupError,
-    OverflowError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-#: How many messages are sent at once, where the window is not smaller.
+#: How many messages are sent at once, where the window is not smaller, nor they larger.
 _AT_ONCE = 100
+_AT_ONCE_BYTES = 65536
+#: Later than all that has a time, in microseconds since the epoch.
+_EVER = 2**63
 #: How long to wait until a broker that failed to answer takes a last word, in seconds.
 _LAST_WORD = 1.0
 
@@ -88,7 +80,7 @@ class _Entry:
         "returned",
         "routing_key",
         "tag",
-        "ticks",
+        "until",
     )
 
     def __init__(
@@ -97,27 +89,27 @@ class _Entry:
         self.message = message
         self.exchange = exchange
         self.routing_key = routing_key
-        #: mandatory, immediate, the time to write in seconds, the time to wait for the confirm.
+        #: Mandatory and immediate, the time to write in seconds, the time to wait for the confirm.
         self.options = options
         self.tag = tag
         #: Microseconds since the epoch, where it asks for a delay.
         self.due: int | None = None
-        #: What is to be published instead, while the delay is of so many ticks.
-        self.packed: tuple[Any, str, str] | None = None
-        self.ticks = 0
+        #: What is to be published instead, and until when: then, the delay is a tick shorter.
+        self.packed: tuple[dict[str, Any], str, str] | None = None
+        self.until = _EVER
         #: By which a returned message is recognised: AMQP does not number them.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
 
     @property
-    def written(self) -> tuple[Any, str, str]:
-        """What is written to the broker: the message, its exchange and its routing key."""
-        return self.packed or (self.message, self.exchange, self.routing_key)
+    def written(self) -> tuple[dict[str, Any], str, str]:
+        """What is written to the broker, besides the body: properties, exchange, routing key."""
+        return self.packed or (self.message.properties, self.exchange, self.routing_key)
 
     @property
     def headers(self) -> Any:
         """The headers that it was sent with."""
-        return self.written[0].properties.get("application_headers")
+        return self.written[0].get("application_headers")
 
     @property
     def name(self) -> str:
@@ -135,9 +127,9 @@ class _Entry:
 class PublishBatch:
     """Publish with up to ``max_size`` confirms outstanding.
 
-    Messages are gathered, up to a hundred, and then sent at once. While the next are gathered, the
-    broker confirms these; only where ``max_size`` are unconfirmed, that is waited for. A delay
-    counts from the call of :meth:`publish`.
+    Messages are gathered, up to a hundred, and then sent at once, in one write. While the next are
+    gathered, the broker confirms these; only where ``max_size`` are unconfirmed, that is waited
+    for. A delay counts from the call of :meth:`publish`.
 
     Used alone, it is a context manager: leaving it flushes, or after an exception discards, and
     closes. Use it from several threads only if nothing else uses the connection meanwhile.
@@ -169,10 +161,13 @@ class PublishBatch:
         self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
-        declarer = getattr(self._connection, "binary_delay", None)
+        self._declarer = getattr(self._connection, "binary_delay", None)
         #: In microseconds.
-        self._tick = declarer.topology.ladder.tick * 1000 if declarer else 1
+        self._tick = self._declarer.topology.ladder.tick * 1000 if self._declarer else 1
         self._own: _ConfirmChannel | None = None
+        self._messages: Any = None
+        #: Whether any message was to be confirmed within some time.
+        self._is_timed = False
         self._number = 0
         self._buffer: deque[_Entry] = deque()
         self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
@@ -200,7 +195,8 @@ class PublishBatch:
     ) -> None:
         """Publish a message that the channel's ``prepare_message`` made.
 
-        :param timeout: how long the sending may take, in seconds.
+        :param timeout: how long the sending may take, in seconds. Of those that are sent at once,
+            the shortest counts.
         :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
             ``timeout``, or without end. Of a window, the shortest counts.
         :param tag: what its :class:`Outcome` will call it.
@@ -209,10 +205,12 @@ class PublishBatch:
         :raises UnconfirmedError: where the connection or the channel has ended.
         :raises RuntimeError: where the batch is closed or discarded.
         """
-        options = (mandatory, immediate, timeout, confirm_timeout or timeout)
+        confirm_timeout = confirm_timeout or timeout
+        options = ((mandatory, immediate), timeout, confirm_timeout)
         entry = _Entry(message, exchange or "", routing_key or "", options, tag)
         with self._lock:
             self._check()
+            self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
             if asked is not None and (headers := asked(message)):
                 now = time.time_ns() // 1000
@@ -285,41 +283,75 @@ class PublishBatch:
         busy, self._busy = self._busy, True
         try:
             while self._buffer:
+                self._fail_if_lost()
                 room = min(self._at_once, len(self._buffer))
                 self._wait(self.max_size - room)
-                # A callback may have flushed, or discarded, them meanwhile.
-                while room and self._buffer:
-                    self._send(self._buffer.popleft())
-                    room -= 1
+                self._write(self._take(room))
         finally:
             self._busy = busy
 
-    def _send(self, entry: _Entry) -> None:
+    def _take(self, room: int) -> deque[_Entry]:
+        """Take messages out of the buffer, ready to be written.
+
+        That may declare, and then run a callback of the user's.
+        """
+        taken: deque[_Entry] = deque()
         try:
-            own = self._open()
-            self._pack_again(entry)
-        except BinaryDelayError as exc:
-            self._settle(entry, DISCARDED, 0, str(exc))
-            return
+            self._open()
+            now = time.time_ns() // 1000
+            while self._buffer and len(taken) < room:
+                entry = self._buffer.popleft()
+                taken.append(entry)
+                if entry.until <= now:
+                    now = time.time_ns() // 1000
+                    try:
+                        self._pack(entry, now)
+                    except BinaryDelayError as exc:
+                        self._settle(taken.pop(), DISCARDED, 0, str(exc))
         except BaseException as exc:
-            self._buffer.appendleft(entry)
+            self._buffer.extendleft(reversed(taken))
             if self._is_lost():
                 self._fail(exc)
-            # It is of a callback of the user's, and the batch can go on.
+            # It is of that callback, and the batch can go on.
             raise
-        # No earlier: meanwhile, a callback may have published.
-        self._number += 1
-        self._sent[self._number] = entry
+        if self._over or self._is_lost():
+            # Meanwhile.
+            self._buffer.extendleft(reversed(taken))
+            taken.clear()
+            if self._over:
+                self.discard()
+        return taken
+
+    def _write(self, entries: deque[_Entry]) -> None:
+        """Write messages at once, and put back those that are too much for that."""
+        sent = []
+        limit: float | None = None
         try:
-            self._write(own, entry)
-        except _UNWRITABLE as exc:
-            if self._is_lost():
-                self._fail(exc)
-            del self._sent[self._number]
-            self._number -= 1
-            self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+            while entries and self._messages.size < _AT_ONCE_BYTES:
+                entry = entries.popleft()
+                self._number += 1
+                self._sent[self._number] = entry
+                written, body = entry.written, entry.message.body
+                flags, timeout, _ = entry.options
+                try:
+                    self._messages.add(body, *written, flags)
+                except UNWRITABLE as exc:
+                    del self._sent[self._number]
+                    self._number -= 1
+                    self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+                    continue
+                sent.append(entry)
+                if flags[0]:
+                    entry.mark = _mark(body, *written)
+                    self._marks.setdefault(entry.mark, deque()).append(entry)
+                if timeout is not None:
+                    limit = timeout if limit is None else min(limit, timeout)
+            if sent:
+                with nullcontext() if limit is None else self._time_to_write(limit):
+                    self._messages.send()
         except BaseException as exc:
-            if own.connection is not None:
+            self._buffer.extendleft(reversed(entries))
+            if self._own is not None and self._own.connection is not None:
                 # Whether all of it was written, or half of it, nobody knows: a torn stream.
                 self._connection.collect()
             if isinstance(exc, (OSError, amqp.AMQPError)):
@@ -327,55 +359,37 @@ class PublishBatch:
             # A time limit, or an interrupt: it is for whoever set it.
             self._end(exc)
             raise
-        else:
-            self._note(entry)
+        self._buffer.extendleft(reversed(entries))
+        self._note(sent)
 
-    def _write(self, own: _ConfirmChannel, entry: _Entry) -> None:
-        message, exchange, key = entry.written
-        mandatory, immediate, timeout, _ = entry.options
-        if mandatory:
-            entry.mark = _mark(message, exchange, key)
-            self._marks.setdefault(entry.mark, deque()).append(entry)
-        with nullcontext() if timeout is None else self._time_to_write(timeout):
-            own.send_method(
-                spec.Basic.Publish, "Bssbb", (0, exchange, key, mandatory, immediate), message
-            )
-
-    def _note(self, entry: _Entry) -> None:
-        declarer = getattr(self._connection, "binary_delay", None)
-        if entry.due is not None and declarer is not None and declarer.journal is not None:
-            declarer.journal.scheduled(*entry.written)
-
-    def _pack_again(self, entry: _Entry) -> None:
-        """Write its delay anew, where that is shorter by now."""
-        if entry.due is not None:
-            now = time.time_ns() // 1000
-            if entry.ticks != self._ticks(entry.due, now):
-                self._pack(entry, now)
+    def _note(self, sent: list[_Entry]) -> None:
+        if self._declarer is not None and self._declarer.journal is not None:
+            for entry in sent:
+                if entry.due is not None:
+                    self._declarer.journal.scheduled(*entry.written)
 
     def _pack(self, entry: _Entry, now: int) -> None:
+        """Write its delay anew."""
         due = entry.due or 0
         entry.packed = self.channel.delayed(
-            entry.message, due, now, entry.exchange, entry.routing_key
+            entry.message.properties, due, now, entry.exchange, entry.routing_key
         )
-        entry.ticks = self._ticks(due, now)
-
-    def _ticks(self, due: int, now: int) -> int:
-        return max(-((now - due) // self._tick), 0)
+        ticks = max(-((now - due) // self._tick), 0)
+        entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
 
     def _wait(self, most: int = 0) -> None:
         """Wait until the broker has answered to all that was sent, but for ``most`` of them."""
+        if len(self._sent) <= most:
+            return
         patience = self._patience()
         end = None if patience is None else time.monotonic() + patience
         busy, self._busy = self._busy, True
         try:
             while len(self._sent) > most:
-                if self._is_lost():
-                    own = self._own
-                    self._fail((own and own.refusal) or RecoverableConnectionError("it was closed"))
+                self._fail_if_lost()
                 left = None if end is None else max(end - time.monotonic(), 0.001)
                 try:
                     self._connection.drain_events(timeout=left)
@@ -393,7 +407,7 @@ class PublishBatch:
         finally:
             self._busy = busy
 
-    def _open(self) -> _ConfirmChannel:
+    def _open(self) -> None:
         if self._own is None:
             own = _ConfirmChannel(self._connection, auto_decode=False)
             own.open()
@@ -402,11 +416,10 @@ class PublishBatch:
             own.events["basic_nack"].add(self._on_nack)
             own.events["basic_return"].add(self._on_return)
             if self._own is None:
-                self._own = own
+                self._own, self._messages = own, Messages(self._connection, own.channel_id)
             else:
                 # A callback was faster.
                 own.close()
-        return self._own
 
     def _close(self, own: _ConfirmChannel) -> None:
         """Close the channel; wait for that only where the broker may still answer in time."""
@@ -428,13 +441,20 @@ class PublishBatch:
 
     def _patience(self) -> float | None:
         """How long to wait for the confirms that are outstanding, in seconds."""
+        if not self._is_timed:
+            return None
         return min(
-            (each.options[3] for each in self._sent.values() if each.options[3]), default=None
+            (each.options[2] for each in self._sent.values() if each.options[2]), default=None
         )
 
     def _is_lost(self) -> bool:
         gone = self._own is not None and self._own.connection is None
         return gone or not self._connection.connected
+
+    def _fail_if_lost(self) -> None:
+        if self._is_lost():
+            refusal = self._own and self._own.refusal
+            self._fail(refusal or RecoverableConnectionError("it was closed"))
 
     def _check(self) -> None:
         if self._over:
@@ -475,7 +495,7 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the message that came back; its ack comes after it."""
-        mark = _mark(message, exchange, routing_key)
+        mark = _mark(message.body, message.properties, exchange, routing_key)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
@@ -572,9 +592,9 @@ def _alive(channel: Any) -> Any:
     return channel.connection
 
 
-def _mark(message: Any, exchange: str, routing_key: str) -> tuple[object, ...]:
-    properties = message.properties
-    body = message.body
+def _mark(
+    body: Any, properties: dict[str, Any], exchange: str, routing_key: str
+) -> tuple[object, ...]:
     if isinstance(body, str):
         body = body.encode(properties.get("content_encoding") or "utf-8")
     names = (properties.get("message_id"), properties.get("correlation_id"))

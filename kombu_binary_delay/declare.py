@@ -115,7 +115,7 @@ class Declarer:
         kind = self.delivery.types.get(exchange)
         if kind is not None:
             self._refuse_unreachable(exchange, kind)
-        if not self._declares:
+        if not self._declares or self._stands(lane, digits, exchange, keys):
             return False
         talks = self.own.talks
         if lane.has_gap():
@@ -133,6 +133,16 @@ class Declarer:
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
+
+    def _stands(
+        self, lane: Levels, digits: tuple[int, ...], exchange: str, keys: list[str]
+    ) -> bool:
+        """Whether all is known to stand that a message needs, as nearly always."""
+        if not self._active or self._gap or not lane.stands(digits):
+            return False
+        if exchange:
+            return self.delivery.types.get(exchange) != "headers"
+        return all(map(self.delivery.leads_to, keys))
 
     def _refuse_unreachable(self, exchange: str, kind: str) -> None:
         if kind not in (*IMITABLE, "headers"):

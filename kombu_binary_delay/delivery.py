@@ -91,12 +91,16 @@ class Delivery:
 
     # -- queues on the default exchange --------------------------------------------------------
 
+    def leads_to(self, queue: str) -> bool:
+        """Whether the way to a queue is known to stand, that one is addressed by its name."""
+        return ("", queue) in self._made
+
     def lead_to(self, queue: str) -> bool:
         """Bind a queue that is addressed through the default exchange; tell whether it exists.
 
         :raises TopologyError: where the broker refuses.
         """
-        if ("", queue) in self._made:
+        if self.leads_to(queue):
             return True
         self.lay_base()
         self._ask_for_outlet(queue)
@@ -138,8 +142,9 @@ class Delivery:
         """Whether a queue is reached through an outlet, as far as that is known."""
         if not self._topology.can_have_outlets:
             return False
-        known = self.refuses.get(queue, False)
-        return known or self._topology.wants_outlet(queue, self._patterns)
+        if self.refuses.get(queue, False):
+            return True
+        return bool(self._patterns) and self._topology.wants_outlet(queue, self._patterns)
 
     def _ask_for_outlet(self, queue: str) -> None:
         """Find out whether others, who know the queue's arguments, have given it an outlet.

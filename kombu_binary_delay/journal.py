@@ -93,14 +93,14 @@ class Journal:
             _warn_once(f"this broker has no streams: the journal is written to {folder}")
         self.folder = folder
 
-    def scheduled(self, message: Any, exchange: str, key: str) -> None:
+    def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:
         """Note that a message has been handed to the ladder, or gone past it, being due already.
 
-        :param message: as it was published.
+        :param properties: those that it was published with.
         :param exchange: where to.
         :param key: the routing key it went with.
         """
-        headers = message.properties.get(_HEADERS) or {}
+        headers = properties.get(_HEADERS) or {}
         packed = headers.get(HEADER)
         if isinstance(packed, dict):
             to = packed.get("to")
@@ -114,7 +114,7 @@ class Journal:
             destination, more = Destination(exchange, key), {"hops": 0}
         else:
             return
-        self._note(SCHEDULED, message.properties, destination, more)
+        self._note(SCHEDULED, properties, destination, more)
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Note that a consumer has got a message, whose properties are as the ladder left them."""

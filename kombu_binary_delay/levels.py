@@ -68,6 +68,14 @@ class Levels:
         # Who may do no more than publish does that where RabbitMQ checks topic permissions.
         return self.topology.level_of(digits)
 
+    def stands(self, digits: tuple[int, ...]) -> bool:
+        """Whether all is known to stand that a delay needs, and has been looked at lately."""
+        return (
+            self.topology.needs(digits) <= self._height
+            and time.monotonic() < self._looked + LOOK_AGAIN
+            and not self._queue_per_delay
+        )
+
     def has_gap(self) -> bool:
         """Look now and then whether the exchanges that this connection relies on still stand.
 

@@ -278,7 +278,7 @@ class Topology:
 
     def needs(self, digits: tuple[int, ...]) -> int:
         """Tell the highest level that has to stand for a message."""
-        return self.height(digits)
+        return len(digits) - 1
 
     def address(
         self,

@@ -95,18 +95,21 @@ class ChannelMixin(_Above):
             now = time.time_ns() // 1000
             due = due_time(asked, now)
             # As amqp does, which writes None as an empty name.
-            msg, exchange, routing_key = self.delayed(
-                msg, due, now, exchange or "", routing_key or ""
+            properties, exchange, routing_key = self.delayed(
+                msg.properties, due, now, exchange or "", routing_key or ""
             )
+            # Kombu hands out one dict of headers for all attempts of a publish: it stays as it is.
+            msg = amqp.Message(msg.body)
+            msg.properties = properties
         # One by one: to gather them in a dict and spread it again would cost a microsecond.
         result = super()._basic_publish(
             msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
         )
         if asked and (journal := self._declarer.journal) is not None:
             if self._to_note is None:
-                journal.scheduled(msg, exchange, routing_key)
+                journal.scheduled(properties, exchange, routing_key)
             else:
-                self._to_note.append((msg, exchange, routing_key))
+                self._to_note.append((properties, exchange, routing_key))
         return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -155,67 +158,45 @@ class ChannelMixin(_Above):
         return headers_of_body(msg.properties, msg.body) if self._reads_bodies else None
 
     def delayed(
-        self, msg: Any, due: int | None, now: int, exchange: str, routing_key: str
-    ) -> tuple[Any, str, str]:
-        """Turn a message that asks for a delay into what is to be published instead, and where.
+        self, properties: dict[str, Any], due: int | None, now: int, exchange: str, routing_key: str
+    ) -> tuple[dict[str, Any], str, str]:
+        """Tell with what properties a message that asks for a delay is to be published, and where.
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: the same, of the publisher's clock.
+        :returns: the properties, the exchange and the routing key.
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
         """
-        headers = msg.properties.get(_HEADERS) or {}
+        headers = properties.get(_HEADERS) or {}
         if due is None or due <= now:
             if X_DELAY in headers:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
-                msg = _copy(msg, {**msg.properties, _HEADERS: headers})
-            return msg, exchange, routing_key
+                properties = {**properties, _HEADERS: headers}
+            return properties, exchange, routing_key
         declarer = self._declarer
         topology = declarer.topology
-        theirs = ANCESTRAL.get(exchange, topology)
-        if theirs is not topology:
-            # A retry of what came by another system's ladder goes the way it came.
-            digits = theirs.ladder.digits((due - now) / 1000)
-            destination = Destination(exchange, routing_key)
-            entry = theirs.entry(digits)
-            return self._packed(msg, due, theirs, digits, destination, theirs.address, entry)
         destination = Destination(exchange, routing_key)
-        if topology.owns(exchange):
-            destination = topology.unwrap(destination, carried(headers))
-        keys = [destination.routing_key, *further_keys(headers)]
-        lane = declarer.lane(msg.properties)
-
-        def packed(left: float) -> tuple[tuple[int, ...], tuple[Any, str, str]]:
-            digits = topology.ladder.digits(left / 1000)
-            entry, address = lane.entry(digits), declarer.address
-            return digits, self._packed(msg, due, topology, digits, destination, address, entry)
-
+        if exchange:
+            theirs = ANCESTRAL.get(exchange, topology)
+            if theirs is not topology:
+                # A retry of what came by another system's ladder goes the way it came.
+                digits = theirs.ladder.digits((due - now) / 1000)
+                packed, key = _pack(theirs, theirs.address, properties, due, digits, destination)
+                return packed, theirs.entry(digits), key
+            if topology.owns(exchange):
+                destination = topology.unwrap(destination, carried(headers))
+        lane = declarer.lane(properties)
+        pack = partial(_pack, topology, declarer.address, properties, due)
+        digits = topology.ladder.digits((due - now) / 1000)
         # What cannot be addressed is an error before anything is declared.
-        digits, to_publish = packed(due - now)
+        packed, key = pack(digits, destination)
+        keys = [destination.routing_key, *further_keys(headers)]
         if declarer.prepare(lane, digits, destination.exchange, keys):
             # That took time, which is a part of the delay; what is left is one tick at least.
-            _, to_publish = packed(max(due - time.time_ns() // 1000, 1))
-        return to_publish
-
-    def _packed(
-        self,
-        msg: Any,
-        due: int,
-        topology: Topology,
-        digits: tuple[int, ...],
-        destination: Destination,
-        address: Callable[[tuple[int, ...], Destination], str],
-        entry: str,
-    ) -> tuple[Any, str, str]:
-        properties, key = wrap(
-            msg.properties,
-            destination,
-            -(-due // 1000),
-            lambda each: address(digits, each),
-            topology.owns,
-        )
-        if topology.delay_header:
-            properties[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
-        return _copy(msg, properties), entry, key
+            left = max(due - time.time_ns() // 1000, 1)
+            digits = topology.ladder.digits(left / 1000)
+            packed, key = pack(digits, destination)
+        return packed, lane.entry(digits), key
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -386,7 +367,7 @@ class ChannelMixin(_Above):
     _last_queue = ""
     _reads_bodies = False
     #: What to tell the journal of after the confirm; None where none is waited for.
-    _to_note: list[tuple[Any, str, str]] | None = None
+    _to_note: list[tuple[dict[str, Any], str, str]] | None = None
 
     @property
     def _declarer(self) -> Declarer:
@@ -487,8 +468,17 @@ def register() -> None:
     enlist(Transport, Transport.alias)
 
 
-def _copy(msg: Any, properties: dict[str, Any]) -> Any:
-    # Kombu hands out one dict of headers for all attempts of a publish: never write into it.
-    copy = amqp.Message(msg.body)
-    copy.properties = properties
-    return copy
+def _pack(
+    topology: Topology,
+    address: Callable[[tuple[int, ...], Destination], str],
+    properties: dict[str, Any],
+    due: int,
+    digits: tuple[int, ...],
+    destination: Destination,
+) -> tuple[dict[str, Any], str]:
+    packed, key = wrap(
+        properties, destination, -(-due // 1000), partial(address, digits), topology.owns
+    )
+    if topology.delay_header:
+        packed[_HEADERS][topology.delay_header] = topology.ladder.delay(digits) // 1000
+    return packed, key

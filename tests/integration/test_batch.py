@@ -1,6 +1,7 @@
 """Many publishes with few waits: what became of each message is known, and nothing else changes."""
 
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedErr
 from kombu_binary_delay.address import parse_address
 
 DELAYED = {"x-delay": 1000}
+#: The class and the method of Basic.Publish, and the reserved 0 behind them, as they are written.
+PUBLISH = struct.pack(">HHH", *spec.Basic.Publish, 0)
 
 needs_kombu_batch = pytest.mark.skipif(
     not hasattr(Producer, "batch"), reason="Kombu has Producer.batch() since 5.7"
@@ -38,6 +41,11 @@ def outcomes():
 
 def send(batch, body, key="q", headers=None, **options):
     batch.publish(message(batch.channel, body, headers), routing_key=key, tag=body, **options)
+
+
+def send_large(batch, name):
+    """Send what is not sent together with anything else."""
+    batch.publish(message(batch.channel, name * 100_000), routing_key="q", tag=name)
 
 
 def message(channel, body, headers=None):
@@ -71,18 +79,18 @@ def test_delayed_and_undelayed_messages_are_confirmed_and_arrive(
 def test_no_more_than_max_size_messages_are_unconfirmed(channel, outcomes):
     sent = most = 0
 
-    def count(self, method, *args, **kwargs):
+    def count(data):
         nonlocal sent, most
-        if method == spec.Basic.Publish:
-            sent += 1
-            batch._report()  # noqa: SLF001 - what was answered and not yet told
-            most = max(most, sent - len(outcomes))
-        return send_method(self, method, *args, **kwargs)
+        sent += data.count(PUBLISH)
+        batch._report()  # noqa: SLF001 - what was answered and not yet told
+        most = max(most, sent - len(outcomes))
+        write(data)
 
-    send_method = amqp.Channel.send_method
+    transport = channel.connection.transport
+    write = transport.write
     with (
         PublishBatch(channel, max_size=10, on_outcome=outcomes.append) as batch,
-        patch.object(amqp.Channel, "send_method", count),
+        patch.object(transport, "write", count),
     ):
         for number in range(95):
             send(batch, str(number))
@@ -194,24 +202,27 @@ def frozen(broker):
 
 @pytest.mark.own_broker
 @pytest.mark.parametrize(
-    ("after", "sent"), [(0.2, 3), (0, 1)], ids=["before-answers", "while-sending"]
+    "case",
+    [(0.2, send, 3), (0, send, 3), (0, send_large, 1)],
+    ids=["before-answers", "while-sending-all", "while-sending-one"],
 )
 def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
-    broker, channel, outcomes, after, sent
+    broker, channel, outcomes, case
 ):
     def cut():
         sock.shutdown(socket.SHUT_RDWR)
 
+    after, send_one, sent = case
     sock = channel.connection.transport.sock
     batch = PublishBatch(channel, max_size=3, on_outcome=outcomes.append)
     send(batch, "before")
     batch.flush()
-    send(batch, "a")
-    send(batch, "b")
+    send_one(batch, "a")
+    send_one(batch, "b")
 
     with frozen(broker), pytest.raises(UnconfirmedError) as caught:  # noqa: PT012
         threading.Timer(after, cut).start() if after else cut()
-        send(batch, "c")
+        send_one(batch, "c")
         batch.flush()
 
     expected = ["unknown"] * sent + ["discarded"] * (3 - sent)
@@ -238,21 +249,23 @@ def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown(channe
 
 @pytest.mark.parametrize("limit", [Exception("time limit"), KeyboardInterrupt()], ids=str)
 def test_an_interrupt_amid_a_write_is_passed_on_and_ends_the_batch(channel, outcomes, limit):
-    def interrupted(kind, number, method, *rest):
-        write(kind, number, method, *rest)
-        if method == spec.Basic.Publish:
+    def interrupted(data):
+        write(data)
+        if PUBLISH in data:
             raise limit
 
     connection = channel.connection
-    write, connection.frame_writer = connection.frame_writer, interrupted
     batch = PublishBatch(channel, on_outcome=outcomes.append)
-    send(batch, "written")
-    send(batch, "behind it")
+    send(batch, "before")
+    batch.flush()
+    send_large(batch, "a")
+    send(batch, "b")
+    write, connection.transport.write = connection.transport.write, interrupted
     with pytest.raises(type(limit)):
         batch.flush()
     batch.close()
 
-    assert states(outcomes) == {"written": "unknown", "behind it": "discarded"}
+    assert states(outcomes) == {"before": "confirmed", "a": "unknown", "b": "discarded"}
     assert not connection.connected
 
 
@@ -524,6 +537,26 @@ def run_together(work):
     assert not any(thread.is_alive() for thread in threads)
 
 
+def test_another_thread_may_send_heartbeats_meanwhile(channel, outcomes):
+    def beat():
+        while not over.is_set():
+            channel.connection.send_heartbeat()
+
+    over = threading.Event()
+    thread = threading.Thread(target=beat)
+    with PublishBatch(channel, on_outcome=outcomes.append) as batch:
+        thread.start()
+        try:
+            for number in range(200):
+                send_large(batch, str(number))
+            batch.flush()
+        finally:
+            over.set()
+            thread.join()
+    assert states(outcomes) == {str(number): "confirmed" for number in range(200)}
+
+
+@pytest.mark.parametrize("confirm", [False, True])
 def test_the_users_channel_stays_as_it_is(connect, confirm, channel):
     connection = connect(confirm_publish=confirm)
     own = connection.default_channel
