@@ -10,6 +10,7 @@ import gc
 import random
 import time
 from contextlib import ExitStack
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -206,6 +207,16 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
 }
 
 
+#: What is measured in turns with one other, and nothing between them: how many messages a turn.
+PAIRS: dict[str, tuple[tuple[str, int], tuple[str, int]]] = {
+    "undelayed": (("ours", 1000), ("kombu", 1000)),
+    "celery-undelayed": (("celery-ours", 250), ("celery", 250)),
+    "celery-delayed": (("celery-ours-delayed", 250), ("celery-native", 250)),
+    "batch": (("batch", 5000), ("ours-confirm", 500)),
+    "batch-delayed": (("batch-delayed", 5000), ("ours-confirm-delayed", 500)),
+}
+
+
 def cost(broker: Broker, scale: Scale) -> Row:
     """Measure CPU and rate of each way, in turns of a few hundred messages."""
     vhost = broker.vhost()
@@ -214,15 +225,7 @@ def cost(broker: Broker, scale: Scale) -> Row:
     count = scale.pick(1000, 20)
 
     def measure(name: str) -> Row:
-        way, messages = ways[name], count // 4 if name in slow else count
-        gc.collect()
-        start, cpu = time.perf_counter(), time.process_time()
-        way.run(messages)
-        cpu = time.process_time() - cpu
-        return {
-            "cpu_us": cpu / messages * 1e6,
-            "rate": messages / (time.perf_counter() - start),
-        }
+        return run(ways[name], count // 4 if name in slow else count)
 
     for way in ways.values():
         way.run(scale.pick(200, 2))
@@ -231,6 +234,46 @@ def cost(broker: Broker, scale: Scale) -> Row:
         way.close()
     vhost.delete()
     return summary(runs, "kombu")
+
+
+def pairs(broker: Broker, scale: Scale) -> Row:
+    """Measure each of the :data:`PAIRS` beside the other: medians and quartiles of the ratios."""
+    found = {}
+    for name, sides in PAIRS.items():
+        vhost = broker.vhost()
+        ways = {each: WAYS[each][1](vhost) for each, _ in sides}
+        counts = {each: scale.pick(count, 10) for each, count in sides}
+        for way in ways.values():
+            way.run(scale.pick(300, 2))
+        runs = in_turns(
+            list(ways),
+            scale.turns * 10,
+            lambda each, ways=ways, counts=counts: run(ways[each], counts[each]),  # type: ignore[misc]
+            "pair",
+        )
+        found[name] = _ratios(*runs.values())
+        for way in ways.values():
+            way.close()
+        vhost.delete()
+    return found
+
+
+def run(way: Way, messages: int) -> Row:
+    gc.collect()
+    start, cpu = time.perf_counter(), time.process_time()
+    way.run(messages)
+    cpu = time.process_time() - cpu
+    return {"cpu_us": cpu / messages * 1e6, "rate": messages / (time.perf_counter() - start)}
+
+
+def _ratios(ours: list[Row], theirs: list[Row]) -> Row:
+    row: Row = {}
+    for figure in ("cpu_us", "rate"):
+        ratios = [our[figure] / their[figure] for our, their in zip(ours, theirs, strict=True)]
+        low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        row[figure] = {"median": middle}
+        row[f"{figure}_low"], row[f"{figure}_high"] = {"median": low}, {"median": high}
+    return row
 
 
 def first(broker: Broker, scale: Scale) -> dict[str, Row]:
@@ -308,4 +351,4 @@ def count_writes(transport: Any, sent: list[int]) -> Callable[[Any], None]:
 
 def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
     """Name what can be measured here."""
-    return {"publishing": cost, "first": first, "size": size}
+    return {"publishing": cost, "pairs": pairs, "first": first, "size": size}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from benchmarks.publishing import WAYS
+from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.variants import peers
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from benchmarks.rig import Row
 
 TITLES = {name: variant.title for name, variant in peers("quorum").items()}
-WAY_TITLES = {name: title for name, (title, _) in WAYS.items()}
+WAY_TITLES = {name: title for name, (title, _) in WAYS.items()} | {
+    name: f"{WAYS[ours][0]}, to {WAYS[theirs][0]}"
+    for name, ((ours, _), (theirs, _)) in PAIRS.items()
+}
 #: The same file for the same figures.
 SVG: Any = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.size": 9}
 
@@ -65,6 +68,14 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("CPU, µs a message", "cpu_us"),
         Column("messages a second", "rate"),
     ),
+    "pairs": (
+        Column("publisher's CPU", "cpu_us", "{:.3f}"),
+        Column("lower quartile", "cpu_us_low", "{:.3f}"),
+        Column("upper", "cpu_us_high", "{:.3f}"),
+        Column("messages a second", "rate", "{:.2f}"),
+        Column("lower quartile", "rate_low", "{:.2f}"),
+        Column("upper", "rate_high", "{:.2f}"),
+    ),
     "first": (
         Column("nothing stands, ms", "cold_ms"),
         Column("all stands, ms", "warm_ms", "{:.1f}"),
@@ -90,7 +101,7 @@ def write(into: Path) -> None:
 
 def _table(name: str, result: Row) -> str:
     columns = TABLES[name]
-    titles = WAY_TITLES if name in ("publishing", "size") else TITLES
+    titles = WAY_TITLES if name in ("publishing", "pairs", "size") else TITLES
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
         cells = [titles.get(key, key)]
