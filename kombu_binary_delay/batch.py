@@ -8,11 +8,13 @@ channel stays as it is. It must not import the transport.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from threading import RLock
 from typing import Any
 
@@ -25,7 +27,7 @@ from amqp.exceptions import (
 )
 
 from .delay import due_time
-from .errors import BinaryDelayError, UnconfirmedError
+from .errors import AddressError, DelayError, TopologyError, UnconfirmedError
 from .wire import UNWRITABLE, Messages
 
 CONFIRMED = "confirmed"
@@ -37,6 +39,8 @@ DISCARDED = "discarded"
 #: How many messages are sent at once, where the window is not smaller, nor they larger.
 _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
+#: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
+_ACK = struct.Struct(">4xQB")
 #: Later than all that has a time, in microseconds since the epoch.
 _EVER = 2**63
 #: How long to wait until a broker that failed to answer takes a last word, in seconds.
@@ -79,6 +83,7 @@ class _Entry:
         "packed",
         "returned",
         "routing_key",
+        "sent",
         "tag",
         "until",
     )
@@ -97,6 +102,7 @@ class _Entry:
         #: What is to be published instead, and until when: then, the delay is a tick shorter.
         self.packed: tuple[dict[str, Any], str, str] | None = None
         self.until = _EVER
+        self.sent = False
         #: By which a returned message is recognised: AMQP does not number them.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
@@ -172,6 +178,7 @@ class PublishBatch:
         self._buffer: deque[_Entry] = deque()
         self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
         self._marks: dict[tuple[object, ...], deque[_Entry]] = {}
+        self._to_note: deque[_Entry] = deque()
         self._settled: deque[tuple[_Entry, Outcome]] = deque()
         self._unconfirmed: list[tuple[_Entry, Outcome]] = []
         self._busy = False
@@ -238,6 +245,7 @@ class PublishBatch:
             while self._buffer or self._sent:
                 self._send_all()
                 self._wait()
+            self._note()
             self._report()
             self._complain()
 
@@ -259,6 +267,7 @@ class PublishBatch:
             discarded, self._over = self._over == "discarded", "closed"
             own, self._own = self._own, None
             if own is not None:
+                self._note()
                 self._close(own)
             self._settle_rest("it was not flushed", "the batch was closed before its confirm came")
             self._report()
@@ -285,97 +294,109 @@ class PublishBatch:
             while self._buffer:
                 self._fail_if_lost()
                 room = min(self._at_once, len(self._buffer))
+                # These may run callbacks, which may do what they like with the batch.
                 self._wait(self.max_size - room)
-                self._write(self._take(room))
+                self._make_ready(room)
+                if self._buffer and not self._is_lost():
+                    self._write(self._gather(room))
+                self._note()
         finally:
             self._busy = busy
 
-    def _take(self, room: int) -> deque[_Entry]:
-        """Take messages out of the buffer, ready to be written.
-
-        That may declare, and then run a callback of the user's.
-        """
-        taken: deque[_Entry] = deque()
+    def _make_ready(self, room: int) -> None:
+        """Open the channel, and write the delays anew that are shorter by now."""
         try:
-            self._open()
-            now = time.time_ns() // 1000
-            while self._buffer and len(taken) < room:
-                entry = self._buffer.popleft()
-                taken.append(entry)
-                if entry.until <= now:
-                    now = time.time_ns() // 1000
-                    try:
-                        self._pack(entry, now)
-                    except BinaryDelayError as exc:
-                        self._settle(taken.pop(), DISCARDED, 0, str(exc))
+            if self._buffer:
+                self._open()
+            talks = -1
+            # Where that took a declaration, which may take long, others may be shorter again.
+            while self._declarer is not None and talks != self._declarer.own.talks:
+                talks = self._declarer.own.talks
+                now = time.time_ns() // 1000
+                for entry in [each for each in islice(self._buffer, room) if each.until <= now]:
+                    self._pack_again(entry)
         except BaseException as exc:
-            self._buffer.extendleft(reversed(taken))
             if self._is_lost():
                 self._fail(exc)
-            # It is of that callback, and the batch can go on.
+            # It is of a callback, and the batch can go on.
             raise
-        if self._over or self._is_lost():
-            # Meanwhile.
-            self._buffer.extendleft(reversed(taken))
-            taken.clear()
-            if self._over:
-                self.discard()
-        return taken
 
-    def _write(self, entries: deque[_Entry]) -> None:
-        """Write messages at once, and put back those that are too much for that."""
-        sent = []
-        limit: float | None = None
+    def _pack_again(self, entry: _Entry) -> None:
         try:
-            while entries and self._messages.size < _AT_ONCE_BYTES:
-                entry = entries.popleft()
-                self._number += 1
-                self._sent[self._number] = entry
-                written, body = entry.written, entry.message.body
-                flags, timeout, _ = entry.options
+            self._pack(entry, time.time_ns() // 1000)
+        except (DelayError, AddressError, TopologyError) as exc:
+            if entry in self._buffer:
+                self._buffer.remove(entry)
+                self._settle(entry, DISCARDED, 0, str(exc))
+
+    def _pack(self, entry: _Entry, now: int) -> None:
+        """Write its delay."""
+        due = entry.due or 0
+        packed = self.channel.delayed(
+            entry.message.properties, due, now, entry.exchange, entry.routing_key
+        )
+        ticks = max(-((now - due) // self._tick), 0)
+        # A callback may have flushed it meanwhile.
+        if not entry.sent:
+            entry.packed = packed
+            entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
+
+    def _gather(self, room: int) -> list[_Entry]:
+        """Gather the messages to be written at once: as long as they are not too large for that."""
+        gathered, unwritable = [], []
+        try:
+            for entry in islice(self._buffer, room):
+                mandatory, _ = flags = entry.options[0]
+                body, written = entry.message.body, entry.written
                 try:
+                    mark = _mark(body, *written) if mandatory else None
+                    hash(mark)
                     self._messages.add(body, *written, flags)
                 except UNWRITABLE as exc:
-                    del self._sent[self._number]
-                    self._number -= 1
-                    self._settle(entry, DISCARDED, 0, f"it cannot be written: {exc}")
+                    unwritable.append((entry, f"it cannot be written: {exc}"))
                     continue
-                sent.append(entry)
-                if flags[0]:
-                    entry.mark = _mark(body, *written)
+                entry.mark = mark
+                gathered.append(entry)
+                if self._messages.size >= _AT_ONCE_BYTES:
+                    break
+        except BaseException:
+            self._messages.clear()
+            raise
+        for entry, reason in unwritable:
+            self._buffer.remove(entry)
+            self._settle(entry, DISCARDED, 0, reason)
+        return gathered
+
+    def _write(self, gathered: list[_Entry]) -> None:
+        """Write what is gathered, the first of the buffer, to the broker."""
+        if not gathered:
+            return
+        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        try:
+            for entry in gathered:
+                self._number += 1
+                self._sent[self._number] = self._buffer.popleft()
+                entry.sent = True
+                if entry.mark is not None:
                     self._marks.setdefault(entry.mark, deque()).append(entry)
-                if timeout is not None:
-                    limit = timeout if limit is None else min(limit, timeout)
-            if sent:
-                with nullcontext() if limit is None else self._time_to_write(limit):
-                    self._messages.send()
+            with self._time_to_write(min(limits)) if limits else nullcontext():
+                self._messages.send()
         except BaseException as exc:
-            self._buffer.extendleft(reversed(entries))
-            if self._own is not None and self._own.connection is not None:
-                # Whether all of it was written, or half of it, nobody knows: a torn stream.
-                self._connection.collect()
+            # Whether all of it was written, or half of it, nobody knows: a torn stream.
+            self._connection.collect()
             if isinstance(exc, (OSError, amqp.AMQPError)):
                 self._fail(exc)
             # A time limit, or an interrupt: it is for whoever set it.
             self._end(exc)
             raise
-        self._buffer.extendleft(reversed(entries))
-        self._note(sent)
+        self._to_note.extend(each for each in gathered if each.due is not None)
 
-    def _note(self, sent: list[_Entry]) -> None:
-        if self._declarer is not None and self._declarer.journal is not None:
-            for entry in sent:
-                if entry.due is not None:
-                    self._declarer.journal.scheduled(*entry.written)
-
-    def _pack(self, entry: _Entry, now: int) -> None:
-        """Write its delay anew."""
-        due = entry.due or 0
-        entry.packed = self.channel.delayed(
-            entry.message.properties, due, now, entry.exchange, entry.routing_key
-        )
-        ticks = max(-((now - due) // self._tick), 0)
-        entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
+    def _note(self) -> None:
+        """Tell the journal of what was sent; that may run a callback, too."""
+        while self._to_note:
+            entry = self._to_note.popleft()
+            if self._declarer is not None and self._declarer.journal is not None:
+                self._declarer.journal.scheduled(*entry.written)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -410,15 +431,16 @@ class PublishBatch:
     def _open(self) -> None:
         if self._own is None:
             own = _ConfirmChannel(self._connection, auto_decode=False)
+            messages = Messages(self._connection, own.channel_id)
             own.open()
             own.confirm_select()
-            own.events["basic_ack"].add(self._on_ack)
+            own.on_ack = self._on_ack
             own.events["basic_nack"].add(self._on_nack)
             own.events["basic_return"].add(self._on_return)
-            if self._own is None:
-                self._own, self._messages = own, Messages(self._connection, own.channel_id)
+            if self._own is None and not self._over:
+                self._own, self._messages = own, messages
             else:
-                # A callback was faster.
+                # A callback was faster, or has no more need of it.
                 own.close()
 
     def _close(self, own: _ConfirmChannel) -> None:
@@ -532,10 +554,11 @@ class PublishBatch:
         # What was returned has been found by its mark, and is no longer looked for.
         if entry.mark is None or entry.returned is not None:
             return
-        waiting = self._marks[entry.mark]
-        waiting.remove(entry)
-        if not waiting:
-            del self._marks[entry.mark]
+        waiting = self._marks.get(entry.mark)
+        if waiting and entry in waiting:
+            waiting.remove(entry)
+            if not waiting:
+                del self._marks[entry.mark]
 
     def _settle_rest(self, buffered: str, sent: str) -> None:
         for entry in self._sent.values():
@@ -571,8 +594,16 @@ class _ConfirmChannel(amqp.Channel):
         spec.Basic.Nack,
         spec.Basic.Return,
     )
+    on_ack: Callable[[int, bool], object]
     #: Why the broker closed it.
     refusal: BaseException | None = None
+
+    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
+        """Take an ack by the shortest way: there may be as many as messages."""
+        if method_sig != spec.Basic.Ack:
+            return super().dispatch_method(method_sig, payload, content)
+        number, bits = _ACK.unpack_from(payload)
+        return self.on_ack(number, bool(bits & 1))
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
         self.send_method(spec.Channel.CloseOk)
@@ -596,9 +627,10 @@ def _mark(
     body: Any, properties: dict[str, Any], exchange: str, routing_key: str
 ) -> tuple[object, ...]:
     if isinstance(body, str):
-        body = body.encode(properties.get("content_encoding") or "utf-8")
+        # One that is empty comes back as such, whatever its encoding.
+        body = body and body.encode(properties.get("content_encoding") or "utf-8")
     names = (properties.get("message_id"), properties.get("correlation_id"))
-    return (exchange, routing_key, bytes(body), *names)
+    return (exchange, routing_key, bytes(body or b""), *names)
 
 
 def _outcomes(failed: list[tuple[_Entry, Outcome]]) -> tuple[Outcome, ...]:

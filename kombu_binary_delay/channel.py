@@ -55,9 +55,9 @@ class OwnChannel:
         """
         # Channel 0 is the connection itself.
         if self._talking and channel_id not in (0, getattr(self._channel, "channel_id", None)):
-            self.held.append(dispatch)
             # Only for as long: each publish reads, and nearly always nothing is held.
             self._connection.blocking_read = self._connection.read_held_first
+            self.held.append(dispatch)
         elif self._talking or self._serving:
             dispatch()
         else:

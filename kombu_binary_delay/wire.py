@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from amqp import Message, spec
@@ -21,6 +23,7 @@ UNWRITABLE = (
     FrameSyntaxError,
     LookupError,
     OverflowError,
+    RecursionError,
     TypeError,
     ValueError,
     struct.error,
@@ -32,10 +35,6 @@ _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BHI")
 #: What a frame has besides what is in it, in bytes.
 _OVERHEAD = 8
-_OCTET = struct.Struct("B")
-_PROPERTIES = tuple(
-    (name, kind, 1 << (15 - place)) for place, (name, kind) in enumerate(Message.PROPERTIES)
-)
 
 
 class Messages:
@@ -65,9 +64,11 @@ class Messages:
         """
         if isinstance(body, str):
             body = body.encode(properties.setdefault("content_encoding", "utf-8"))
+        # No copy where it is cut, and nothing that is not made of bytes.
+        body = memoryview(body).cast("B")
         # A reserved 0, two short strings, and two bits.
         bits = bool(flags[0]) + 2 * bool(flags[1])
-        arguments = b"\0\0%b%b%c" % (_short(exchange), _short(routing_key), bits)
+        arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
         header = _write_properties(properties)
         channel, basic = self._channel_id, spec.Basic.Publish[0]
         pieces = [
@@ -85,14 +86,18 @@ class Messages:
         self._pieces += pieces
         self.size += len(arguments) + len(header) + len(body)
 
+    def clear(self) -> None:
+        """Forget what is gathered."""
+        self._pieces.clear()
+        self.size = 0
+
     def send(self) -> None:
         """Write what is gathered to the broker.
 
         :raises OSError: where not all of it could be written.
         """
         data = b"".join(self._pieces)
-        self._pieces.clear()
-        self.size = 0
+        self.clear()
         self._writer.write(data)
         # By this, py-amqp knows whether a heartbeat is due.
         self._connection.bytes_sent += 1
@@ -130,20 +135,54 @@ class _Writer:
 def _write_properties(properties: dict[str, Any]) -> bytes:
     """Write a word of flags, and the properties that are there."""
     flags, values = 0, []
-    for name, kind, flag in _PROPERTIES:
-        value = properties.get(name)
-        if value is not None:
+    for name, flag, write in _PROPERTIES:
+        if name in properties and (value := properties[name]) is not None:
             flags |= flag
-            if kind == "s":
-                values.append(_short(value))
-            elif kind == "o":
-                values.append(_OCTET.pack(value))
-            else:
-                values.append(dumps(kind, (value,)))
+            values.append(write(value))
     return b"%b%b" % (flags.to_bytes(2, "big"), b"".join(values))
 
 
-def _short(text: Any) -> bytes:
-    text = text or ""
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+def _encode(text: Any) -> bytes:
+    data: bytes = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return data
+
+
+def _write_short(text: Any) -> bytes:
+    data = _encode(text or "")
     return b"%c%b" % (len(data), data)
+
+
+def _write_table(table: dict[str, Any] | None) -> bytes:
+    fields = []
+    for key, value in (table or {}).items():
+        name, kind = _encode(key), type(value)
+        if kind is str:
+            data = _encode(value)
+            field = b"S%b%b" % (len(data).to_bytes(4, "big"), data)
+        elif kind is int and abs(value) < 2**31:
+            field = b"I%b" % value.to_bytes(4, "big", signed=True)
+        elif kind is dict:
+            field = b"F%b" % _write_table(value)
+        else:
+            # As that of a table of its own: behind the lengths of both, and the name.
+            field = dumps("F", ({key: value},))[5 + len(name) :]
+        fields.append(b"%c%b%b" % (len(name), name, field))
+    data = b"".join(fields)
+    return b"%b%b" % (len(data).to_bytes(4, "big"), data)
+
+
+def _write(kind: str, value: object) -> bytes:
+    written: bytes = dumps(kind, (value,))
+    return written
+
+
+#: The writers of the types that nearly all properties have.
+_WRITERS: dict[str, Callable[[Any], bytes]] = {
+    "s": _write_short,
+    "o": struct.Struct("B").pack,
+    "F": _write_table,
+}
+_PROPERTIES = tuple(
+    (name, 1 << (15 - place), _WRITERS.get(kind) or partial(_write, kind))
+    for place, (name, kind) in enumerate(Message.PROPERTIES)
+)

@@ -412,8 +412,10 @@ def test_what_amqp_cannot_write_is_told_and_the_others_go_on(channel, outcomes):
     with PublishBatch(channel, on_outcome=outcomes.append) as batch:
         send(batch, "good")
         send(batch, "bad", headers={"unwritable": object()})
+        batch.publish(message(channel, ["bad"]), routing_key="q", tag="no bytes")
         send(batch, "also good")
-    assert states(outcomes) == {"good": "confirmed", "bad": "discarded", "also good": "confirmed"}
+    bad = dict.fromkeys(("bad", "no bytes"), "discarded")
+    assert states(outcomes) == {"good": "confirmed", **bad, "also good": "confirmed"}
 
 
 def test_a_delay_counts_from_the_publish_not_from_the_flush(channel, vhost, topology):
@@ -429,6 +431,81 @@ def test_a_delay_counts_from_the_publish_not_from_the_flush(channel, vhost, topo
         message = other.channel().basic_get(queue, no_ack=True)
     digits, _ = parse_address(message.delivery_info["routing_key"])
     assert topology.ladder.delay(digits) <= 59_500 + topology.ladder.tick
+
+
+@pytest.fixture
+def interrupt(connect, channel):
+    """Have something done by a callback, as soon as the connection reads: when it declares."""
+
+    def interrupt(batch, do):
+        connection = batch.channel.connection.client
+        consumer = connection.Consumer([Queue("q")], callbacks=[lambda *_: do()], no_ack=True)
+        consumer.consume()
+        connect().Producer().publish("go on", routing_key="q")
+        time.sleep(0.5)
+
+    return interrupt
+
+
+def forget(batch):
+    """Have the ladder declared again for the next delay that is written."""
+    batch.channel.connection.binary_delay.forget()
+
+
+def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
+    connect, interrupt, vhost, topology
+):
+    other = connect("amqp").default_channel
+    Queue("other", channel=other).declare()
+    batch = PublishBatch(connect().default_channel)
+    send(batch, "declares", "other", headers={"x-delay": 60_000})
+    batch.flush()
+    interrupt(batch, lambda: time.sleep(2))
+    # The second is a tick shorter at once, and has all declared again.
+    for delay in (60_000, 60_001):
+        send(batch, str(delay), "other", headers={"x-delay": delay})
+    time.sleep(0.005)
+    forget(batch)
+    batch.flush()
+    batch.close()
+
+    levels = [queue.name for level in topology.levels for queue in level.queues]
+    waiting = [name for name, count in vhost.waiting(*levels).items() for _ in range(count)]
+    got = [other.basic_get(name, no_ack=True) for name in waiting]
+    keys = [each.delivery_info["routing_key"] for each in got]
+    delays = [topology.ladder.delay(parse_address(key)[0]) for key in keys]
+    assert len(delays) == 3
+    assert sorted(delays)[1] <= 58_000 + topology.ladder.tick
+
+
+def test_a_callback_may_close_the_batch_that_declares(connect, interrupt):
+    def close():
+        with pytest.raises(UnconfirmedError, match=r"5 messages .* discarded"):
+            batch.close()
+        closed.append(True)
+
+    closed: list[bool] = []
+    batch = PublishBatch(connect().default_channel)
+    for number in range(5):
+        send(batch, str(number), "other", headers=DELAYED)
+    interrupt(batch, close)
+    forget(batch)
+    batch.flush()
+    assert closed
+    batch.close()
+
+
+@pytest.mark.own_broker
+def test_of_messages_sent_at_once_the_shortest_time_to_write_counts(broker, channel, outcomes):
+    batch = PublishBatch(channel, on_outcome=outcomes.append)
+    send(batch, "before")
+    batch.flush()
+    huge = "x" * 30_000_000
+    batch.publish(message(channel, huge), routing_key="q", tag="huge", timeout=0.3)
+    with frozen(broker), pytest.raises(UnconfirmedError):
+        batch.flush()
+    batch.close()
+    assert states(outcomes) == {"before": "confirmed", "huge": "unknown"}
 
 
 def test_a_callback_may_publish_into_the_batch_that_waits(connect, channel):

@@ -473,3 +473,27 @@ def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect
         channel.queue_declare("there")
     with pytest.raises(TopologyError, match="no queue 'missing'"), own.lend("another") as channel:
         channel.queue_declare("missing", passive=True)
+
+
+def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback_failed(connect):
+    def receive(body, message):
+        received.append(body)
+        if body == "bad":
+            raise ValueError(body)
+
+    received: list[str] = []
+    connection = connect()
+    consumer = connection.Consumer([Queue("q")], callbacks=[receive], no_ack=True)
+    consumer.consume()
+    for body in ("bad", "good"):
+        connect("amqp").Producer().publish(body, routing_key="q")
+        time.sleep(0.3)
+    with pytest.raises(ValueError, match="bad"):
+        connection.default_channel.connection.binary_delay.delivery.lay_base_again()
+    assert received == ["bad"]
+    assert "blocking_read" in vars(connection.connection)
+
+    connection.drain_events(timeout=5)
+
+    assert received == ["bad", "good"]
+    assert "blocking_read" not in vars(connection.connection)
