@@ -58,6 +58,13 @@ def idle_cpu(nodes: Sequence[Broker], seconds: float) -> list[float]:
     return [(broker_cpu(node) - used) / took for node, used in zip(nodes, before, strict=True)]
 
 
+def let_rest(broker: Broker, most: float = 10.0) -> None:
+    """Wait until a broker has done what it was given, for no more than ``most`` seconds."""
+    end = time.monotonic() + most
+    while idle_cpu([broker], 0.2)[0] > 0.1 and time.monotonic() < end:
+        pass
+
+
 def broker_memory(broker: Broker) -> int:
     """Tell the resident memory of the node, in bytes."""
     return resident(broker.pids[0])
