@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.rig import Row
 
 TITLES = {name: variant.title for name, variant in peers("quorum").items()}
-WAY_TITLES = {name: title for name, (title, _) in WAYS.items()} | {
+WAY_TITLES = {name: title for name, (title, _) in WAYS.items()}
+PAIR_TITLES = {
     name: f"{WAYS[ours][0]}, to {WAYS[theirs][0]}"
     for name, ((ours, _), (theirs, _)) in PAIRS.items()
 }
@@ -91,7 +92,9 @@ def write(into: Path) -> None:
     for path in sorted((into / "results").glob("*.json")):
         result = json.loads(path.read_text())
         name = path.stem
-        text = _plain(result) if name in ("waiting", "worker") else _table(name, result)
+        # A copy of results from another release lies beside them as, say, `pairs-on-4.3.json`.
+        section = name.partition("-on-")[0]
+        text = _plain(result) if section in ("waiting", "worker") else _table(section, result)
         (tables / f"{name}.md").write_text(f"{text}\n{_footnote(result)}\n")
         if name in ("burst", "burst-classic", "hour", "day"):
             _bars(into / f"{name}.svg", result["found"])
@@ -101,7 +104,7 @@ def write(into: Path) -> None:
 
 def _table(name: str, result: Row) -> str:
     columns = TABLES[name]
-    titles = WAY_TITLES if name in ("publishing", "pairs", "size") else TITLES
+    titles = {"publishing": WAY_TITLES, "size": WAY_TITLES, "pairs": PAIR_TITLES}.get(name, TITLES)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
         cells = [titles.get(key, key)]
