@@ -308,10 +308,9 @@ class PublishBatch:
         try:
             if self._buffer:
                 self._open()
-            talks = -1
-            # Where that took a declaration, which may take long, others may be shorter again.
-            while self._declarer is not None and talks != self._declarer.own.talks:
-                talks = self._declarer.own.talks
+            # Twice: with a declaration it may take long, and then others are shorter, too. No more
+            # than that: where each takes long, there is no end of it.
+            for _ in range(2):
                 now = time.time_ns() // 1000
                 for entry in [each for each in islice(self._buffer, room) if each.until <= now]:
                     self._pack_again(entry)

@@ -478,6 +478,17 @@ def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
     assert sorted(delays)[1] <= 58_000 + topology.ladder.tick
 
 
+def test_messages_whose_delay_is_shorter_with_each_millisecond_are_sent_all_the_same(
+    connect, outcomes
+):
+    channel = connect(binary_delay={"tick": 1}).default_channel
+    with PublishBatch(channel, on_outcome=outcomes.append) as batch:
+        for number in range(50):
+            # Each time, the broker is asked for the queue again.
+            send(batch, str(number), "missing", headers={"x-delay": 60_000})
+    assert states(outcomes) == {str(number): "confirmed" for number in range(50)}
+
+
 def test_a_callback_may_close_the_batch_that_declares(connect, interrupt):
     def close():
         with pytest.raises(UnconfirmedError, match=r"5 messages .* discarded"):
