@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from amqp import Message, spec
@@ -33,6 +33,8 @@ _END = b"\xce"
 _METHOD = struct.Struct(">BHIHH")
 _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BHI")
+_INT = struct.Struct(">ci")
+_LONG = struct.Struct(">cq")
 #: What a frame has besides what is in it, in bytes.
 _OVERHEAD = 8
 
@@ -135,38 +137,49 @@ class _Writer:
 def _write_properties(properties: dict[str, Any]) -> bytes:
     """Write a word of flags, and the properties that are there."""
     flags, values = 0, []
-    for name, flag, write in _PROPERTIES:
-        if name in properties and (value := properties[name]) is not None:
+    for name, flag, write in _those_of(tuple(properties)):
+        value = properties[name]
+        if value is not None:
             flags |= flag
             values.append(write(value))
     return b"%b%b" % (flags.to_bytes(2, "big"), b"".join(values))
 
 
-def _encode(text: Any) -> bytes:
-    data: bytes = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    return data
+# Messages of one kind have the same properties.
+@lru_cache(maxsize=256)
+def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
+    return tuple(each for each in _PROPERTIES if each[0] in names)
 
 
 def _write_short(text: Any) -> bytes:
-    data = _encode(text or "")
+    text = text or ""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return b"%c%b" % (len(data), data)
 
 
+# Headers repeat, and so do their names.
+@lru_cache(maxsize=1024)
+def _write_name(name: object) -> bytes:
+    if not isinstance(name, (str, bytes)):
+        raise TypeError(f"the name of a header must be a string, got {name!r}")
+    return _write_short(name)
+
+
 def _write_table(table: dict[str, Any] | None) -> bytes:
-    fields = []
+    fields: list[bytes] = []
     for key, value in (table or {}).items():
-        name, kind = _encode(key), type(value)
+        kind = type(value)
         if kind is str:
-            data = _encode(value)
+            data = value.encode("utf-8", "surrogatepass")
             field = b"S%b%b" % (len(data).to_bytes(4, "big"), data)
-        elif kind is int and abs(value) < 2**31:
-            field = b"I%b" % value.to_bytes(4, "big", signed=True)
+        elif kind is int:
+            field = _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
         elif kind is dict:
             field = b"F%b" % _write_table(value)
         else:
-            # As that of a table of its own: behind the lengths of both, and the name.
-            field = dumps("F", ({key: value},))[5 + len(name) :]
-        fields.append(b"%c%b%b" % (len(name), name, field))
+            # As in a table of its own: behind its length, and the name.
+            field = dumps("F", ({key: value},))[4 + len(_write_name(key)) :]
+        fields += (_write_name(key), field)
     data = b"".join(fields)
     return b"%b%b" % (len(data).to_bytes(4, "big"), data)
 

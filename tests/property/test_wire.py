@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kombu_binary_delay.wire import UNWRITABLE, Messages
 
 names = st.text(max_size=60)
-scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | names
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | names
 values = st.recursive(
     scalars,
     lambda nested: st.lists(nested, max_size=3) | st.dictionaries(names, nested, max_size=3),
@@ -73,6 +73,7 @@ def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
         {"properties": {"message_id": "x" * 256}},
         {"properties": {"message_id": 5}},
         {"properties": {"application_headers": {"unwritable": object()}}},
+        {"properties": {"application_headers": {None: "unwritable"}}},
     ],
     ids=str,
 )
