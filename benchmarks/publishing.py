@@ -10,7 +10,6 @@ import gc
 import random
 import time
 from contextlib import ExitStack
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -219,63 +218,52 @@ PAIRS: dict[str, tuple[tuple[str, int], tuple[str, int]]] = {
 
 def cost(broker: Broker, scale: Scale) -> Row:
     """Measure CPU and rate of each way, in turns of a few hundred messages."""
-    vhost = broker.vhost()
-    ways = {name: make(vhost) for name, (_, make) in WAYS.items()}
-    slow = {name for name in ways if "confirm" in name}
     count = scale.pick(1000, 20)
-
-    def measure(name: str) -> Row:
-        return run(ways[name], count // 4 if name in slow else count)
-
-    for way in ways.values():
-        way.run(scale.pick(200, 2))
-    runs = in_turns(list(ways), scale.turns * 5, measure, "publish")
-    for way in ways.values():
-        way.close()
-    vhost.delete()
-    return summary(runs, "kombu")
+    counts = {name: count // 4 if "confirm" in name else count for name in WAYS}
+    return summary(_compare(broker, counts, scale.pick(200, 2), scale.turns * 5), "kombu")
 
 
 def pairs(broker: Broker, scale: Scale) -> Row:
-    """Measure each of the :data:`PAIRS` beside the other: medians and quartiles of the ratios."""
-    return {name: _beside(broker, scale, *sides) for name, sides in PAIRS.items()}
+    """Measure one of each of the :data:`PAIRS` beside the other."""
+    found = {}
+    for name, ((ours, many), (theirs, few)) in PAIRS.items():
+        counts = {ours: scale.pick(many, 10), theirs: scale.pick(few, 10)}
+        # Else one pays for what the other has left the broker to do.
+        runs = _compare(broker, counts, scale.pick(300, 2), scale.turns * 10, let_rest)
+        found[name] = summary(runs, theirs)[ours]
+    return found
 
 
-def _beside(broker: Broker, scale: Scale, *sides: tuple[str, int]) -> Row:
+def _compare(
+    broker: Broker,
+    counts: dict[str, int],
+    warm: int,
+    rounds: int,
+    before: Callable[[Broker], object] = lambda _: None,
+) -> dict[str, list[Row]]:
+    """Let ways publish in turns of so many messages each, and do something before each turn."""
     vhost = broker.vhost()
-    ways = {name: WAYS[name][1](vhost) for name, _ in sides}
-    counts = {name: scale.pick(count, 10) for name, count in sides}
+    ways = {name: WAYS[name][1](vhost) for name in counts}
 
     def measure(name: str) -> Row:
-        # Else one pays for what the other has left the broker to do.
-        let_rest(broker)
-        return run(ways[name], counts[name])
+        way, messages = ways[name], counts[name]
+        before(broker)
+        gc.collect()
+        start, cpu = time.perf_counter(), time.process_time()
+        way.run(messages)
+        cpu = time.process_time() - cpu
+        return {
+            "cpu_us": cpu / messages * 1e6,
+            "rate": messages / (time.perf_counter() - start),
+        }
 
     for way in ways.values():
-        way.run(scale.pick(300, 2))
-    runs = in_turns(list(ways), scale.turns * 10, measure, "pair")
+        way.run(warm)
+    runs = in_turns(list(ways), rounds, measure, "publish")
     for way in ways.values():
         way.close()
     vhost.delete()
-    return _ratios(*runs.values())
-
-
-def run(way: Way, messages: int) -> Row:
-    gc.collect()
-    start, cpu = time.perf_counter(), time.process_time()
-    way.run(messages)
-    cpu = time.process_time() - cpu
-    return {"cpu_us": cpu / messages * 1e6, "rate": messages / (time.perf_counter() - start)}
-
-
-def _ratios(ours: list[Row], theirs: list[Row]) -> Row:
-    row: Row = {}
-    for figure in ("cpu_us", "rate"):
-        ratios = [our[figure] / their[figure] for our, their in zip(ours, theirs, strict=True)]
-        low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        row[figure] = {"median": middle}
-        row[f"{figure}_low"], row[f"{figure}_high"] = {"median": low}, {"median": high}
-    return row
+    return runs
 
 
 def first(broker: Broker, scale: Scale) -> dict[str, Row]:

@@ -31,17 +31,17 @@ SVG: Any = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.
 
 
 class Column(NamedTuple):
-    """A column of a table: a figure, or its ratio."""
+    """A column of a table: a figure's median, its ratio, or a quartile of that."""
 
     title: str
     figure: str
     form: str = "{:.0f}"
-    ratio: bool = False
+    of: str = "median"
 
 
 _TRAVEL = (
-    Column("Broker CPU", "cpu_us", "{:.2f}", ratio=True),
-    Column("p99 lateness", "p99", "{:.3f}", ratio=True),
+    Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
+    Column("p99 lateness", "p99", "{:.3f}", of="ratio"),
     Column("CPU, µs a message", "cpu_us"),
     Column("late p50, ms", "p50"),
     Column("p99, ms", "p99"),
@@ -55,27 +55,27 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "burst-classic": _TRAVEL,
     "hour": _TRAVEL,
     "day": _TRAVEL,
-    "easy": (Column("Broker CPU", "cpu_us", "{:.2f}", ratio=True), *_TRAVEL[2:6], _TRAVEL[7]),
+    "easy": (Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"), *_TRAVEL[2:6], _TRAVEL[7]),
     "hops": (Column("CPU, µs a message", "cpu_us"), *_TRAVEL[3:5]),
     "lanes": (
-        Column("CPU of all nodes", "cpu_us", "{:.2f}", ratio=True),
-        Column("p99 lateness", "p99", "{:.2f}", ratio=True),
+        Column("CPU of all nodes", "cpu_us", "{:.2f}", of="ratio"),
+        Column("p99 lateness", "p99", "{:.2f}", of="ratio"),
         Column("the busiest node's share", "busiest", "{:.2f}"),
         *_TRAVEL[2:5],
     ),
     "sustained": (Column("messages a second", "rate"), Column("p99, ms", "p99")),
     "publishing": (
-        Column("Publisher's CPU", "cpu_us", "{:.2f}", ratio=True),
+        Column("Publisher's CPU", "cpu_us", "{:.2f}", of="ratio"),
         Column("CPU, µs a message", "cpu_us"),
         Column("messages a second", "rate"),
     ),
     "pairs": (
-        Column("publisher's CPU", "cpu_us", "{:.3f}"),
-        Column("lower quartile", "cpu_us_low", "{:.3f}"),
-        Column("upper", "cpu_us_high", "{:.3f}"),
-        Column("messages a second", "rate", "{:.2f}"),
-        Column("lower quartile", "rate_low", "{:.2f}"),
-        Column("upper", "rate_high", "{:.2f}"),
+        Column("publisher's CPU", "cpu_us", "{:.3f}", of="ratio"),
+        Column("lower quartile", "cpu_us", "{:.3f}", of="ratio_low"),
+        Column("upper", "cpu_us", "{:.3f}", of="ratio_high"),
+        Column("messages a second", "rate", "{:.2f}", of="ratio"),
+        Column("lower quartile", "rate", "{:.2f}", of="ratio_low"),
+        Column("upper", "rate", "{:.2f}", of="ratio_high"),
     ),
     "first": (
         Column("nothing stands, ms", "cold_ms"),
@@ -110,7 +110,7 @@ def _table(name: str, result: Row) -> str:
         cells = [titles.get(key, key)]
         for column in columns:
             figure = figures.get(column.figure, {})
-            value = figure.get("ratio" if column.ratio else "median")
+            value = figure.get(column.of)
             cells.append("" if value is None else column.form.format(value))
         rows.append(cells)
     return _markdown(rows)

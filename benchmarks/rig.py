@@ -119,7 +119,8 @@ def _figure(values: list[float], bases: list[float] | None) -> Row:
     found: Row = {"median": statistics.median(values), "least": min(values), "most": max(values)}
     if bases and all(bases):
         ratios = [value / other for value, other in zip(values, bases, strict=True)]
-        found["ratio"] = statistics.median(ratios)
+        quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        found["ratio_low"], found["ratio"], found["ratio_high"] = quarters
     return found
 
 
