@@ -7,7 +7,7 @@ transport.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -115,34 +115,33 @@ class Declarer:
         kind = self.delivery.types.get(exchange)
         if kind is not None:
             self._refuse_unreachable(exchange, kind)
-        if not self._declares or self._stands(lane, digits, exchange, keys):
+        queues = () if exchange else keys
+        if not self._declares or (kind != "headers" and self._stands(lane, digits, queues)):
             return False
         talks = self.own.talks
         if lane.has_gap():
             self.forget()
         if not self._active:
             self.activate()
-        if not exchange:
-            for queue in keys:
-                # No queue has an empty name; to bind, that is the one that a channel declared last.
-                if queue:
-                    self._lead_to(queue)
-        elif kind == "headers":
+        for queue in queues:
+            # No queue has an empty name; to bind, that is the one that a channel declared last.
+            if queue:
+                self._lead_to(queue)
+        if kind == "headers":
             self.delivery.stand_behind(exchange)
         self._fill_gap()
         # After the delivery side, which finds out whether a part of the whole is gone.
         lane.prepare(digits)
         return self.own.talks > talks
 
-    def _stands(
-        self, lane: Levels, digits: tuple[int, ...], exchange: str, keys: list[str]
-    ) -> bool:
+    def _stands(self, lane: Levels, digits: tuple[int, ...], queues: Iterable[str]) -> bool:
         """Whether all is known to stand that a message needs, as nearly always."""
-        if not self._active or self._gap or not lane.stands(digits):
-            return False
-        if exchange:
-            return self.delivery.types.get(exchange) != "headers"
-        return all(map(self.delivery.leads_to, keys))
+        return (
+            self._active
+            and not self._gap
+            and lane.stands(digits)
+            and all(map(self.delivery.leads_to, queues))
+        )
 
     def _refuse_unreachable(self, exchange: str, kind: str) -> None:
         if kind not in (*IMITABLE, "headers"):
