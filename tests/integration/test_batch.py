@@ -511,12 +511,15 @@ def test_of_messages_sent_at_once_the_shortest_time_to_write_counts(broker, chan
     batch = PublishBatch(channel, on_outcome=outcomes.append)
     send(batch, "before")
     batch.flush()
+    send(batch, "long", timeout=600)
+    send(batch, "short", timeout=0.3)
     huge = "x" * 30_000_000
-    batch.publish(message(channel, huge), routing_key="q", tag="huge", timeout=0.3)
+    batch.publish(message(channel, huge), routing_key="q", tag="huge")
     with frozen(broker), pytest.raises(UnconfirmedError):
         batch.flush()
     batch.close()
-    assert states(outcomes) == {"before": "confirmed", "huge": "unknown"}
+    together = dict.fromkeys(("long", "short", "huge"), "unknown")
+    assert states(outcomes) == {"before": "confirmed", **together}
 
 
 def test_a_callback_may_publish_into_the_batch_that_waits(connect, channel):
