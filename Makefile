@@ -7,41 +7,41 @@ help: ## this text
 	@sed -n 's/^\([a-z-]*\): ## /make \1	/p' $(MAKEFILE_LIST)
 
 demo: ## real tasks wait in a real broker; a worker is killed, the broker restarted, nothing lost
-	@lab/install.sh demo
-	@exec .venv/bin/python -m lab.demo
+	@dev/install.sh demo
+	@exec .venv/bin/python -m dev.demo
 
 pipeline-demo: ## a hundred thousand delayed tasks from Spark, and a report that proves them
-	@lab/install.sh pipeline
-	@exec .venv/bin/python -m lab.pipeline
+	@dev/install.sh pipeline
+	@exec .venv/bin/python -m dev.pipeline
 
 faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stories of that name
-	@lab/install.sh demo
-	@exec .venv/bin/python -m lab.faults $(ARGS)
+	@dev/install.sh demo
+	@exec .venv/bin/python -m dev.faults $(ARGS)
 
 test: ## the test suite, on private brokers old and new; ARGS="-k word" goes to pytest
-	@lab/install.sh test
-	@exec lab/test.sh $(ARGS)
+	@dev/install.sh test
+	@exec dev/test.sh $(ARGS)
 
 test-here: ## all tests on one broker: the installed RabbitMQ; needs no root once it is there
-	@lab/install.sh test
+	@dev/install.sh test
 	@exec .venv/bin/python -m pytest $(ARGS)
 
 test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
-	@root=$$(lab/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
+	@root=$$(dev/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
 
 brokers: ## unpack RabbitMQ 3.8, 3.10, 4.0 and 4.3, for the whole matrix: `tox`
-	@exec lab/unpack.sh all
+	@exec dev/unpack.sh all
 
 bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only sees that it runs
-	@lab/install.sh bench
+	@dev/install.sh bench
 	@exec .venv/bin/python -m benchmarks $(ARGS)
 
 lint: ## style, types and the import contract
-	@lab/install.sh test
+	@dev/install.sh test
 	@exec .venv/bin/python -m pytest -q tests/unit/test_house.py -k style
 
 docs: ## the documentation, into docs/_build/html
-	@lab/install.sh docs
+	@dev/install.sh docs
 	@exec .venv/bin/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
 
 clean: ## remove what these commands have made

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import publishing, travel, waiting
 from benchmarks.rig import Row, Scale, machine, say
-from lab.broker import Broker
+from dev.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from kombu_binary_delay import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lab.broker import Broker, VHost
+    from dev.broker import Broker, VHost
 
 Publish = "Callable[[int], None]"
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lab.broker import Broker
+    from dev.broker import Broker
 
 Row = dict[str, Any]
 

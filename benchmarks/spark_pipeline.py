@@ -24,12 +24,12 @@ from kombu import Connection, Queue
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from dev.broker import Broker
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.plan import plan, summarize
 from kombu_binary_delay.spark.publish import publish
-from lab.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kombu import Connection, Message, Queue
 
+from dev.broker import Broker
 from kombu_binary_delay import Ladder
-from lab.broker import Broker
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as End
 
-    from lab.broker import VHost
+    from dev.broker import VHost
 
 LADDERS = {1000: 28, 500: 29, 250: 30, 125: 31, 62: 32, 31: 33}  # tick in ms: levels
 CHOSEN = 125

@@ -31,13 +31,13 @@ from benchmarks.rig import (
     summary,
 )
 from benchmarks.variants import INBOX, Bare, Floor, Lanes, OnLadder, Variant, peers, shortened
+from dev.cluster import Cluster
 from kombu_binary_delay import Topology
-from lab.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lab.broker import Broker
+    from dev.broker import Broker
 
 DUE = struct.Struct("<d")
 BODY = b"x" * 292

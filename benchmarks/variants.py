@@ -19,16 +19,16 @@ from kombu.transport.native_delayed_delivery import (
 )
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.address import Destination
-from kombu_binary_delay.ancestors import CELERY, NSERVICEBUS
 from kombu_binary_delay.channel import bind, declare_part
-from kombu_binary_delay.envelope import HEADER
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS
 
 if TYPE_CHECKING:
     import amqp
 
-    from kombu_binary_delay.topology import Part
-    from lab.broker import VHost
+    from dev.broker import VHost
+    from kombu_binary_delay.model.topology import Part
 
 INBOX = "inbox"
 

@@ -19,14 +19,14 @@ import amqp
 from kombu import Connection, Queue
 
 from benchmarks.rig import Row, Scale, broker_memory, disk, percentiles, resident, say
+from dev.processes import Processes
+from dev.worker import Worker
 from kombu_binary_delay import PublishBatch
-from lab.keeper import Keeper
-from lab.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lab.broker import Broker, VHost
+    from dev.broker import Broker, VHost
 
 OURS = "kombu_binary_delay:Transport"
 HOUR, DAY = 3_600_000, 86_400_000  # milliseconds
@@ -79,13 +79,13 @@ def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
     found = {}
     for name, transport in (("celery", "pyamqp"), ("ours", OURS)):
         vhost = broker.vhost()
-        with Keeper("bench") as keeper:
+        with Processes("bench") as processes:
             env = {
                 "BENCH_BROKER": vhost.url,
                 "BENCH_TRANSPORT": transport,
                 "PYTHONPATH": os.pathsep.join(["."]),
             }
-            process = Worker(keeper, "benchmarks.worker_app", env, "-P", "solo")
+            process = Worker(processes, "benchmarks.worker_app", env, "-P", "solo")
             empty = process.memory()
             _tasks(vhost, transport, count)
             end = time.monotonic() + scale.pick(240, 10)

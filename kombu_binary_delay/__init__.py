@@ -1,6 +1,6 @@
 """Delayed delivery for Kombu and Celery on RabbitMQ: the delay lives in the broker."""
 
-from .batch import Outcome, PublishBatch
+from .batching.batch import Outcome, PublishBatch
 from .errors import (
     AddressError,
     BinaryDelayError,
@@ -10,9 +10,9 @@ from .errors import (
     TopologyError,
     UnconfirmedError,
 )
-from .ladder import Ladder
+from .model.ladder import Ladder
+from .model.topology import Topology
 from .settings import Settings
-from .topology import Topology
 from .transport import (
     ChannelMixin,
     ConnectionMixin,

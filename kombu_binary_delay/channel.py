@@ -21,7 +21,7 @@ from amqp.exceptions import (
 )
 
 from .errors import BinaryDelayError, TopologyError
-from .topology import Binding, Part
+from .model.topology import Binding, Part
 
 
 class OwnChannel:

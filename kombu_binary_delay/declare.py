@@ -13,15 +13,15 @@ from zlib import crc32
 
 from kombu.log import get_logger
 
-from .address import Destination
 from .channel import OwnChannel
 from .delivery import Bound, Delivery
 from .errors import AddressError, TopologyError
 from .journal import Journal
 from .levels import Levels
-from .release import QUORUM_SINCE, URGENT, is_since
+from .model.address import Destination
+from .model.topology import IMITABLE, Topology
+from .model.versions import QUORUM_SINCE, URGENT, is_since
 from .settings import Settings
-from .topology import IMITABLE, Topology
 
 logger = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class Declarer:
         if settings.journal is not None:
             server = connection.server_properties
             self.journal = Journal(settings, self.topology, self.own.lend, server)
-        self.delivery = Delivery(self.own, self.topology, settings.outlets, self._lost)
+        self.delivery = Delivery(self.own, self.topology, settings.relays, self._lost)
         lanes = self.topology.lanes(settings.lanes)
         self._lanes = [self._levels(each, settings) for each in lanes]
         self._urgent: Levels | None = None
@@ -171,13 +171,13 @@ class Declarer:
             # To be safe, one whose type is not known is taken for one that reads wildcards.
             topic = self.delivery.types.get(exchange, "topic") == "topic"
             return self.topology.address(digits, destination, topic=topic)
-        outlet = self.delivery.has_outlet(destination.routing_key)
-        return self.topology.address(digits, destination, outlet=outlet)
+        relay = self.delivery.has_relay(destination.routing_key)
+        return self.topology.address(digits, destination, relay=relay)
 
     def believes(self, destination: Destination, topology: Topology) -> bool:
         """Whether a message from a ladder was published to where its key says.
 
-        An ancestor's key has no exchange: it may be a queue's name, or one of a topic exchange.
+        A foreign ladder's key has no exchange: it may be a queue's name, or a topic exchange's key.
         """
         return topology.mirrors or destination.routing_key in self._queues
 
@@ -277,7 +277,7 @@ class Declarer:
         self._forget_bound(lambda bound: bound.to_queue and bound.destination == queue)
 
     def deleted_exchange(self, exchange: str) -> None:
-        """Remove the shadow of an exchange that is gone."""
+        """Remove the mirror of an exchange that is gone."""
         self.delivery.types.pop(exchange, None)
         if not self._mirrors(exchange):
             return
@@ -288,7 +288,7 @@ class Declarer:
             )
         )
         if self._declares:
-            self._quietly(self.delivery.remove_shadow, exchange)
+            self._quietly(self.delivery.remove_mirror, exchange)
 
     # -- how -----------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class Declarer:
             self._queues.pop(queue, None)
 
     def _mirror(self, bound: Bound) -> None:
-        if not self.delivery.mirror(bound):
+        if not self.delivery.mirror_bindings(bound):
             self._bound.pop(bound, None)
 
     def _mirrors(self, *names: str) -> bool:

@@ -16,7 +16,7 @@ from kombu.log import get_logger
 
 from .channel import OwnChannel, bind, send, unbind
 from .errors import AddressError, TopologyError
-from .topology import IMITABLE, Binding, Topology
+from .model.topology import IMITABLE, Binding, Topology
 
 logger = get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Delivery:
     """What one connection has declared behind delivery.
 
     :param own: the channel to declare on.
-    :param outlets: patterns of the names of queues that need an outlet, whoever declares them.
+    :param relays: patterns of the names of queues that need a relay, whoever declares them.
     :param lost: called when the broker has told that something of ours is gone.
     """
 
@@ -51,12 +51,12 @@ class Delivery:
         self,
         own: OwnChannel,
         topology: Topology,
-        outlets: tuple[str, ...],
+        relays: tuple[str, ...],
         lost: Callable[[], None],
     ) -> None:
         self._own = own
         self._topology = topology
-        self._patterns = outlets
+        self._patterns = relays
         self._lost = lost
         #: The types of exchanges, and whether queues refuse messages, where that is known.
         self.types: dict[str, str] = dict(BUILT_IN)
@@ -103,12 +103,12 @@ class Delivery:
         if self.leads_to(queue):
             return True
         self.lay_base()
-        self._ask_for_outlet(queue)
+        self._ask_for_relay(queue)
         with self._own.lend(
             f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
         ) as channel:
             try:
-                if self.has_outlet(queue):
+                if self.has_relay(queue):
                     self._let_into(channel, queue)
                 else:
                     self._bind_again(
@@ -138,34 +138,34 @@ class Delivery:
         self._missing.discard(queue)
         return True
 
-    def has_outlet(self, queue: str) -> bool:
-        """Whether a queue is reached through an outlet, as far as that is known."""
-        if not self._topology.can_have_outlets:
+    def has_relay(self, queue: str) -> bool:
+        """Whether a queue is reached through a relay, as far as that is known."""
+        if not self._topology.can_have_relays:
             return False
         if self.refuses.get(queue, False):
             return True
-        return bool(self._patterns) and self._topology.wants_outlet(queue, self._patterns)
+        return bool(self._patterns) and self._topology.wants_relay(queue, self._patterns)
 
-    def _ask_for_outlet(self, queue: str) -> None:
-        """Find out whether others, who know the queue's arguments, have given it an outlet.
+    def _ask_for_relay(self, queue: str) -> None:
+        """Find out whether others, who know the queue's arguments, have given it a relay.
 
         They may yet do so: "no" is the answer for now, and is asked for again with the next way.
         """
-        if not self._topology.can_have_outlets or queue in self.refuses or self.has_outlet(queue):
+        if not self._topology.can_have_relays or queue in self.refuses or self.has_relay(queue):
             return
-        with self._own.lend(f"whether {queue!r} has an outlet") as channel, suppress(NotFound):
-            channel.queue_declare(self._topology.into_name(queue), passive=True)
+        with self._own.lend(f"whether {queue!r} has a relay") as channel, suppress(NotFound):
+            channel.queue_declare(self._topology.queue_relay_name(queue), passive=True)
             self.refuses[queue] = True
 
     def _let_into(self, channel: Any, queue: str) -> None:
-        part = self._topology.into(queue)
+        part = self._topology.queue_relay(queue)
         send(channel, part)
         self._bind_again(channel, part.bindings, self.lay_base)
 
     # -- bindings of other exchanges -----------------------------------------------------------
 
-    def mirror(self, bound: Bound) -> bool:
-        """Repeat a binding on the shadow of its exchange; tell whether what it binds exists.
+    def mirror_bindings(self, bound: Bound) -> bool:
+        """Repeat a binding on the mirror of its exchange; tell whether what it binds exists.
 
         :raises TopologyError: where the broker refuses.
         """
@@ -182,20 +182,20 @@ class Delivery:
 
     def _imitate(self, bound: Bound, exchange_type: str) -> bool:
         if bound.to_queue:
-            self._ask_for_outlet(bound.destination)
-        outlet = bound.to_queue and self.has_outlet(bound.destination)
+            self._ask_for_relay(bound.destination)
+        relay = bound.to_queue and self.has_relay(bound.destination)
         try:
-            mirrors = self._mirror_of(bound, exchange_type, outlet=outlet)
+            mirrors = self._mirror_of(bound, exchange_type, relay=relay)
         except AddressError as exc:
             logger.warning("%s", exc)
             return True
         also = f"write on {bound.destination!r}" if bound.to_queue else ""
         with self._own.lend(f"the binding of {bound.destination!r}", also) as channel:
             try:
-                if outlet:
+                if relay:
                     self._let_into(channel, bound.destination)
                 self._bind_again(channel, mirrors, lambda: self._stand_around(bound))
-                if outlet:
+                if relay:
                     # Someone who did not know may have led to the queue itself.
                     unbind(channel, self._mirror_of(bound, exchange_type))
             except NotFound:
@@ -212,17 +212,17 @@ class Delivery:
         exchange_type = self._type_of(bound.exchange)
         if exchange_type not in IMITABLE:
             return
-        outlet = bound.to_queue and self.has_outlet(bound.destination)
-        for way in {outlet, False}:
+        relay = bound.to_queue and self.has_relay(bound.destination)
+        for way in {relay, False}:
             with self._own.lend(f"the removal of {bound}") as channel, suppress(NotFound):
                 # What is not there is unbound.
-                unbind(channel, self._mirror_of(bound, exchange_type, outlet=way))
+                unbind(channel, self._mirror_of(bound, exchange_type, relay=way))
 
     def _mirror_of(
-        self, bound: Bound, exchange_type: str, *, outlet: bool = False
+        self, bound: Bound, exchange_type: str, *, relay: bool = False
     ) -> tuple[Binding, ...]:
-        target = self._topology.into_name(bound.destination) if outlet else bound.destination
-        return self._topology.mirror(
+        target = self._topology.queue_relay_name(bound.destination) if relay else bound.destination
+        return self._topology.mirror_bindings(
             bound.exchange, exchange_type, target, bound.key, to_queue=bound.to_queue
         )
 
@@ -242,7 +242,7 @@ class Delivery:
     # -- exchanges -----------------------------------------------------------------------------
 
     def stand_behind(self, exchange: str) -> None:
-        """Declare the shadow of an exchange, with an outlet where it routes by headers.
+        """Declare the mirror of an exchange, with a relay where it routes by headers.
 
         :raises TopologyError: where the broker refuses.
         """
@@ -250,7 +250,11 @@ class Delivery:
             return
         self.lay_base()
         by_headers = self.types.get(exchange) == "headers"
-        part = self._topology.outlet(exchange) if by_headers else self._topology.shadow(exchange)
+        part = (
+            self._topology.exchange_relay(exchange)
+            if by_headers
+            else self._topology.mirror(exchange)
+        )
         also = f"write on the exchange {exchange!r}" if by_headers else ""
         with self._own.lend(f"the way to the exchange {exchange!r}", also) as channel:
             send(channel, part)
@@ -262,16 +266,16 @@ class Delivery:
         if not bound.to_queue:
             self.stand_behind(bound.destination)
 
-    def remove_shadow(self, exchange: str) -> None:
+    def remove_mirror(self, exchange: str) -> None:
         """Remove the way to an exchange that is gone.
 
         :raises TopologyError: where the broker refuses.
         """
         self._made.discard(exchange)
         with self._own.lend(f"the removal of the way to {exchange!r}") as channel:
-            channel.exchange_delete(self._topology.shadow_name(exchange))
-            # What an outlet held would expire into nothing, now that its exchange is gone.
-            channel.queue_delete(self._topology.outlet_name(exchange))
+            channel.exchange_delete(self._topology.mirror_name(exchange))
+            # What a relay held would expire into nothing, now that its exchange is gone.
+            channel.queue_delete(self._topology.exchange_relay_name(exchange))
 
     def _type_of(self, exchange: str) -> str:
         """Tell the type of an exchange that stands; ask the broker where nobody here declared it.

@@ -27,15 +27,15 @@ import amqp
 from amqp.exceptions import NotFound, ResourceLocked
 from kombu.log import get_logger
 
-from .address import Destination
-from .batch import PublishBatch
+from .batching.batch import PublishBatch
 from .channel import declare_part
-from .delay import due_time
-from .envelope import HEADER
 from .errors import AddressError, BinaryDelayError, TopologyError
-from .release import STREAMS_SINCE, is_since
+from .model.address import Destination
+from .model.delay import due_time
+from .model.envelope import HEADER
+from .model.topology import VERSION, Part, Queue, Topology
+from .model.versions import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
-from .topology import VERSION, Part, Queue, Topology
 
 logger = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from amqp.exceptions import NotFound, ResourceLocked
 
 from .channel import OwnChannel, bind, look_for, send, wait
-from .topology import Topology
+from .model.topology import Topology
 
 #: The most queues for one delay each that a connection makes, and the delays that it counts.
 MAX_OWN_QUEUES = 64

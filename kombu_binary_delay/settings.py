@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from .ancestors import ANCESTORS
 from .errors import LadderError, SettingsError
-from .ladder import RADIX, Ladder
-from .topology import LAYOUTS, QUEUE_TYPES, Topology
+from .model.foreign import FOREIGN_LADDERS
+from .model.ladder import RADIX, Ladder
+from .model.topology import LAYOUTS, QUEUE_TYPES, Topology
 
 DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.
@@ -22,7 +22,7 @@ STREAM = "stream"
 #: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
 MAX_LANES = 64
 
-_BESIDE_AN_ANCESTOR = ("declare", "protocol_1", "ancestor", "journal", "journal_max_age")
+_BESIDE_A_FOREIGN_LADDER = ("declare", "protocol_1", "foreign_ladder", "journal", "journal_max_age")
 _MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -46,11 +46,12 @@ class Settings:
         declares nothing, for brokers whose administrator has made the topology.
     :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
         for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
-    :param ancestor: the name of another system's ladder in the same virtual host to delay on, in
-        place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to queues
-        by their names only, and leaves no choice but ``declare``, ``protocol_1`` and the journal.
-    :param outlets: names of queues, as shell patterns, that may refuse messages for a while though
-        nobody declares them with ``x-overflow``: each gets an outlet, so that it holds up none but
+    :param foreign_ladder: the name of another system's ladder in the same virtual host to delay on,
+        in place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to
+        queues by their names only, and leaves no choice but ``declare``, ``protocol_1`` and the
+        journal.
+    :param relays: names of queues, as shell patterns, that may refuse messages for a while though
+        nobody declares them with ``x-overflow``: each gets a relay, so that it holds up none but
         itself. Queues declared with ``reject-publish`` have one anyway.
     :param lanes: how many ladders side by side to delay on, each message on one by its id; for
         clusters, whose nodes then share the work.
@@ -71,15 +72,15 @@ class Settings:
     queue_type: str | None = None
     declare: str = "lazy"
     protocol_1: bool = False
-    ancestor: str | None = None
-    outlets: tuple[str, ...] = ()
+    foreign_ladder: str | None = None
+    relays: tuple[str, ...] = ()
     journal: str | None = None
     journal_max_age: str = "7D"
     lanes: int = 1
     namespace: str = "kbd"
 
     def __post_init__(self) -> None:
-        for name in ("radix", "outlets"):
+        for name in ("radix", "relays"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if isinstance(self.radix, tuple) and self.levels is not None:
@@ -91,9 +92,9 @@ class Settings:
             self.ladder  # noqa: B018 - for its checks
         except LadderError as exc:
             raise SettingsError(f"{KEY}: {exc}") from exc
-        self._choice("ancestor", (*ANCESTORS, None))
-        if self.ancestor is not None:
-            self._leave_out_beside_an_ancestor()
+        self._choice("foreign_ladder", (*FOREIGN_LADDERS, None))
+        if self.foreign_ladder is not None:
+            self._leave_out_beside_a_foreign_ladder()
         self._choice("layout", LAYOUTS)
         self._choice("queue_type", (*QUEUE_TYPES, None))
         self._choice("declare", DECLARE)
@@ -103,9 +104,9 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
             )
-        if not isinstance(self.outlets, tuple) or not all(isinstance(x, str) for x in self.outlets):
+        if not isinstance(self.relays, tuple) or not all(isinstance(x, str) for x in self.relays):
             raise SettingsError(
-                f"{KEY}: outlets must be a list of queues' names or patterns, got {self.outlets!r}"
+                f"{KEY}: relays must be a list of queues' names or patterns, got {self.relays!r}"
             )
         self._check_journal()
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
@@ -144,18 +145,18 @@ class Settings:
         :param can_quorum: whether the broker has quorum queues with message TTL; decides the
             queue type only where the user has not.
         """
-        if self.ancestor is not None:
-            return ANCESTORS[self.ancestor]
+        if self.foreign_ladder is not None:
+            return FOREIGN_LADDERS[self.foreign_ladder]
         queue_type = self.queue_type or ("quorum" if can_quorum else "classic")
         return Topology(self.ladder, self.namespace, queue_type, self.layout)
 
-    def _leave_out_beside_an_ancestor(self) -> None:
+    def _leave_out_beside_a_foreign_ladder(self) -> None:
         for each in fields(self):
             given = getattr(self, each.name)
-            if each.name not in _BESIDE_AN_ANCESTOR and given != each.default:
+            if each.name not in _BESIDE_A_FOREIGN_LADDER and given != each.default:
                 raise SettingsError(
-                    f"{KEY}: the ladder of {self.ancestor!r} is as it is, so {each.name} must be "
-                    f"left out beside it, got {given!r}"
+                    f"{KEY}: the ladder of {self.foreign_ladder!r} is as it is, so {each.name} "
+                    f"must be left out beside it, got {given!r}"
                 )
 
     def _check_journal(self) -> None:

@@ -43,18 +43,18 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from .address import Destination
-from .ancestors import ANCESTRAL
-from .batch import PublishBatch
-from .celery import MarkedDriverType, look_before_copying, stand_aside
+from .batching.batch import PublishBatch
+from .compat.celery import MarkedDriverType, look_before_copying, stand_aside
+from .compat.urls import display, enlist, settle
 from .declare import Declarer
-from .delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
-from .envelope import HEADER, carried, further_keys, unwrap, wrap
 from .errors import AddressError, TopologyError
 from .journal import follow_celery
+from .model.address import Destination
+from .model.delay import ETA, PLUGIN_TYPE, X_DELAY, due_time, headers_of_body, plain_exchange
+from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
+from .model.foreign import FOREIGN_BY_DELIVERY
+from .model.topology import Topology
 from .settings import Settings
-from .topology import Topology
-from .urls import display, enlist, settle
 
 _HEADERS = "application_headers"
 
@@ -112,7 +112,7 @@ class ChannelMixin(_Above):
                 self._to_note.append((properties, exchange, routing_key))
         return result
 
-    # amqp shadows this by an instance attribute where publisher confirms are on, and calls
+    # amqp mirrors this by an instance attribute where publisher confirms are on, and calls
     # _basic_publish from there: so the work is done in that one, and this is the same function.
     basic_publish = _basic_publish
 
@@ -177,7 +177,7 @@ class ChannelMixin(_Above):
         topology = declarer.topology
         destination = Destination(exchange, routing_key)
         if exchange:
-            theirs = ANCESTRAL.get(exchange, topology)
+            theirs = FOREIGN_BY_DELIVERY.get(exchange, topology)
             if theirs is not topology:
                 # A retry of what came by another system's ladder goes the way it came.
                 digits = theirs.ladder.digits((due - now) / 1000)
@@ -229,7 +229,7 @@ class ChannelMixin(_Above):
         info = raw_message.delivery_info
         declarer = self._declarer
         # Another system's ladder may lead here, too.
-        topology = ANCESTRAL.get(info.get("exchange"), declarer.topology)
+        topology = FOREIGN_BY_DELIVERY.get(info.get("exchange"), declarer.topology)
         owns = topology.owns
         on_ladder = owns(info.get("exchange"))
         if on_ladder or (headers and HEADER in headers):
@@ -239,7 +239,7 @@ class ChannelMixin(_Above):
                 pass
             else:
                 info["routing_key"] = destination.routing_key
-                # Elsewhere, the exchange is the user's: an outlet led to it, or a dead letter.
+                # Elsewhere, the exchange is the user's: a relay led to it, or a dead letter.
                 if on_ladder and declarer.believes(destination, topology):
                     info["exchange"] = destination.exchange
                 if (journal := declarer.journal) is not None:

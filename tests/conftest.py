@@ -6,7 +6,7 @@ otherwise. A broker that is missing or does not start is an error, never a skip.
 RABBITMQ_ROOT:           a folder with an unpacked Debian, whose RabbitMQ is started instead.
 RABBITMQ_URL:            a broker that runs already is used. What would stop or start one is then
                          deselected, and listed with the reason at the end.
-RABBITMQ_MANAGEMENT_URL: its management API; see lab/server.py.
+RABBITMQ_MANAGEMENT_URL: its management API; see dev/server.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lab.broker import Broker
-from lab.server import Server
+from dev.broker import Broker
+from dev.server import Server
 from tests.conformance.record import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lab.server import VHost
+    from dev.server import VHost
 
 _OWN = "own_broker"
 _left_out = pytest.StashKey[list[pytest.Item]]()

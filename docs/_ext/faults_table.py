@@ -1,6 +1,6 @@
 """The directive ``faults-table``: what runs of the fault laboratory came to.
 
-The figures are those that `python -m lab.faults --json docs/explanation/faults.json` wrote.
+The figures are those that `python -m dev.faults --json docs/explanation/faults.json` wrote.
 """
 
 from __future__ import annotations

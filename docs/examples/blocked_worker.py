@@ -67,7 +67,7 @@ if __name__ == "__main__":
     elif sys.argv[1:]:
         main(*sys.argv[1:])
     else:
-        from lab.broker import Broker
+        from dev.broker import Broker
 
         with Broker() as broker:
             print(f"RabbitMQ {broker.version}")

@@ -1,6 +1,6 @@
 """The tool ``kombu-binary-delay``, which is also ``celery binary-delay``.
 
-One verb a file, thin: parse, call :mod:`kombu_binary_delay.ops`, print.
+One verb a file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
+from kombu_binary_delay.spark.cli import spark
+
+from .connect import Target, options
 from .create import create
 from .explain import explain
 from .export import export
 from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
-from .site import Site, options
-from .spark import spark
 from .status import status
 from .teardown import teardown
 from .verify import verify
@@ -65,7 +66,7 @@ def binary_delay(
     if app is not None:
         loaded = _load(app)
     settings = {name: value for name, value in given.items() if value is not None}
-    context.obj = Site.of(loaded, broker, management, settings)
+    context.obj = Target.of(loaded, broker, management, settings)
 
 
 for _option in options():

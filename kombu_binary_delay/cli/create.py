@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from kombu_binary_delay import ops
+from kombu_binary_delay import admin
 from kombu_binary_delay.journal import stream_part
 
-from .site import Site
-from .verb import Out, dry_run, verb
+from .command import Out, dry_run, verb
+from .connect import Target
 
 
 @click.command()
@@ -23,7 +23,7 @@ from .verb import Out, dry_run, verb
 @dry_run
 @verb
 def create(
-    site: Site,
+    broker: Target,
     out: Out,
     queues: tuple[str, ...],
     exchanges: tuple[str, ...],
@@ -39,12 +39,12 @@ def create(
       kombu-binary-delay create --queue mail --exchange events
       kombu-binary-delay -A shop create --dry-run
     """
-    with site.plain() as connection:
-        lanes = site.lanes(connection, ahead=True)
-        topology, part = lanes[0], site.part(lanes)
-        part += stream_part(site.settings, connection.connection.server_properties)
+    with broker.plain() as connection:
+        lanes = broker.lanes(connection, ahead=True)
+        topology, part = lanes[0], broker.part(lanes)
+        part += stream_part(broker.settings, connection.connection.server_properties)
         if queues or exchanges:
-            live = ops.Live.read(site.management(connection))
-            part += ops.ways(topology, live, queues, exchanges, site.settings.outlets)
-        made = ops.create(connection, topology, part, dry_run=dry_run)
+            live = admin.Live.read(broker.management(connection))
+            part += admin.ways(topology, live, queues, exchanges, broker.settings.relays)
+        made = admin.create(connection, topology, part, dry_run=dry_run)
     out.show(made, "creation", dry=dry_run)

@@ -6,12 +6,12 @@ import time
 
 import click
 
-from kombu_binary_delay import ops
-from kombu_binary_delay.address import Destination
+from kombu_binary_delay import admin
+from kombu_binary_delay.model.address import Destination
 
-from .site import Site
+from .command import Out, ladder, verb
+from .connect import Target
 from .values import Delay, Place
-from .verb import Out, ladder, verb
 
 
 @click.command()
@@ -27,7 +27,7 @@ from .verb import Out, ladder, verb
 @ladder
 @verb
 def explain(
-    site: Site, out: Out, delay: float, destination: Destination, ladder: str | None
+    broker: Target, out: Out, delay: float, destination: Destination, ladder: str | None
 ) -> None:
     """Show the way of one message: digits, routing key, each queue with its wait, the due time.
 
@@ -38,8 +38,8 @@ def explain(
       kombu-binary-delay explain 1h30m --to events:order.paid
       kombu-binary-delay --radix 4 explain 10s
     """
-    topology = site.topology(ladder=ladder)
+    topology = broker.topology(ladder=ladder)
     now = time.time_ns() // 1_000_000
-    settings = site.settings if ladder is None else None
-    told = ops.explain(topology, delay, destination, now, settings=settings)
+    settings = broker.settings if ladder is None else None
+    told = admin.explain(topology, delay, destination, now, settings=settings)
     out.show(told, "explanation")

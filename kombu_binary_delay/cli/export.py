@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.ops.create import to_queue
+from kombu_binary_delay.admin.create import to_queue
 
-from .site import Site
+from .command import Out, ladder, verb
+from .connect import Target
 from .values import Delay
-from .verb import Out, ladder, verb
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
@@ -33,7 +33,7 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 @ladder
 @partial(verb, drawn=False)
 def export(
-    site: Site,
+    broker: Target,
     out: Out,
     format_: str,
     output: Any,
@@ -60,11 +60,11 @@ def export(
       kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
     """
-    lanes = site.lanes(ladder=ladder)
-    part = site.part(lanes)
+    lanes = broker.lanes(ladder=ladder)
+    part = broker.part(lanes)
     for queue in queues:
-        outlet = lanes[0].wants_outlet(queue, site.settings.outlets)
-        part += to_queue(lanes[0], queue, outlet=outlet)
+        relay = lanes[0].wants_relay(queue, broker.settings.relays)
+        part += to_queue(lanes[0], queue, relay=relay)
     if format_ == "svg":
         at_most = min(int(delay), lanes[0].ladder.maximum)
         text = formats.svg(lanes[0], at_most, (queues or ("mail",))[0]) + "\n"

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import ops
-from kombu_binary_delay.topology import Topology
+from kombu_binary_delay import admin
+from kombu_binary_delay.model.topology import Topology
 
+from .command import FOUND, OK, Out, dry_run, verb
+from .connect import Target
 from .progress import bar
-from .site import Site
-from .verb import FOUND, OK, Out, dry_run, verb
 
 _from_ladder = click.option(
     "--from",
@@ -41,7 +41,7 @@ _exchange = click.option(
 @dry_run
 @verb
 def migrate(
-    site: Site,
+    broker: Target,
     out: Out,
     ladder: str | None,
     from_queue: str | None,
@@ -64,7 +64,7 @@ def migrate(
     """
     if ladder is None and from_queue is None:
         raise click.UsageError("say what to move: --from or --from-queue")
-    return _move(site, site, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
+    return _move(broker, broker, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
 
 
 @click.command()
@@ -72,7 +72,7 @@ def migrate(
 @click.option(
     "--to-management",
     metavar="URL",
-    help="Its management API, for the setting ancestor.  [default: its host, port 15672]",
+    help="Its management API, for the setting foreign_ladder.  [default: its host, port 15672]",
 )
 @_from_ladder
 @_from_queue
@@ -80,7 +80,7 @@ def migrate(
 @dry_run
 @verb
 def transfer(
-    site: Site,
+    broker: Target,
     out: Out,
     to_broker: str,
     to_management: str | None,
@@ -99,13 +99,13 @@ def transfer(
       kombu-binary-delay transfer --to-broker amqp://new:5672//
       kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
     """
-    there = Site.of(None, to_broker, to_management, site.given)
-    return _move(site, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
+    there = Target.of(None, to_broker, to_management, broker.given)
+    return _move(broker, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
 def _move(
-    here: Site,
-    there: Site,
+    here: Target,
+    there: Target,
     out: Out,
     origin: tuple[str | None, str | None],
     to: str | None,
@@ -119,7 +119,7 @@ def _move(
     with here.plain() as connection:
         management = here.management(connection)
         source: list[Topology] | str = queue or here.lanes(connection, ladder)
-        planned = ops.plan(connection, ops.Live.read(management), source)
+        planned = admin.plan(connection, admin.Live.read(management), source)
     if dry_run:
         out.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
@@ -130,7 +130,7 @@ def _move(
     if target[0].mirrors:
         connect = (there if to is None else there.on(target[0])).delaying
     with bar("move", planned.messages) as tell:
-        done = ops.migrate(
+        done = admin.migrate(
             here.plain,
             connect,
             management,

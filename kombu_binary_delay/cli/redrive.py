@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import ops
-from kombu_binary_delay.address import Destination
+from kombu_binary_delay import admin
+from kombu_binary_delay.model.address import Destination
 
+from .command import FOUND, OK, Out, dry_run, verb
+from .connect import Target
 from .progress import bar
-from .site import Site
 from .values import Place
-from .verb import FOUND, OK, Out, dry_run, verb
 
 
 @click.command()
@@ -35,7 +35,7 @@ from .verb import FOUND, OK, Out, dry_run, verb
 @dry_run
 @verb
 def redrive(
-    site: Site,
+    broker: Target,
     out: Out,
     only: Destination | None,
     to: Destination | None,
@@ -60,19 +60,19 @@ def redrive(
         raise click.UsageError("--to-file goes with neither --to nor --from-file")
     if from_file is not None and (only is not None or dry_run):
         raise click.UsageError("--from-file goes with neither --only nor --dry-run")
-    with site.plain() as connection:
-        topology = site.topology(connection)
+    with broker.plain() as connection:
+        topology = broker.topology(connection)
         if from_file is not None:
             return _refill(connection, out, from_file, to)
-        parked = ops.ready(connection, [topology.parking]).get(topology.parking, 0)
-        management = site.management(connection)
+        parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
+        management = broker.management(connection)
     with ExitStack() as stack:
         file = None
         if to_file is not None and not dry_run:
             file = stack.enter_context(to_file.open("a", encoding="utf-8"))
         tell = stack.enter_context(bar("redrive", parked if not dry_run else 0))
-        done = ops.redrive(
-            site.plain,
+        done = admin.redrive(
+            broker.plain,
             topology,
             management,
             only=only,
@@ -98,7 +98,7 @@ def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> in
         raise click.UsageError(f"{beside}, for what cannot be sent, cannot be made: {exc}") from exc
     try:
         with left, path.open(encoding="utf-8") as file:
-            done = ops.refill(connection, file, to, left=left.write)
+            done = admin.refill(connection, file, to, left=left.write)
     finally:
         if beside.stat().st_size:
             out.say(f"what was not sent is in {beside}: send that next time, and not {path}")

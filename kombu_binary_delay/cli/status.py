@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import ops
+from kombu_binary_delay import admin
 
-from .site import Site
-from .verb import FOUND, OK, Out, ladder, verb
+from .command import FOUND, OK, Out, ladder, verb
+from .connect import Target
 
 _HISTORY = 60  # looks
 
@@ -24,7 +24,7 @@ _HISTORY = 60  # looks
 )
 @ladder
 @verb
-def status(site: Site, out: Out, watch: bool, every: float, ladder: str | None) -> int:
+def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | None) -> int:
     """Show what waits, level by level, when it leaves, and what is parked or stuck.
 
     Every ladder of the namespace is shown. The broker's figures, but for what waits, are up to
@@ -36,13 +36,13 @@ def status(site: Site, out: Out, watch: bool, every: float, ladder: str | None) 
       kombu-binary-delay -A shop status --watch
       kombu-binary-delay status --json
     """
-    with site.plain() as connection:
-        management = site.management(connection)
-        topology = site.topology(connection, ladder)
-        lanes = [each.prefix for each in site.lanes(connection, ladder)]
+    with broker.plain() as connection:
+        management = broker.management(connection)
+        topology = broker.topology(connection, ladder)
+        lanes = [each.prefix for each in broker.lanes(connection, ladder)]
 
-        def look() -> ops.Status:
-            return ops.status(connection, management, topology, lanes)
+        def look() -> admin.Status:
+            return admin.status(connection, management, topology, lanes)
 
         if watch:
             # Ctrl-C is how it ends.
@@ -62,15 +62,15 @@ def _watch(look: Any, every: float) -> None:
     from rich.console import Group  # noqa: PLC0415 - Rich comes with the extra `cli`
     from rich.live import Live  # noqa: PLC0415 - see above
 
-    from . import screen  # noqa: PLC0415 - see above
+    from . import output  # noqa: PLC0415 - see above
 
     history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
-    with Live(console=screen.console(), auto_refresh=False, screen=False) as live:
+    with Live(console=output.console(), auto_refresh=False, screen=False) as live:
         while True:
             found = look()
             ladders = found.ladders
             history.append(
                 (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
             )
-            live.update(Group(screen.status(found), screen.rates(history)), refresh=True)
+            live.update(Group(output.status(found), output.rates(history)), refresh=True)
             time.sleep(every)

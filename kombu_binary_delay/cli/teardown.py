@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from kombu_binary_delay import ops
+from kombu_binary_delay import admin
 
-from .site import Site
-from .verb import Out, dry_run, ladder, verb
+from .command import Out, dry_run, ladder, verb
+from .connect import Target
 
 
 @click.command()
@@ -15,7 +15,7 @@ from .verb import Out, dry_run, ladder, verb
 @click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
 @dry_run
 @verb
-def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
+def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
     """Remove a ladder, and the delivery side with it if no other ladder leads there.
 
     Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
@@ -26,14 +26,14 @@ def teardown(site: Site, out: Out, ladder: str | None, force: bool, dry_run: boo
       kombu-binary-delay teardown --ladder 250ms-2x30
       kombu-binary-delay teardown --ladder celery
     """
-    with site.plain() as connection:
-        going = site.lanes(connection, ladder)
-        settings = [] if ladder is None else site.lanes(connection)
+    with broker.plain() as connection:
+        going = broker.lanes(connection, ladder)
+        settings = [] if ladder is None else broker.lanes(connection)
         in_use = [each for each in settings if each not in going]
         for lane in going:
-            removed = ops.teardown(
+            removed = admin.teardown(
                 connection,
-                site.management(connection),
+                broker.management(connection),
                 lane,
                 beside=in_use,
                 force=force,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay.address import Destination
+from kombu_binary_delay.model.address import Destination
 
 _UNITS = {
     "ms": 1,

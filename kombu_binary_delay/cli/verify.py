@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import click
 
-from kombu_binary_delay import ops
+from kombu_binary_delay import admin
 
-from .site import Site
-from .verb import FOUND, OK, Out, ladder, verb
+from .command import FOUND, OK, Out, ladder, verb
+from .connect import Target
 
 
 @click.command()
 @click.option("--user", metavar="NAME", help="Whose permissions to look at; else one's own.")
 @ladder
 @verb
-def verify(site: Site, out: Out, user: str | None, ladder: str | None) -> int:
+def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> int:
     """Compare what stands on the broker with the topology, and say what each difference causes.
 
     Looks at exchanges, queues, bindings, the broker's version, policies that would break the
@@ -25,14 +25,14 @@ def verify(site: Site, out: Out, user: str | None, ladder: str | None) -> int:
       kombu-binary-delay -A shop verify --json
       kombu-binary-delay verify --user shop
     """
-    with site.plain() as connection:
-        never = site.settings.declare == "never"
-        lanes = site.lanes(connection, ladder, ahead=never)
+    with broker.plain() as connection:
+        never = broker.settings.declare == "never"
+        lanes = broker.lanes(connection, ladder, ahead=never)
         found = [
-            ops.verify(
-                site.management(connection),
+            admin.verify(
+                broker.management(connection),
                 each,
-                declares=site.settings.declare != "never",
+                declares=broker.settings.declare != "never",
                 user=user,
             )
             for each in lanes

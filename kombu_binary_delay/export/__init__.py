@@ -1,8 +1,8 @@
 """A topology as text: for infrastructure as code, and for the eye. Pure.
 
-One format a file. Most are functions of a :class:`~kombu_binary_delay.topology.Part`, so whatever
-can be declared can be exported; a picture and what monitors a ladder take the whole
-:class:`~kombu_binary_delay.topology.Topology`. Nothing here may do I/O, or know what
+One format a file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
+whatever can be declared can be exported; a picture and what monitors a ladder take the whole
+:class:`~kombu_binary_delay.model.topology.Topology`. Nothing here may do I/O, or know what
 stands above the topology.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import indent
 
-from kombu_binary_delay.topology import WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import WORKER_HOLDS, Topology
 
 from .promql import Questions
 
@@ -44,7 +44,7 @@ def _rules(ask: Questions) -> Iterator[_Rule]:
         "Nothing leaves {{ $labels.queue }} in {{ $labels.vhost }}",
         "{{ $value }} messages in it are due. What they lead to is gone, full, or does not "
         "confirm, and holds up all behind them: find the destination that does not take its "
-        "messages, and give it room, or an outlet. See 'kombu-binary-delay verify' and 'status'.",
+        "messages, and give it room, or a relay. See 'kombu-binary-delay verify' and 'status'.",
     )
     if ask.parking:
         yield _Rule(
@@ -56,10 +56,10 @@ def _rules(ask: Questions) -> Iterator[_Rule]:
             "Their destination was gone when they were due. Declare or bind it again, then send "
             "on what is in {{ $labels.queue }}: 'kombu-binary-delay redrive'.",
         )
-    if ask.outlets:
+    if ask.relays:
         yield _Rule(
-            "BinaryDelayOutletFilling",
-            f"{ask.messages(ask.outlets)} >= {WORKER_HOLDS}",
+            "BinaryDelayRelayFilling",
+            f"{ask.messages(ask.relays)} >= {WORKER_HOLDS}",
             "10m",
             "warning",
             "{{ $value }} due messages wait in {{ $labels.queue }} in {{ $labels.vhost }}",

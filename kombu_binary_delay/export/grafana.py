@@ -7,7 +7,7 @@ from colorsys import hls_to_rgb
 from dataclasses import replace
 from typing import Any
 
-from kombu_binary_delay.topology import WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import WORKER_HOLDS, Topology
 
 from .graph import human
 from .names import shorten
@@ -124,11 +124,11 @@ def _figures(ask: Questions) -> list[tuple[int, _Json]]:
                 {"red": 1},
             )
         )
-    if ask.outlets:
+    if ask.relays:
         figures.append(
             (
-                "In outlets",
-                f"sum({ask.messages(ask.outlets)}) or vector(0)",
+                "In relays",
+                f"sum({ask.messages(ask.relays)}) or vector(0)",
                 "Due messages that wait for a destination which does not take them now.",
                 {"orange": WORKER_HOLDS},
             )
@@ -214,9 +214,9 @@ def _held(ask: Questions, topology: Topology) -> _Json:
 
 
 def _aside(ask: Questions) -> _Json:
-    asked = [(ask.messages(queues), "{{queue}}") for queues in (ask.parking, ask.outlets) if queues]
+    asked = [(ask.messages(queues), "{{queue}}") for queues in (ask.parking, ask.relays) if queues]
     return _series(
-        "Parked, and in outlets",
+        "Parked, and in relays",
         "Both are empty when all destinations are there and take their messages.",
         asked or [("vector(0)", "none on this ladder")],
     )

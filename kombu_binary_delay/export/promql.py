@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kombu_binary_delay.topology import VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import VERSION, WORKER_HOLDS, Topology
 
 _QUEUE = "rabbitmq_cluster, vhost, queue"
 
@@ -51,9 +51,11 @@ class Questions:
         return f"{self._versioned}(-classic)?[.]parking" if self.topology.parking else ""
 
     @cached_property
-    def outlets(self) -> str:
-        """The outlets; empty for a ladder that has none."""
-        return f"{self._versioned}(-classic)?[.](into|outlet)[.].+" if self.topology.mirrors else ""
+    def relays(self) -> str:
+        """The relays; empty for a ladder that has none."""
+        if not self.topology.mirrors:
+            return ""
+        return f"{self._versioned}(-classic)?[.]relay-to-(queue|exchange)[.].+"
 
     # -- queues ----------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class Questions:
 
         By Little's law: how many are in a place, divided by how many pass it in a second.
         """
-        queues = "|".join(filter(None, (self.levels, self.outlets)))
+        queues = "|".join(filter(None, (self.levels, self.relays)))
         held = f"sum by (rabbitmq_cluster) ({self.held(queues)})"
         return f"avg_over_time(({held})[5m:15s])\n/ {self.hops('confirmed', '5m')}"
 

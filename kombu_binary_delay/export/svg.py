@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from html import escape
 
-from kombu_binary_delay.address import Destination
-from kombu_binary_delay.topology import Binding, Topology
-from kombu_binary_delay.walk import matches_topic, walk
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.simulate import matches_topic, walk
+from kombu_binary_delay.model.topology import Binding, Topology
 
 from .graph import human
 

@@ -1,6 +1,6 @@
 """``python -m kombu_binary_delay.spark``, and what ``spark-submit`` is given."""
 
-from kombu_binary_delay.cli.spark import spark
+from kombu_binary_delay.spark.cli import spark
 
 if __name__ == "__main__":
     spark(prog_name="kombu-binary-delay spark")

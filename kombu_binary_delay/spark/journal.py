@@ -29,8 +29,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from kombu_binary_delay.compat.urls import is_amqp, stock
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.urls import is_amqp, stock
 
 from . import schema as s
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from kombu_binary_delay.ladder import Ladder
-from kombu_binary_delay.topology import Topology
+from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.model.topology import Topology
 
 from .columns import due_micros, has
 

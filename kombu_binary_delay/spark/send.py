@@ -23,9 +23,9 @@ from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
-from kombu_binary_delay.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
+from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
 from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
-from kombu_binary_delay.ladder import Ladder
+from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_celery import CeleryTestWorker
 
-from lab.keeper import Keeper
-from lab.pytest_nodes import LocalBackend, LocalBroker, LocalWorker
+from dev.processes import Processes
+from dev.pytest_nodes import LocalBackend, LocalBroker, LocalWorker
 from tests.acceptance.app import OURS, Deployment, make_app
 from tests.acceptance.containers import (  # noqa: F401 - fixtures, which the others name
     ContainerBroker,
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from lab.server import Server
+    from dev.server import Server
 
 
 @pytest.fixture(scope="module")
-def keeper() -> Iterator[Keeper]:
-    with Keeper("acceptance") as keeper:
-        yield keeper
+def processes() -> Iterator[Processes]:
+    with Processes("acceptance") as processes:
+        yield processes
 
 
 # -- celery_setup ----------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ def celery_broker(request: pytest.FixtureRequest, nodes: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def deployment(celery_broker: Any, keeper: Keeper, shape: str) -> Deployment:
+def deployment(celery_broker: Any, processes: Processes, shape: str) -> Deployment:
     """As the publisher has it."""
-    return Deployment.within(keeper.folder, celery_broker.config()["host_url"], shape)
+    return Deployment.within(processes.folder, celery_broker.config()["host_url"], shape)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +118,9 @@ def celery_setup_app(deployment: Deployment) -> Iterator[Celery]:
 
 @pytest.fixture(scope="module")
 def worker_process(
-    keeper: Keeper, worker_deployment: Deployment, worker_options: list[str]
+    processes: Processes, worker_deployment: Deployment, worker_options: list[str]
 ) -> LocalWorker:
-    return LocalWorker(keeper, APP, environment_of(worker_deployment), *worker_options)
+    return LocalWorker(processes, APP, environment_of(worker_deployment), *worker_options)
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +152,12 @@ def stage(celery_setup: Setup) -> Setup:
 
 
 @pytest.fixture(scope="module")
-def new_stage(broker: Server, keeper: Keeper) -> Iterator[Callable[..., Stage]]:
+def new_stage(broker: Server, processes: Processes) -> Iterator[Callable[..., Stage]]:
     """Make stages, each in a fresh virtual host; end all of them with the module."""
     stages: list[Stage] = []
 
     def make(*args: Any, **kwargs: Any) -> Stage:
-        stages.append(Stage(broker.vhost(), keeper, *args, **kwargs))
+        stages.append(Stage(broker.vhost(), processes, *args, **kwargs))
         return stages[-1]
 
     yield make

@@ -18,12 +18,12 @@ from docker.errors import DockerException
 from pytest_celery import CeleryTestBroker, CeleryWorkerContainer, RabbitMQContainer
 from pytest_docker_tools import container, fxtr, network
 
-from lab.server import Server
+from dev.server import Server
 from tests.acceptance.worker import APP, ROOT, environment_of
 
 if TYPE_CHECKING:
-    from lab.keeper import Keeper
-    from lab.server import VHost
+    from dev.processes import Processes
+    from dev.server import VHost
     from tests.acceptance.app import Deployment
 
 #: With the management plugin, by which tests make virtual hosts.
@@ -84,8 +84,8 @@ def worker_environment(worker_deployment: Deployment) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def worker_volumes(keeper: Keeper) -> dict[str, dict[str, str]]:
-    project, folder = str(ROOT), str(keeper.folder)
+def worker_volumes(processes: Processes) -> dict[str, dict[str, str]]:
+    project, folder = str(ROOT), str(processes.folder)
     return {
         project: {"bind": project, "mode": "ro"},
         folder: {"bind": folder, "mode": "rw"},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.release import QUORUM_SINCE
+from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.acceptance.journal import Journal
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
     from celery.result import AsyncResult
 
-    from lab.server import VHost
+    from dev.server import VHost
     from tests.acceptance.app import Deployment
 
 

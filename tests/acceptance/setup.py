@@ -9,7 +9,7 @@ from pytest_celery import CeleryTestSetup
 from tests.acceptance.scene import Scene
 
 if TYPE_CHECKING:
-    from lab.server import VHost
+    from dev.server import VHost
     from tests.acceptance.app import Deployment
 
 #: What its nodes can be.

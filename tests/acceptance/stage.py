@@ -13,15 +13,15 @@ from tests.acceptance.scene import Scene
 from tests.acceptance.worker import Beat, Worker
 
 if TYPE_CHECKING:
-    from lab.keeper import Keeper
-    from lab.server import VHost
+    from dev.processes import Processes
+    from dev.server import VHost
 
 
 class Stage(Scene):
     def __init__(
         self,
         vhost: VHost,
-        keeper: Keeper,
+        processes: Processes,
         shape: str = "stock",
         transport: str | None = OURS,
         url: str = "amqp://{broker}",
@@ -33,9 +33,9 @@ class Stage(Scene):
         """
         broker = vhost.url.removeprefix("amqp://")
         url = url.format(broker=broker, place=broker.rpartition("@")[2])
-        deployment = Deployment.within(keeper.folder, url, shape, transport)
+        deployment = Deployment.within(processes.folder, url, shape, transport)
         super().__init__(vhost, deployment, make_app(deployment))
-        self._keeper = keeper
+        self._keeper = processes
         self._workers: list[Worker] = []
 
     def worker(self, *options: str, stock: bool = False, mingle: bool = False) -> Worker:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.broker import SETTLES_SOON, Broker
+from dev.broker import SETTLES_SOON, Broker
 from tests.acceptance.journal import wait_until
 from tests.acceptance.setup import PROCESSES, Setup
 

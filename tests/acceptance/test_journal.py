@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 from celery import Celery
 
-from lab.keeper import Keeper
-from lab.worker import Worker
+from dev.processes import Processes
+from dev.worker import Worker
 
 APP = """
 from celery import Celery
@@ -32,9 +32,9 @@ def retries(self):
 
 
 @pytest.fixture
-def keeper():
-    with Keeper("journal") as keeper:
-        yield keeper
+def processes():
+    with Processes("journal") as processes:
+        yield processes
 
 
 def executed(vhost, count):
@@ -60,17 +60,17 @@ def executed(vhost, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, keeper, pool):
+def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, processes, pool):
     if broker.release < (3, 9):
         pytest.skip("this RabbitMQ has no streams")
-    (keeper.folder / "journal_app.py").write_text(APP.format(url=vhost.url))
+    (processes.folder / "journal_app.py").write_text(APP.format(url=vhost.url))
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_transport = "kombu_binary_delay:Transport"
     app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
     ids = {name: app.send_task(name, countdown=0.2).id for name in ("fine", "fails", "retries")}
     app.send_task("fine")  # not delayed, so not told of
-    env = {"PYTHONPATH": f"{keeper.folder}:."}
-    Worker(keeper, "journal_app", env, "-P", pool, "-c", "2", timeout=120)
+    env = {"PYTHONPATH": f"{processes.folder}:."}
+    Worker(processes, "journal_app", env, "-P", pool, "-c", "2", timeout=120)
     told = sorted(
         (event["id"], event["task"], event.get("retries", 0), event["state"])
         for event in executed(vhost, 4)

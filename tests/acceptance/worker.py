@@ -10,11 +10,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import lab.worker
+import dev.worker
 from tests.acceptance.journal import PATIENCE, wait_until
 
 if TYPE_CHECKING:
-    from lab.keeper import Keeper
+    from dev.processes import Processes
     from tests.acceptance.app import Deployment
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +27,14 @@ def complaints(log: str) -> list[str]:
     return [line for line in log.splitlines() if any(sign in line for sign in signs)]
 
 
-class Worker(lab.worker.Worker):
+class Worker(dev.worker.Worker):
     """`celery worker`; unless told otherwise with the prefork pool and one process in it."""
 
-    def __init__(self, keeper: Keeper, deployment: Deployment, *options: str) -> None:
+    def __init__(self, processes: Processes, deployment: Deployment, *options: str) -> None:
         self.alive = True
         self._asked = False
         super().__init__(
-            keeper, APP, environment_of(deployment), "--concurrency=1", *options, timeout=60
+            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=60
         )
 
     def kill(self) -> None:
@@ -62,13 +62,13 @@ class Worker(lab.worker.Worker):
 class Beat:
     """`celery beat`."""
 
-    def __init__(self, keeper: Keeper, deployment: Deployment) -> None:
-        self._keeper = keeper
-        log = keeper.folder / f"beat-{uuid.uuid4().hex}.log"
+    def __init__(self, processes: Processes, deployment: Deployment) -> None:
+        self._keeper = processes
+        log = processes.folder / f"beat-{uuid.uuid4().hex}.log"
         argv = [sys.executable, "-m", "celery", "-A", APP, "beat", "--loglevel=INFO", "--pidfile="]
         schedule = f"--schedule={log.with_suffix('.schedule')}"
         environment = {**os.environ, **environment_of(deployment)}
-        self._process = keeper.spawn([*argv, schedule], environment, log)
+        self._process = processes.spawn([*argv, schedule], environment, log)
         wait_until(lambda: "beat: Starting..." in log.read_text(), "the start of beat")
 
     def stop(self) -> None:

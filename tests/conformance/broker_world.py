@@ -13,7 +13,7 @@ from kombu_binary_delay import Settings
 from tests.conformance.world import Arrival, World
 
 if TYPE_CHECKING:
-    from lab.broker import VHost
+    from dev.broker import VHost
 
 OURS = "kombu_binary_delay:Transport"
 #: A broker that was restarted has its queues to recover.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.release import QUORUM_SINCE
+from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.conformance.broker_world import BrokerWorld
 from tests.conformance.record import BROKER, PROPERTY, WALK
 from tests.conformance.table import LADDERS

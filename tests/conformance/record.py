@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.topology import QUEUE_TYPES
+from kombu_binary_delay.model.topology import QUEUE_TYPES
 from tests.conformance.cases import CASES
 from tests.conformance.table import LADDERS, Case
 

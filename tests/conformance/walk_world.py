@@ -1,4 +1,4 @@
-"""A world without a broker: messages walk through the topology by `kombu_binary_delay.walk`.
+"""A world without a broker: messages walk by `kombu_binary_delay.model.simulate`.
 
 What the transport decides on a connection is decided here from the same values: how a message is
 packed, where it enters, which bindings stand behind the delivery exchange. Time does not pass; a
@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.address import Destination
-from kombu_binary_delay.delay import X_DELAY, due_time
-from kombu_binary_delay.envelope import carried, further_keys, unwrap, wrap
-from kombu_binary_delay.topology import IMITABLE, Part
-from kombu_binary_delay.walk import Walk, matches_topic, walk
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import X_DELAY, due_time
+from kombu_binary_delay.model.envelope import carried, further_keys, unwrap, wrap
+from kombu_binary_delay.model.simulate import Walk, matches_topic, walk
+from kombu_binary_delay.model.topology import IMITABLE, Part
 from tests.conformance.world import Arrival, World
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ class WalkWorld(World):
         if not others:
             self._parked += 1
         found = set()
-        outlets = {self.topology.outlet_name(each): each for each in self._kinds}
+        relays = {self.topology.exchange_relay_name(each): each for each in self._kinds}
         for queue in others:
-            if queue in outlets:
-                found |= self._route(outlets[queue], [message.key], message.properties[_HEADERS])
+            if queue in relays:
+                found |= self._route(relays[queue], [message.key], message.properties[_HEADERS])
             else:
                 found.add(queue)
         return found
@@ -218,16 +218,18 @@ class WalkWorld(World):
         for queue in self._queues:
             part += self.topology.to_queue(queue)
         for exchange, kind in self._kinds.items():
-            # Without the outlet itself, so that the walk ends there.
+            # Without the relay itself, so that the walk ends there.
             by_headers = kind == "headers"
             stands = (
-                self.topology.outlet(exchange) if by_headers else self.topology.shadow(exchange)
+                self.topology.exchange_relay(exchange)
+                if by_headers
+                else self.topology.mirror(exchange)
             )
             part += Part(stands.exchanges, (), stands.bindings)
         for each in self._bindings:
             if self._kinds[each.source] in IMITABLE:
                 part += Part(
-                    bindings=self.topology.mirror(
+                    bindings=self.topology.mirror_bindings(
                         each.source,
                         self._kinds[each.source],
                         each.destination,

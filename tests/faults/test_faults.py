@@ -7,9 +7,9 @@ import os
 import amqp
 import pytest
 
-from lab.faults.lab import Case, play
-from lab.faults.proxy import Proxy
-from lab.faults.scenarios import CASES
+from dev.faults.environment import Case, play
+from dev.faults.proxy import Proxy
+from dev.faults.scenarios import CASES
 
 ROOT = os.environ.get("RABBITMQ_ROOT")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from dev.broker import free_ports
+from dev.processes import Processes
 from kombu_binary_delay.spark import schema as s
-from lab.broker import free_ports
-from lab.keeper import Keeper
 
 ROOT = Path(__file__).parents[2]
 SUBMIT = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
@@ -45,8 +45,8 @@ def server(tmp_path):
     launch = [SUBMIT, "--master", "local[2]", "--driver-memory", "1g", *conf]
     launch += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     log = tmp_path / "server.log"
-    with Keeper("connect") as keeper:
-        process = keeper.spawn(launch, env, log)
+    with Processes("connect") as processes:
+        process = processes.spawn(launch, env, log)
         deadline = time.monotonic() + 120
         while not listens(port):
             assert process.poll() is None, log.read_text()

@@ -9,7 +9,8 @@ from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.address import Destination, format_address
+from kombu_binary_delay.model.address import Destination, format_address
+from kombu_binary_delay.model.simulate import walk
 from kombu_binary_delay.spark.plan import (
     AT_ONCE,
     BEYOND,
@@ -23,7 +24,6 @@ from kombu_binary_delay.spark.plan import (
     plan,
     summarize,
 )
-from kombu_binary_delay.walk import walk
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 BINARY = Ladder.binary()

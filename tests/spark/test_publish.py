@@ -13,10 +13,10 @@ import pytest
 from kombu import Connection, Queue
 from pyspark.sql import functions as F
 
+from dev.processes import Processes
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.prepare import task_id
 from kombu_binary_delay.spark.publish import Progress, publish
-from lab.keeper import Keeper
 from tests.spark.dying_app import order
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
@@ -219,18 +219,18 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
 
 @pytest.mark.slow
 def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
-    with Keeper("driver") as keeper:
+    with Processes("driver") as processes:
         log = tmp_path / "driver.log"
         script = str(Path(__file__).with_name("killed_driver.py"))
         argv = [sys.executable, script, vhost.url, receipts, "4000"]
         root = str(Path(__file__).parents[2])
-        driver = keeper.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
+        driver = processes.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
         deadline = time.monotonic() + 300
         while "\n1000" not in log.read_text() and time.monotonic() < deadline:
             assert driver.poll() is None, log.read_text()
             time.sleep(0.1)
         time.sleep(0.5)
-        keeper.kill(driver)
+        processes.kill(driver)
     done = read(spark, receipts).count()
     assert 1000 <= done < 4000
     df = spark.range(4000).select(

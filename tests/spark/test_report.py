@@ -66,7 +66,7 @@ def printed(source, target):
     """Print a page in a real browser, and give the text of each sheet."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        # lab/install.sh brings one; Ubuntu has none in its packages.
+        # dev/install.sh brings one; Ubuntu has none in its packages.
         pytest.skip(f"a browser is needed, one of {', '.join(BROWSERS)}")
     # Its sandbox takes what a container does not give.
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import ChannelMixin
-from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import Sender, Target
 
@@ -205,7 +205,7 @@ def shop(monkeypatch):
         broker_write_url="amqp://write//",
         broker_use_ssl={"ca_certs": "ca.pem"},
         broker_login_method="EXTERNAL",
-        broker_transport_options={"binary_delay": {"ancestor": "nservicebus"}},
+        broker_transport_options={"binary_delay": {"foreign_ladder": "nservicebus"}},
     )
     # A process reads an application once, by its name.
     app.main = f"shop_{id(app)}"
@@ -222,7 +222,7 @@ def test_an_application_is_connected_to_as_it_connects_and_stays_as_it_was(shop,
     assert (connection.ssl, connection.login_method) == ({"ca_certs": "ca.pem"}, "EXTERNAL")
     assert connection.transport_cls == OURS
     # It is the ladder that its messages take, from which receipts have their hops.
-    assert target.ladder() == ANCESTORS["nservicebus"].ladder
+    assert target.ladder() == FOREIGN_LADDERS["nservicebus"].ladder
     assert dict(shop.conf) == before
 
 
@@ -265,7 +265,7 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
 @pytest.mark.own_broker
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed():
-    from lab.broker import Broker  # noqa: PLC0415
+    from dev.broker import Broker  # noqa: PLC0415
 
     with Broker() as broker:
         vhost = broker.vhost()

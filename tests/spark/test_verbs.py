@@ -160,7 +160,7 @@ def test_neither_the_package_nor_the_tool_imports_spark_or_rich():
 def test_the_pipeline_proves_itself_though_an_executor_is_killed():
     env = {**os.environ, "REMINDERS": "3000"}
     done = subprocess.run(
-        [sys.executable, "-m", "lab.pipeline"],
+        [sys.executable, "-m", "dev.pipeline"],
         cwd=ROOT,
         env=env,
         capture_output=True,
@@ -176,8 +176,8 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
 def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, vhost, tmp_path):
     import pyspark  # noqa: PLC0415 - for where it is
 
-    from lab.broker import free_ports  # noqa: PLC0415
-    from lab.keeper import Keeper  # noqa: PLC0415
+    from dev.broker import free_ports  # noqa: PLC0415
+    from dev.processes import Processes  # noqa: PLC0415
 
     home = Path(pyspark.__file__).parent
     env = {
@@ -192,12 +192,12 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
     master = f"spark://127.0.0.1:{port}"
     launch, log = str(home / "bin" / "spark-class"), tmp_path / "cluster.log"
     deploy = "org.apache.spark.deploy"
-    with Keeper("cluster") as keeper:
+    with Processes("cluster") as processes:
         where = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(master_ui)]
-        keeper.spawn([launch, f"{deploy}.master.Master", *where], env, log)
+        processes.spawn([launch, f"{deploy}.master.Master", *where], env, log)
         for ui in worker_uis:
             given = ["-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", str(ui), master]
-            keeper.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
+            processes.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
         deadline = time.monotonic() + 120
         while log.read_text().count("Successfully registered with master") < 2:
             assert time.monotonic() < deadline, log.read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.demo_count import Accounts, Spread
+from dev.demo_count import Accounts, Spread
 
 
 def accounts(text: str) -> Accounts:

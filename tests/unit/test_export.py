@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.export import (
     definitions,
     graphviz,
@@ -25,7 +24,8 @@ from kombu_binary_delay.export import (
     svg,
     terraform,
 )
-from kombu_binary_delay.topology import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
 
 STRANGE = 'Straße "${x}" %{y} \\ #1; <b>'
 TOPOLOGIES = [
@@ -33,7 +33,7 @@ TOPOLOGIES = [
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
     Topology(),
     Topology(Ladder.binary(4, 1000), "shop_", layout="skip"),
-    *ANCESTORS.values(),
+    *FOREIGN_LADDERS.values(),
 ]
 
 
@@ -42,9 +42,9 @@ def part_of(topology: Topology) -> Part:
     part = topology.whole + topology.to_queue("mail") + topology.to_queue(STRANGE)
     if not topology.mirrors:
         return part
-    part += topology.outlet("my.headers") + topology.shadow(STRANGE)
-    bindings = topology.mirror(STRANGE, "topic", "mail", "#.a.*", to_queue=True)
-    bindings += topology.mirror(STRANGE, "fanout", "mail", "ignored", to_queue=True)
+    part += topology.exchange_relay("my.headers") + topology.mirror(STRANGE)
+    bindings = topology.mirror_bindings(STRANGE, "topic", "mail", "#.a.*", to_queue=True)
+    bindings += topology.mirror_bindings(STRANGE, "fanout", "mail", "ignored", to_queue=True)
     return part + Part(bindings=bindings)
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lab.faults.ledger import CONFIRMED, DELIVERED, DONE, FAILED, SENT, Book, judge
+from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, FAILED, SENT, Book, judge
 
 DUE = 100.0
 
@@ -100,7 +100,7 @@ def test_what_is_written_stays_when_the_writer_is_killed_in_the_next_instant(tmp
     program = """
 import os, signal, sys
 from pathlib import Path
-from lab.faults.ledger import Book
+from dev.faults.ledger import Book
 book = Book(Path(sys.argv[1]))
 for number in range(100):
     book.write("sent", str(number))

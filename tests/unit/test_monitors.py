@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.ancestors import ANCESTORS
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.export.promql import Questions
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 
 TOPOLOGIES = [
     Topology(),
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
     Topology(Ladder.uniform(4), layout="skip", lane=2),
-    *ANCESTORS.values(),
+    *FOREIGN_LADDERS.values(),
 ]
 
 
@@ -85,11 +85,11 @@ def test_every_query_is_promql(topology):
         promql_parser.parse(query.replace("$__rate_interval", "1m"))
 
 
-def test_a_ladder_without_parking_and_outlets_has_no_alerts_for_them():
+def test_a_ladder_without_parking_and_relays_has_no_alerts_for_them():
     names = {rule["alert"] for rule in rules_of(Topology())}
-    without = {rule["alert"] for rule in rules_of(ANCESTORS["celery"])}
+    without = {rule["alert"] for rule in rules_of(FOREIGN_LADDERS["celery"])}
 
-    assert names - without == {"BinaryDelayParked", "BinaryDelayOutletFilling"}
+    assert names - without == {"BinaryDelayParked", "BinaryDelayRelayFilling"}
 
 
 def test_the_questions_are_about_these_queues_and_no_others(topology):
@@ -104,9 +104,13 @@ def test_the_questions_are_about_these_queues_and_no_others(topology):
         own = topology.own_queue(topology.ladder.digits(topology.ladder.maximum)).queues[0].name
         queues.add(own)
         entries.add(topology.own)
-        aside = {topology.parking, topology.into_name("mail"), topology.outlet_name("events")}
+        aside = {
+            topology.parking,
+            topology.queue_relay_name("mail"),
+            topology.exchange_relay_name("events"),
+        }
         assert [each for each in aside if re.fullmatch(ask.parking, each)] == [topology.parking]
-        assert {each for each in aside if re.fullmatch(ask.outlets, each)} == aside - {
+        assert {each for each in aside if re.fullmatch(ask.relays, each)} == aside - {
             topology.parking
         }
         others |= aside

@@ -3,7 +3,7 @@
 import pytest
 
 from kombu_binary_delay import Settings, SettingsError
-from kombu_binary_delay.ancestors import ANCESTORS
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 
 
 def test_no_settings_are_the_defaults():
@@ -29,12 +29,12 @@ def test_no_settings_are_the_defaults():
         ({"layout": "skp"}, r"did you mean 'skip'\?"),
         ({"lanes": 0}, "lanes must be a whole number from 1 to 64, got 0"),
         ({"lanes": True}, "got True"),
-        ({"outlets": "q"}, "outlets must be a list"),
-        ({"outlets": [1]}, r"got \(1,\)"),
+        ({"relays": "q"}, "relays must be a list"),
+        ({"relays": [1]}, r"got \(1,\)"),
         ({"queue_per_delay": "yes"}, "True or False, got 'yes'"),
-        ({"ancestor": "nservicebuss"}, r"did you mean 'nservicebus'\?"),
-        ({"ancestor": "celery", "tick": 5}, "tick must be left out beside it, got 5"),
-        ({"ancestor": "celery", "queue_per_delay": True}, "queue_per_delay must be left out"),
+        ({"foreign_ladder": "nservicebuss"}, r"did you mean 'nservicebus'\?"),
+        ({"foreign_ladder": "celery", "tick": 5}, "tick must be left out beside it, got 5"),
+        ({"foreign_ladder": "celery", "queue_per_delay": True}, "queue_per_delay must be left out"),
         ({"levels": 33}, "x-message-ttl"),
         ({"queue_type": "quorom"}, r"must be one of .* did you mean 'quorum'\?"),
         ({"queue_type": ["quorum"]}, "queue_type"),
@@ -76,6 +76,6 @@ def test_tick_radix_and_levels_describe_the_ladder(given, ladder):
     assert settings.topology().ladder == settings.ladder
 
 
-@pytest.mark.parametrize("name", ANCESTORS)
+@pytest.mark.parametrize("name", FOREIGN_LADDERS)
 def test_an_ancestors_ladder_stands_in_for_ours(name):
-    assert Settings(ancestor=name).topology(can_quorum=False) is ANCESTORS[name]
+    assert Settings(foreign_ladder=name).topology(can_quorum=False) is FOREIGN_LADDERS[name]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.ancestors import NSERVICEBUS
-from kombu_binary_delay.ops import Live, Management
-from kombu_binary_delay.ops.verify import compare, verify
-from kombu_binary_delay.topology import Binding, Exchange, Part
+from kombu_binary_delay.admin import Live, Management
+from kombu_binary_delay.admin.verify import compare, verify
+from kombu_binary_delay.model.foreign import NSERVICEBUS
+from kombu_binary_delay.model.topology import Binding, Exchange, Part
 
 TOPOLOGY = Topology(Ladder.binary(4, 1000))
 TOPOLOGIES = [
@@ -147,13 +147,13 @@ def test_a_consumer_and_a_foreign_binding_on_a_level_are_named():
 
 def test_a_binding_that_is_not_repeated_for_delayed_messages_is_named():
     bound = Binding("orders", "mail", "eu.*")
-    live = live_of(TOPOLOGY.whole + TOPOLOGY.shadow("orders") + Part(bindings=(bound,)))
+    live = live_of(TOPOLOGY.whole + TOPOLOGY.mirror("orders") + Part(bindings=(bound,)))
     live.exchanges["orders"] = {"name": "orders", "type": "topic", "durable": True}
 
     (found,) = compare(TOPOLOGY, live)
 
     assert (found.severity, found.what) == ("warning", "binding from orders to mail")
-    mirrors = TOPOLOGY.mirror("orders", "topic", "mail", "eu.*", to_queue=True)
+    mirrors = TOPOLOGY.mirror_bindings("orders", "topic", "mail", "eu.*", to_queue=True)
     assert not list(compare(TOPOLOGY, replace(live, bindings=live.bindings | set(mirrors))))
 
 

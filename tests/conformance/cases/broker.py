@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from celery import Celery
 from kombu import Producer
 
-from lab.broker import Broker
+from dev.broker import Broker
 from tests.conformance.table import Table
 from tests.conformance.world import LATER, SOON
 

@@ -1,0 +1,341 @@
+"""Purpose: a private, real RabbitMQ for the demo and the tests: start, stop, kill, restart.
+
+A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
+127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
+`stop`, `kill` and `restart` keep the data and the ports; `close` leaves nothing behind.
+A virtual host is a world of its own: each test takes a fresh one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import amqp
+
+from dev.processes import Process, Processes
+from dev.server import BrokerError, Server, VHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
+CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
+HOST = "127.0.0.1"
+
+__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "VHost"]
+
+# An `advanced` for brokers that are restarted or killed: a message which was between two queues
+# at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
+SETTLES_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
+
+
+class Broker(Server):
+    """One RabbitMQ node of our own.
+
+    root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
+              chroot, which needs root); None is the one installed on this machine.
+    config:   more lines for rabbitmq.conf.
+    advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    name:     what stands before the @ in the node's name.
+    beside:   a node to form a cluster with, whose epmd and cookie are then shared.
+    data:     a folder with the data of a node that has stopped, to be copied and gone on with.
+    tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
+    """
+
+    def __init__(  # noqa: PLR0913 - each with a default
+        self,
+        root: str | None = None,
+        config: Mapping[str, str | int] | None = None,
+        advanced: str = "[].",
+        *,
+        name: str = "dev",
+        beside: Broker | None = None,
+        data: Path | None = None,
+        tls: Path | None = None,
+    ) -> None:
+        self._root = Path(root) if root else None
+        self.node = f"{name}@localhost"
+        if not Path(root or "/", SERVER.lstrip("/")).exists():
+            raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh test")
+        self._keeper = Processes("broker")
+        self._beside = beside
+        self._epmd: Process | None = None
+        self._node: Process | None = None
+        self._amqp_port, self._http_port, self._metrics_port, *ports = free_ports(6 if tls else 5)
+        self._dist_port, self._epmd_port, *self._tls_ports = ports
+        super().__init__(
+            f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
+        )
+        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
+        if beside:
+            self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
+        self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
+        if data:
+            shutil.copytree(data, self.folder / "data")
+
+    # --- life -----------------------------------------------------------------------
+
+    def start(self, timeout: float = 120) -> None:
+        """Start the node, and wait until it answers."""
+        if self.is_running:
+            return
+        self.begin_to_start()
+        self.wait_until_up(timeout)
+
+    def begin_to_start(self) -> None:
+        """Start the node and do not wait: nodes of a cluster may wait for each other."""
+        if not self._beside and (not self._epmd or self._epmd.poll() is not None):
+            self._epmd = self._spawn(["epmd"])
+            _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
+        self._node = self._spawn([SERVER])
+
+    def wait_until_up(self, timeout: float = 120) -> None:
+        """Wait until the node answers."""
+        node = self._node
+        if node is None:
+            raise BrokerError("the node is not started")
+        try:
+            _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
+        except TimeoutError as late:
+            raise BrokerError(f"RabbitMQ: {late}\n{self.log()}") from None
+        if node.poll() is not None:
+            raise BrokerError(f"RabbitMQ ended with {node.returncode}\n{self.log()}")
+
+    def stop(self) -> None:
+        """Stop the node as an administrator would. Data and ports are kept."""
+        if self._node:
+            self._keeper.stop(self._node)
+            self._node = None
+
+    def kill(self) -> None:
+        """SIGKILL to the node. Data and ports are kept."""
+        if self._node:
+            self._keeper.kill(self._node)
+            self._node = None
+
+    def freeze(self) -> None:
+        """SIGSTOP to the node: it is there, and does nothing, until thaw()."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the node."""
+        self._signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """stop() and start()."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End it: no process and no folder is left."""
+        self._node = self._epmd = None
+        self._keeper.close()
+
+    def __enter__(self) -> Broker:  # noqa: PYI034, typing.Self is not in Python 3.10
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what it is -----------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Where its data, configuration and logs are, until close()."""
+        return self._keeper.folder
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the node lives."""
+        return self._node is not None and self._node.poll() is None
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes we started: the node, and its epmd."""
+        return [process.pid for process in (self._node, self._epmd) if process]
+
+    @property
+    def ports(self) -> list[int]:
+        """AMQP, management, metrics, distribution, epmd, and AMQP over TLS where asked for."""
+        mine = [self._amqp_port, self._http_port, self._metrics_port]
+        return [*mine, self._dist_port, self._epmd_port, *self._tls_ports]
+
+    @property
+    def tls_url(self) -> str:
+        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        if not self._tls_ports:
+            raise BrokerError("this broker was not given a certificate")
+        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
+
+    def log(self, lines: int = 100) -> str:
+        """Return the last lines that the node printed."""
+        text = (self.folder / "console.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    # --- administration -------------------------------------------------------------
+
+    def ctl(self, *arguments: str, timeout: float = 120) -> str:
+        """Run `rabbitmqctl`, and return what it printed.
+
+        :raises BrokerError: where it fails, with its words.
+        """
+        argv, env = self._command([CTL, "-n", self.node, *arguments])
+        try:
+            done = subprocess.run(
+                argv,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: no answer in {timeout:g} s") from late
+        if done.returncode:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
+        return done.stdout
+
+    # --- how it is started ----------------------------------------------------------
+
+    @property
+    def _inside(self) -> Path:
+        """The folder, as the node sees it."""
+        return Path("/mnt") if self._root else self.folder
+
+    def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
+        if folder is None:
+            return {}
+        # Where the node, which may live in a root of its own, can read them.
+        shutil.copytree(folder, self.folder / "tls")
+        inside = self._inside / "tls"
+        return {
+            "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_options.cacertfile": f"{inside}/ca.pem",
+            "ssl_options.certfile": f"{inside}/cert.pem",
+            "ssl_options.keyfile": f"{inside}/key.pem",
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "false",
+        }
+
+    def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
+        settings: dict[str, str | int] = {
+            "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
+            "management.tcp.ip": HOST,
+            "management.tcp.port": self._http_port,
+            "prometheus.tcp.ip": HOST,
+            "prometheus.tcp.port": self._metrics_port,
+            "collect_statistics_interval": 1000,
+            **config,
+        }
+        lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
+        (self.folder / "rabbitmq.conf").write_text(lines)
+        (self.folder / "advanced.config").write_text(advanced)
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
+        (self.folder / "conf.d").mkdir()
+        cookie = self.folder / ".erlang.cookie"
+        if self._beside:
+            cookie.write_text((self._beside.folder / cookie.name).read_text())
+        else:
+            cookie.write_text(uuid.uuid4().hex)
+        cookie.chmod(0o400)
+
+    def _spawn(self, argv: list[str]) -> Process:
+        return self._keeper.spawn(*self._command(argv), self.folder / "console.log")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._node:
+            os.killpg(self._node.pid, number)
+
+    def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Tell how a program of the broker's is run: its arguments and its environment."""
+        inside = self._inside
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": str(inside),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": HOST,
+            # For every Erlang of the node, the helper that looks for epmd included.
+            "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": f"{inside}/data",
+            "RABBITMQ_LOG_BASE": f"{inside}/log",
+            "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
+            "RABBITMQ_CONFIG_FILES": f"{inside}/conf.d",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
+            "RABBITMQ_CONF_ENV_FILE": "/nonexistent",
+            # The start script then becomes the node, instead of being its parent:
+            # the process we hold is the one that SIGTERM and SIGKILL are meant for.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        if self._root:
+            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
+        return argv, env
+
+    def _chroot_script(self, argv: list[str]) -> str:
+        # The mounts live in a namespace of the process, and end with it.
+        root = shlex.quote(str(self._root))
+        return (
+            f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
+            f"mount --bind {shlex.quote(str(self.folder))} {root}/mnt\n"
+            f"touch {root}/etc/hosts; mount --bind /etc/hosts {root}/etc/hosts\n"
+            f"exec chroot {root} {shlex.join(argv)}"
+        )
+
+    def _answers(self) -> bool:
+        try:
+            self.connect("/").close()
+            self.api("GET", "overview")
+        except (OSError, amqp.AMQPError, BrokerError):
+            return False
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below the range the kernel takes clients' ports from.
+
+    In that range, a client which reconnects to a broker that is down can be given the
+    broker's own port, and then is connected to itself while the broker cannot start.
+    """
+    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    for port in random.sample(range(10000, first_client_port), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise BrokerError("no free ports")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _wait(ready: Callable[[], bool], timeout: float, complaint: str) -> None:
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{complaint} within {timeout:g} s")
+        time.sleep(0.1)

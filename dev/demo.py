@@ -1,0 +1,230 @@
+"""Purpose: the main job, for everyone to see: `make demo`.
+
+Some hundred tasks with a countdown wait in a real broker for a real worker. Half-way, the worker
+is killed and the broker restarted. Then we count. The exit status is 0 only if no task was lost
+and none came early.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from celery.signals import before_task_publish
+
+from dev.broker import SETTLES_SOON, Broker, BrokerError, VHost
+from dev.demo_app import app, arrive
+from dev.demo_count import Accounts
+from dev.demo_screen import Picture, Screen
+from dev.processes import Processes
+from dev.worker import Worker, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from kombu_binary_delay import Topology
+
+NEAR = [random.uniform(0.3, 20) for _ in range(400)]  # noqa: S311, seconds
+AFTER = [random.uniform(0.3, 5) for _ in range(100)]  # noqa: S311, published after the outage
+HOUR, DAY = 3600, 86400
+FAR = [1 * HOUR, 5 * HOUR, 12 * HOUR, 1 * DAY, 3 * DAY, 10 * DAY, 30 * DAY] * 4
+HALF_WAY = 10  # seconds after the first publish
+PATIENCE = 15  # seconds after the last task was due and a worker ran
+# A task that is due this shortly before the SIGKILL may be under way: it waits like the others.
+UNDER_WAY = 0.25
+
+
+class Demo:
+    """The story, and what is needed to tell it."""
+
+    def __init__(self, processes: Processes, broker: Broker, screen: Screen) -> None:
+        self.screen = screen
+        self.broker = broker
+        self.processes = processes
+        self.accounts = Accounts()
+        self.arrivals: Path = processes.folder / "arrivals"
+        self.arrivals.touch()
+        self.vhost: VHost = broker.vhost()
+        app.conf.broker_url = self.vhost.url
+        before_task_publish.connect(self._note)
+
+    def run(self) -> bool:
+        """Tell it; return whether nothing was lost and nothing early."""
+        say = self.screen.say
+        self.accounts.far = self._publish(FAR)
+        topology = self._topology()
+        say(f"{len(FAR)} tasks due in hours and days; {topology.queue_type} queues are the ladder")
+        worker = self._worker()
+        memory = worker.memory()
+        say(f"a worker runs, process {worker.pid}")
+
+        with Watch(self.screen, self.vhost, topology, self.look):
+            begin = time.time()
+            near = self._publish(NEAR)
+            say(f"{len(NEAR)} tasks with a countdown of 0.3 to 20 s")
+            held = self._held_by(worker)
+            memory = worker.memory() - memory
+            time.sleep(max(0, begin + HALF_WAY - time.time()))
+
+            killed = time.time()
+            worker.kill()
+            say("half-way: the worker is killed (SIGKILL), the broker restarts")
+            self.broker.restart()
+            say("the broker is back")
+            worker = self._worker()
+            outage = time.time() - killed
+            say(f"a new worker runs, process {worker.pid}")
+
+            after = self._publish(AFTER)
+            say(f"{len(AFTER)} more tasks, with a countdown of 0.3 to 5 s")
+            deadline = time.time() + max(AFTER) + PATIENCE
+            while self.look().missing and time.time() < deadline:
+                time.sleep(0.1)
+            time.sleep(1)  # a duplicate, if there is one, is not far behind
+
+        before = {task for task in near if self.accounts.due[task] < killed - UNDER_WAY}
+        return self._report(
+            topology,
+            {
+                f"due before the outage ({len(before)})": before,
+                f"waiting in the outage of {outage:.0f} s ({len(near - before)})": near - before,
+                f"published after it ({len(after)})": after,
+            },
+            f"{held} tasks, {memory / 1e6:+.1f} MB",
+        )
+
+    def look(self) -> Accounts:
+        """Read what has arrived until now."""
+        self.accounts.read(self.arrivals.read_text())
+        return self.accounts
+
+    def _publish(self, countdowns: Iterable[float]) -> set[str]:
+        return {arrive.apply_async(countdown=each).id for each in countdowns}
+
+    def _note(self, headers: dict[str, Any], **_: object) -> None:
+        # Celery's own idea of when the task is due, to the microsecond.
+        self.accounts.due[headers["id"]] = datetime.fromisoformat(headers["eta"]).timestamp()
+
+    def _topology(self) -> Topology:
+        with app.connection_for_write() as connection:
+            topology: Topology = connection.connection.binary_delay.topology
+            return topology
+
+    def _worker(self) -> Worker:
+        env = {"DEMO_BROKER": self.vhost.url, "DEMO_ARRIVALS": str(self.arrivals)}
+        return Worker(self.processes, "dev.demo_app", env, "-P", "prefork", "-c", "2")
+
+    def _held_by(self, worker: Worker) -> int:
+        """Count the tasks that are in the worker and not yet due."""
+        inspect = app.control.inspect(destination=[worker.name], timeout=5)
+        now = time.time()
+        scheduled = (entry["request"] for entry in inspect.scheduled()[worker.name])
+        tasks = [task["id"] for task in (*scheduled, *inspect.reserved()[worker.name])]
+        return sum(self.accounts.due[task] > now for task in tasks)
+
+    def _overdue(self) -> int:
+        """Count the missing tasks that are in the broker, on the way between two queues perhaps."""
+        time.sleep(6)  # quorum queues tell what they hold every 5 s
+        kept: int = sum(row.get("messages", 0) for row in self.vhost.queues())
+        return min(self.accounts.missing, max(0, kept - len(self.accounts.far)))
+
+    def _report(self, topology: Topology, groups: dict[str, set[str]], held: str) -> bool:
+        accounts = self.look()
+        waiting = sum(self.vhost.waiting(*level_queues(topology)).values())
+        overdue = self._overdue() if accounts.missing else 0
+        lost = accounts.missing - overdue + max(0, len(accounts.far) - waiting)
+        rows = [
+            ("sent", f"{len(accounts.due)} ({len(FAR)} of them due in hours and days)"),
+            ("arrived", len(accounts.arrivals)),
+            ("lost", lost),
+            ("overdue, but in the broker", overdue),
+            ("duplicated", accounts.duplicated),
+            ("early", accounts.early),
+            ("late, p50 / p99 / max", accounts.lateness()),
+            *((f"  {name}", accounts.lateness(tasks)) for name, tasks in groups.items()),
+            ("held for delayed tasks by the worker", held),
+            ("still waiting in the broker", waiting),
+        ]
+        good = not (lost or overdue or accounts.early)
+        verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
+        self.screen.report(f"RabbitMQ {self.broker.version}", rows, verdict)
+        return good
+
+
+class Watch(AbstractContextManager["Watch"]):
+    """Shows a picture twice a second, whatever the story is at."""
+
+    def __init__(
+        self, screen: Screen, vhost: VHost, topology: Topology, look: Callable[[], Accounts]
+    ) -> None:
+        self._screen, self._vhost, self._topology, self._look = screen, vhost, topology, look
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._screen.close()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.5):
+            accounts = self._look()
+            self._screen.show(
+                Picture(
+                    self._ladder(),
+                    len(accounts.arrivals),
+                    len(accounts.due) - len(accounts.far),
+                    accounts.lateness(),
+                )
+            )
+
+    def _ladder(self) -> dict[int, int] | None:
+        queues = level_queues(self._topology)
+        try:
+            waiting = self._vhost.waiting(*queues)
+        except (OSError, amqp.AMQPError):
+            return None
+        return {queues[name]: count for name, count in waiting.items()}
+
+
+def level_queues(topology: Topology) -> dict[str, int]:
+    """Tell what a digit in each level's queue waits, in milliseconds."""
+    return {
+        queue.name: int(dict(queue.arguments)["x-message-ttl"])
+        for level in topology.levels
+        for queue in level.queues
+    }
+
+
+def main() -> int:
+    """Run the demo; return the exit status."""
+    # So that what we started ends in order. Ctrl-C is an exception already.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ExitStack() as stack:
+        screen = Screen()
+        stack.callback(screen.close)
+        processes = stack.enter_context(Processes("demo"))
+        screen.say("a private RabbitMQ starts, on 127.0.0.1")
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON))
+        screen.say(f"RabbitMQ {broker.version} answers; its dead-letter confirm timeout is 5 s")
+        good = Demo(processes, broker, screen).run()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (BrokerError, WorkerError) as error:
+        sys.exit(f"demo: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,214 @@
+"""Purpose: publishers and consumers, each a process of its own, and the ledgers that they keep.
+
+    python -m dev.faults.programs publish|consume '{...}'
+
+Both recover by kombu's own means, as an application would: a publish is retried by the producer, a
+consumer is a `ConsumerMixin`. A message's due time is an absolute `eta`, as Celery's is, so that a
+publish which is retried is not due later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import amqp
+from kombu import Connection, Queue
+from kombu.mixins import ConsumerMixin
+
+from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, FAILED, SENT, Book
+
+TRANSPORT = "kombu_binary_delay:Transport"
+RETRY = {"max_retries": None, "interval_start": 0, "interval_step": 0.1, "interval_max": 1}
+PATIENCE = 15  # seconds that a publisher waits for a confirm before it tries again
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """What a publisher is told.
+
+    Message n goes to the destination n modulo their number: an exchange, a routing key, and the
+    queues where it belongs.
+    """
+
+    urls: list[str]
+    book: str
+    destinations: list[tuple[str, str, list[str]]]
+    count: int
+    rate: float  # messages per second
+    delays: tuple[float, float]  # seconds, the shortest and the longest
+    first: int = 0  # the number of the first message
+    name: str = "m"
+    headers: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    #: Kill itself with this signal once so many are confirmed, before the publish has returned.
+    dies_after: int | None = None
+    dies_of: int = signal.SIGKILL
+    #: Seconds by which this publisher's clock is put forward (or back) after half of the messages.
+    clock_step: float = 0.0
+
+
+@dataclass(frozen=True)
+class Consuming:
+    """What a consumer is told."""
+
+    urls: list[str]
+    book: str
+    queues: list[str]
+    #: Kill itself with SIGKILL at this message, before or after it is acknowledged.
+    dies_at: int | None = None
+    dies: str = "before"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def publish(told: Publishing) -> None:
+    """Publish, confirm by confirm, and keep the ledger."""
+    book = Book(Path(told.book))
+    draw = random.Random(told.name)  # noqa: S311 - the same delays each time
+    delays = [draw.uniform(*told.delays) for _ in range(told.first + told.count)]
+    dying = _Dying(book, told.dies_of)
+    with _connect(told.urls, told.settings) as connection:
+        producer = connection.Producer()
+        start = time.monotonic()
+        for number in range(told.first, told.first + told.count):
+            since = number - told.first
+            if since == told.count // 2 and told.clock_step:
+                _step_clock(told.clock_step)
+            time.sleep(max(0.0, start + since / told.rate - time.monotonic()))
+            name = f"{told.name}-{number}"
+            exchange, key, queues = told.destinations[number % len(told.destinations)]
+            due = _microsecond(time.time() + delays[number])
+            book.write(SENT, name, due=due, exchange=exchange, routing_key=key, queues=list(queues))
+            if since == told.dies_after:
+                dying.name = name
+            eta = datetime.fromtimestamp(due, timezone.utc).isoformat()
+            try:
+                producer.publish(
+                    name,
+                    exchange=exchange,
+                    routing_key=key,
+                    headers={"task": "program", "id": name, "eta": eta, **told.headers},
+                    delivery_mode=2,
+                    retry=True,
+                    retry_policy=RETRY,
+                    confirm_timeout=PATIENCE,
+                )
+            except Exception as exc:  # noqa: BLE001 - whatever it is: it was not confirmed
+                book.write(FAILED, name, error=repr(exc))
+            else:
+                book.write(CONFIRMED, name)
+
+
+class Consumer(ConsumerMixin):
+    """Takes messages, writes them down, acknowledges them."""
+
+    def __init__(self, told: Consuming) -> None:
+        self.told = told
+        self.book = Book(Path(told.book))
+        self.connection = _connect(told.urls, told.settings)
+        self.count = 0
+
+    def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
+        """Consume from all queues, whatever declared them."""
+        del channel
+
+        def take(queue: str) -> Any:
+            return lambda body, message: self.take(queue, body, message)
+
+        return [
+            consumer([Queue(queue, no_declare=True)], callbacks=[take(queue)], prefetch_count=50)
+            for queue in self.told.queues
+        ]
+
+    def take(self, queue: str, body: Any, message: Any) -> None:
+        """Write a message down before and after."""
+        name = message.headers.get("id")
+        if name is None:
+            message.ack()  # it only filled the queue
+            return
+        info = message.delivery_info
+        self.book.write(
+            DELIVERED,
+            name,
+            queue=queue,
+            exchange=info["exchange"],
+            routing_key=info["routing_key"],
+            redelivered=info.get("redelivered"),
+            body=body,
+        )
+        self.count += 1
+        dies = self.told.dies if self.count == self.told.dies_at else ""
+        if dies == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.book.write(DONE, name, queue=queue)
+        message.ack()
+        if dies == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_connection_error(self, exc: Exception, interval: float) -> None:
+        """Say so in the log; kombu tries again."""
+        print(f"{time.time():.3f} {exc!r}, again in {interval} s", flush=True)  # noqa: T201
+
+
+def main(argv: list[str]) -> None:
+    """Be the program that the arguments say."""
+    role, told = argv[0], json.loads(argv[1])
+    if role == "publish":
+        publish(Publishing(**told))
+    else:
+        Consumer(Consuming(**told)).run()
+
+
+def to_argv(told: Publishing | Consuming) -> list[str]:
+    """Write what a program is told as a command."""
+    role = "publish" if isinstance(told, Publishing) else "consume"
+    return [sys.executable, "-m", "dev.faults.programs", role, json.dumps(asdict(told))]
+
+
+def _connect(urls: list[str], settings: dict[str, Any]) -> Connection:
+    return Connection(
+        urls,
+        transport=TRANSPORT,
+        transport_options={"confirm_publish": True, "binary_delay": settings},
+        heartbeat=10,
+    )
+
+
+def _microsecond(seconds: float) -> float:
+    return round(seconds * 1e6) / 1e6
+
+
+def _step_clock(step: float) -> None:
+    """Move the clock of this process, as the package and everything else in it reads it."""
+    read, read_ns = time.time, time.time_ns
+    time.time = lambda: read() + step
+    time.time_ns = lambda: read_ns() + round(step * 1e9)
+
+
+class _Dying:
+    """Ends this process when the confirm of a message comes in, before the publish returns."""
+
+    def __init__(self, book: Book, number: int) -> None:
+        self.name: str | None = None
+        on_ack = amqp.Channel._on_basic_ack  # noqa: SLF001 - where a confirm comes in
+
+        def take(channel: Any, *arguments: Any) -> None:
+            if self.name is not None:
+                book.write(CONFIRMED, self.name)
+                os.kill(os.getpid(), number)
+                time.sleep(1)  # SIGTERM takes a moment
+            on_ack(channel, *arguments)
+
+        amqp.Channel._on_basic_ack = take  # noqa: SLF001 - see above
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

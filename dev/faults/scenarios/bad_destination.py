@@ -1,0 +1,206 @@
+"""One bad destination never delays another by more than a second.
+
+A good queue gets the same messages twice: alone, and among as many for a bad destination. The worst
+of the second time may be a second worse than the worst of the first, which is what tick, hops and
+machine take.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import amqp
+from kombu import Connection, Exchange, Queue
+
+from dev.faults.environment import Case, Environment
+from dev.faults.ledger import CONFIRMED
+from dev.faults.programs import TRANSPORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Destination = tuple[str, str, list[str]]
+
+COUNT, RATE, DELAYS = 150, 50.0, (0.3, 4.0)
+#: Seconds after the last due time in which a good message is waited for.
+PATIENCE = 15.0
+
+
+def deleted(env: Environment) -> Destination:
+    """Name a queue that was there, and is not."""
+    env.queue("bad")
+    env.stand("bad")
+    with env.vhost.connect() as connection:
+        connection.channel().queue_delete("bad")
+    return "", "bad", []
+
+
+def unbound(env: Environment) -> Destination:
+    """Name an exchange from which its only queue was unbound."""
+    with connect(env) as connection:
+        queue = Queue("once", Exchange("bad", "direct"), "key")(connection.default_channel)
+        queue.declare()
+        queue.get()
+        queue.unbind_from(Exchange("bad", "direct"), "key")
+    return "bad", "key", []
+
+
+def unheard(env: Environment, kind: str) -> Destination:
+    """Name an exchange that nobody listens to any more; the transport has seen a queue of it."""
+    env.notes["kind"] = kind
+    with connect(env) as connection:
+        queue = Queue("once", Exchange("bad", kind), "key")(connection.default_channel)
+        queue.declare()
+        queue.get()
+        queue.delete()
+    return "bad", "key", []
+
+
+def full(env: Environment, kind: str, *, told: bool = True) -> Destination:
+    """Name a queue that holds one message, may hold no more, and rejects.
+
+    :param told: whether it is declared through the transport, which then knows; by an
+        administrator otherwise.
+    """
+    arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
+    if told:
+        with connect(env) as connection:
+            queue = Queue("bad", queue_arguments=arguments)(connection.default_channel)
+            queue.declare()
+            queue.get()
+        env.stand()
+    else:
+        env.queue("bad", x_queue_type=kind, x_max_length=1, x_overflow="reject-publish")
+        env.stand("bad")
+    with env.vhost.connect() as plain:
+        channel = plain.channel()
+        for _ in range(3):
+            channel.basic_publish(amqp.Message("fills it"), routing_key="bad")
+    return "", "bad", ["bad"]
+
+
+def down(env: Environment, *, bound: bool, **arguments: object) -> Destination:
+    """Name a queue on a node that goes down, with all that the queue has, and stays down.
+
+    :param bound: whether it was bound behind the ladder before; else the publisher is to do it.
+    """
+    last = env.nodes[-1]
+    env.queue("bad", node=last, **arguments)
+    env.stand(*(["bad"] if bound else []))
+    last.kill()
+    time.sleep(5)
+    return "", "bad", ["bad"]
+
+
+def connect(env: Environment) -> Connection:
+    """Connect as an application would."""
+    return Connection(env.vhost.url, transport=TRANSPORT)
+
+
+def told(
+    make: Callable[[Environment], Destination], *, relay: bool = False, limit: bool = True
+) -> Callable[[Environment], None]:
+    """Tell the story of one kind of bad destination.
+
+    :param relay: whether the publisher's settings name the bad queue in `relays`.
+    :param limit: whether the promise is made; else what happens is only written down.
+    """
+
+    def story(env: Environment) -> None:
+        settings: dict[str, object] = {"relays": ["bad"]} if relay else {}
+        env.queue("good")
+        bad = make(env)
+        env.stand("good")
+        env.consumer("good")
+        compare(env, bad, settings, limit=limit)
+
+    return story
+
+
+def compare(
+    env: Environment, bad: Destination, settings: dict[str, object], *, limit: bool
+) -> None:
+    """Publish for the good queue alone, then among as many for the bad destination."""
+    publish(env, ["good"], COUNT, RATE, "alone", settings)
+    env.wait_until(lambda: max(env.lateness("good")) < float("inf"), "all, alone", 30)
+    alone = max(env.lateness("good"))
+    before = len(env.lateness("good"))
+    publish(env, ["good", bad], COUNT * 2, RATE * 2, "among", settings)
+    deadline = time.monotonic() + DELAYS[1] + PATIENCE
+    while max(env.lateness("good")) == float("inf") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    among = env.lateness("good")[before:]
+    env.notes["worst alone"] = alone
+    env.notes["worst among bad"] = max(among)
+    env.notes["good not there in time"] = among.count(float("inf"))
+    if limit:
+        env.check("seconds that the bad destination cost the good one", max(among) - alone, 1.0)
+    if bad[2]:
+        # The bad destination takes its messages again: none of them is lost.
+        for node in env.nodes:
+            node.start()
+        env.notes["parked"] = env.parked()
+        env.redrive()
+        env.consumer(*bad[2])
+        env.settle(patience=120)
+    elif env.notes.get("kind") != "headers":
+        # A headers exchange drops what nobody wants, as it does without a delay.
+        deadline = time.monotonic() + PATIENCE
+        while env.parked() < COUNT and time.monotonic() < deadline:
+            time.sleep(0.2)
+        env.check("bad messages that are not parked", COUNT - env.parked(), 0)
+
+
+def publish(  # noqa: PLR0913, PLR0917 - what a publisher is told
+    env: Environment,
+    to: list[str | Destination],
+    count: int,
+    rate: float,
+    name: str,
+    settings: dict[str, object],
+) -> None:
+    """Publish, and wait until all is confirmed."""
+    confirmed = env.count(CONFIRMED)
+    publisher = env.publisher(to, count, rate, DELAYS, name=name, settings=settings)
+    publisher.wait(count / rate + 60)
+    env.wait_for(CONFIRMED, confirmed + count, 5)
+
+
+SCENARIO = "bad destination"
+classic_down = partial(down, bound=False, x_queue_type="classic")
+quorum_down = partial(down, bound=False, x_quorum_initial_group_size=1)
+CASES = (
+    Case(SCENARIO, "queue deleted", told(deleted)),
+    Case(SCENARIO, "queue unbound", told(unbound)),
+    Case(SCENARIO, "fanout, nobody listens", told(partial(unheard, kind="fanout"))),
+    Case(SCENARIO, "topic, nobody listens", told(partial(unheard, kind="topic"))),
+    Case(SCENARIO, "headers, nobody listens", told(partial(unheard, kind="headers"))),
+    Case(SCENARIO, "quorum queue full, rejects", told(partial(full, kind="quorum")), short=True),
+    Case(SCENARIO, "classic queue full, rejects", told(partial(full, kind="classic"))),
+    Case(
+        SCENARIO,
+        "queue full by others' doing, named in relays",
+        told(partial(full, kind="quorum", told=False), relay=True),
+    ),
+    Case(
+        SCENARIO,
+        "queue full by others' doing, not named",
+        told(partial(full, kind="quorum", told=False), limit=False),
+    ),
+    Case(SCENARIO, "classic queue, node down", told(classic_down, relay=True), nodes=3),
+    Case(
+        SCENARIO,
+        "classic queue, node down, no relay",
+        told(partial(down, bound=True, x_queue_type="classic"), limit=False),
+        nodes=3,
+    ),
+    Case(SCENARIO, "quorum queue without majority", told(quorum_down, relay=True), nodes=3),
+    Case(
+        SCENARIO,
+        "quorum queue without majority, no relay",
+        told(partial(down, bound=True, x_quorum_initial_group_size=1), limit=False),
+        nodes=3,
+    ),
+)

@@ -1,0 +1,38 @@
+"""The broker runs out of memory or disk and blocks publishers; then it has enough again."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from dev.faults.environment import Case, Environment
+from dev.faults.ledger import CONFIRMED
+
+BLOCKED = 6.0  # seconds
+
+
+def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ...]) -> None:
+    """Raise the alarm in the middle of it, and clear it some seconds later."""
+    env.queue("inbox")
+    env.stand("inbox")
+    env.consumer("inbox")
+    publisher = env.publisher(["inbox"], 600, 100)
+    env.wait_for(CONFIRMED, 300)
+    env.broker.ctl(*raise_it)
+    time.sleep(1)
+    before = env.count(CONFIRMED)
+    time.sleep(BLOCKED)
+    env.notes["confirmed while blocked"] = env.count(CONFIRMED) - before
+    env.check("publishes confirmed while blocked", env.count(CONFIRMED) - before, 0)
+    env.broker.ctl(*clear_it)
+    publisher.wait(60)
+    env.settle()
+    env.check("publishes that raised", env.verdict().refused, 0)
+
+
+MEMORY = (("set_vm_memory_high_watermark", "0.00001"), ("set_vm_memory_high_watermark", "0.6"))
+DISK = (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "50MB"))
+CASES = (
+    Case("broker alarm", "memory", partial(alarmed, raise_it=MEMORY[0], clear_it=MEMORY[1])),
+    Case("broker alarm", "disk", partial(alarmed, raise_it=DISK[0], clear_it=DISK[1])),
+)

@@ -1,0 +1,89 @@
+"""Three nodes under load: the one that leads the level queues is killed, or frozen; all restart."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dev.broker import SETTLES_SOON
+from dev.faults.environment import Case, Environment, LabError
+from dev.faults.ledger import CONFIRMED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dev.broker import Broker
+
+FROZEN = 20.0  # seconds
+# Nodes that do not answer are given up after 8 s, instead of 60 s.
+NOTICES_SOON = f"{SETTLES_SOON.removesuffix('].')}, {{kernel, [{{net_ticktime, 8}}]}}]."
+
+
+def leader(env: Environment) -> Broker:
+    """Find the node that leads most of the level queues."""
+    leaders = Counter(row.get("leader") for row in env.queues() if env.topology.owns(row["name"]))
+    name = leaders.most_common(1)[0][0]
+    return next(node for node in env.nodes if node.node == name)
+
+
+def leader_killed(env: Environment) -> None:
+    """Kill the leader, wait for the others to take over, and let it come back."""
+    node = leader(env)
+    node.kill()
+    time.sleep(5)
+    node.start()
+
+
+def leader_frozen(env: Environment) -> None:
+    """Freeze the leader: its connections stay open, and nothing answers on them."""
+    node = leader(env)
+    node.freeze()
+    time.sleep(FROZEN)
+    node.thaw()
+
+
+def rolling_restart(env: Environment) -> None:
+    """Restart node by node, as for an upgrade."""
+    if env.cluster is None:
+        raise LabError("this story needs a cluster")
+    for node in env.nodes:
+        node.restart()
+        env.cluster.wait_until_whole()
+
+
+def under_load(fault: Callable[[Environment], None], rounds: int) -> Callable[[Environment], None]:
+    """Tell the story of a fault, repeated while messages are published, wait and arrive."""
+
+    def story(env: Environment) -> None:
+        env.queue("inbox")
+        env.stand("inbox")
+        for _ in env.nodes[:2]:
+            env.consumer("inbox")
+        times = 1 if env.short else rounds
+        publisher = env.publisher(["inbox"], count=times * 300, rate=50)
+        for number in range(times):
+            env.wait_for(CONFIRMED, number * 300 + 150, timeout=180)
+            fault(env)
+        publisher.wait(180)
+        if env.cluster:
+            env.cluster.wait_until_whole()
+        env.settle(patience=240)
+        env.notes["times"] = times
+
+    return story
+
+
+CASES = (
+    Case("cluster of three", "leader killed", under_load(leader_killed, 3), nodes=3, short=True),
+    Case("cluster of three", "leader frozen for 20 s", under_load(leader_frozen, 2), nodes=3),
+    Case(
+        "cluster of three",
+        "leader frozen for 20 s, net_ticktime 8 s",
+        under_load(leader_frozen, 2),
+        nodes=3,
+        advanced=NOTICES_SOON,
+        since=(4, 3),
+    ),
+    Case("cluster of three", "rolling restart", under_load(rolling_restart, 2), nodes=3),
+)

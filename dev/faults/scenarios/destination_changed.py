@@ -1,0 +1,113 @@
+"""A destination is made anew, unbound or moved while messages for it wait; parked ones go on."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kombu import Connection, Exchange, Queue
+
+from dev.faults.environment import Case, Environment
+from dev.faults.ledger import CONFIRMED
+from dev.faults.programs import TRANSPORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNT = 200
+WAIT = (10.0, 13.0)  # seconds: all still wait when the destination changes
+
+
+@contextmanager
+def channel(env: Environment) -> Iterator[Any]:
+    """Open a channel of the transport, as a consumer has one."""
+    with Connection(env.vhost.url, transport=TRANSPORT) as connection:
+        yield connection.default_channel
+
+
+def orders(queue: str) -> Queue:
+    """Describe a queue bound to an exchange."""
+    kind = {"x-queue-type": "quorum"}
+    return Queue(queue, Exchange("orders", "topic"), "order.#", queue_arguments=kind)
+
+
+def publish(env: Environment, queues: list[str], exchange: str = "", key: str = "a") -> None:
+    """Publish all, and wait until they are confirmed."""
+    env.publisher([(exchange, key, queues)], COUNT, 200, WAIT).wait(60)
+    env.wait_for(CONFIRMED, COUNT, 5)
+
+
+def wait_for_parked(env: Environment, count: int) -> None:
+    """Wait until so many are in the parking queue."""
+    env.wait_until(lambda: env.parked() >= count, f"{count} parked", WAIT[1] + 20)
+
+
+def made_anew(env: Environment) -> None:
+    """Delete the queue, and declare it again before anything is due."""
+    env.queue("a")
+    env.stand("a")
+    publish(env, ["a"])
+    with env.vhost.connect() as connection:
+        connection.channel().queue_delete("a")
+    with channel(env) as own:
+        a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(own)
+        a.declare()
+        # As soon as it consumes, a connection of the transport leads delayed messages there too.
+        a.get()
+    env.consumer("a")
+    env.settle()
+    env.check("parked", env.parked(), 0)
+
+
+def parked(env: Environment) -> None:
+    """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
+    env.queue("a")
+    env.stand("a")
+    publish(env, ["a"])
+    with env.vhost.connect() as connection:
+        connection.channel().queue_delete("a")
+    wait_for_parked(env, COUNT)
+    env.queue("a")
+    env.check("parked, and not sent on", COUNT - env.redrive(), 0)
+    env.consumer("a")
+    env.settle()
+
+
+def unbound(env: Environment) -> None:
+    """Unbind the queue: it gets nothing more, all is parked, and goes on when it is bound again."""
+    with channel(env) as own:
+        a = orders("a")(own)
+        a.declare()
+        a.get()
+        publish(env, ["a"], "orders", "order.paid")
+        a.unbind_from(Exchange("orders"), "order.#")
+        wait_for_parked(env, COUNT)
+        env.check("in the unbound queue", env.vhost.waiting("a")["a"], 0)
+        a.bind_to(Exchange("orders"), "order.#")
+    env.redrive()
+    env.consumer("a")
+    env.settle()
+
+
+def moved(env: Environment) -> None:
+    """Bind another queue in place of the first: what waits arrives in the other, and only there."""
+    with channel(env) as own:
+        a, b = orders("a")(own), orders("b")(own)
+        a.declare()
+        a.get()
+        publish(env, ["b"], "orders", "order.paid")
+        a.unbind_from(Exchange("orders"), "order.#")
+        b.declare()
+    env.consumer("a", "b")
+    env.settle()
+    env.check("parked", env.parked(), 0)
+    time.sleep(1)
+
+
+CASES = (
+    Case("destination changed", "made anew", made_anew, short=True, since=(3, 8)),
+    Case("destination changed", "deleted, parked, sent on", parked, since=(3, 8)),
+    Case("destination changed", "unbound, parked, sent on", unbound, since=(3, 8)),
+    Case("destination changed", "moved to another queue", moved, since=(3, 8)),
+)

@@ -1,0 +1,264 @@
+"""Purpose: the data pipeline, for everyone to see: `make pipeline-demo`.
+
+A DataFrame of reminders is planned, published by Spark, executed by a real worker, and audited
+against the journal. One executor is killed in the middle. The exit status is 0 only if the audit
+proves that nothing was lost and nothing early.
+
+REMINDERS is how many there are, 100,000 unless the environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import amqp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from dev.broker import SETTLES_SOON, Broker, BrokerError, VHost
+from dev.processes import Processes
+from dev.worker import Worker, WorkerError
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import Thresholds, audit, lateness
+from kombu_binary_delay.spark.journal import export_journal
+from kombu_binary_delay.spark.plan import Limits, Variant, check, plan, summarize
+from kombu_binary_delay.spark.publish import Progress, publish
+from kombu_binary_delay.spark.report.figures import figures
+from kombu_binary_delay.spark.report.page import page
+
+REMINDERS = int(os.environ.get("REMINDERS", "100000"))
+#: Two cores publish some 500 a second, and execute some 300 when that is done.
+LEAD = max(30.0, REMINDERS / 500)  # seconds until the first is due
+SPREAD = max(20.0, REMINDERS / 330)  # seconds over which they are due
+EVERY = 5  # seconds: a "minute" of the plan
+ORIGIN = 1_900_000_000.0  # the plan's idea of the start, a whole number of those
+PATIENCE = 600  # seconds after the last one is due
+FOLDER = Path("build", "pipeline-demo")
+
+
+class Pipeline:
+    """The story, and what is needed to tell it."""
+
+    def __init__(self, processes: Processes, vhost: VHost, spark: SparkSession, died: Path) -> None:
+        self._keeper, self._vhost, self._spark, self._died = processes, vhost, spark, died
+        self._begin = time.monotonic()
+        self._folder = FOLDER.resolve()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+
+    def run(self) -> bool:
+        """Tell it; return whether nothing was lost and nothing early."""
+        self._reminders().write.parquet(self._path("reminders"))
+        reminders = self._spark.read.parquet(self._path("reminders"))
+        self._plan(_due(reminders, ORIGIN))
+        Worker(
+            self._keeper,
+            "dev.pipeline_app",
+            {"PIPELINE_BROKER": self._vhost.url},
+            "-P",
+            "prefork",
+            "-c",
+            "2",
+            timeout=120,
+        )
+        self.say("a worker runs; Spark publishes, and one of its executors will be killed")
+        start = -(-time.time() // EVERY) * EVERY
+        with Depths(self._vhost) as depths:
+            publish(
+                _due(reminders, start),
+                job_id="demo",
+                broker=self._vhost.url,
+                app="dev.pipeline_app:app",
+                receipts=self._path("receipts"),
+                slice_rows=max(1000, REMINDERS // 5),
+                on_progress=self._show,
+            )
+            killed = self._died.exists()
+            self.say("an executor was killed, as it should" if killed else "no executor was killed")
+            self._wait_until_all_is_quiet(start + LEAD + SPREAD)
+        return self._audit(depths.seen, start) and killed
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(f"{time.monotonic() - self._begin:5.0f} s  {text}", flush=True)  # noqa: T201
+
+    def _path(self, name: str) -> str:
+        return str(self._folder / name)
+
+    def _reminders(self) -> DataFrame:
+        """Generate whom to remind of what, and how many seconds after the start."""
+        return self._spark.range(REMINDERS).select(
+            F.concat(F.lit("customer-"), "id").alias("key"),
+            F.when(F.col("id") % 10 == 0, "dev.pipeline_app.bill")
+            .otherwise("dev.pipeline_app.remind")
+            .alias("task"),
+            F.array("id").alias("args"),
+            (F.lit(LEAD) + F.rand(seed=6) * SPREAD).alias("after"),
+        )
+
+    def _plan(self, reminders: DataFrame) -> None:
+        ladder = Ladder.uniform()
+        ladders = [Variant(ladder), Variant(Ladder.binary()), Variant(ladder, horizon=30)]
+        plan(reminders, ladders, every=EVERY).write.parquet(self._path("plan"))
+        planned = self._spark.read.parquet(self._path("plan"))
+        summary = summarize(planned, every=EVERY).cache()
+        for row in summary.orderBy("ladder").collect():
+            self.say(
+                f"plan {row.ladder}: {row.messages:,} messages, {row.hops_per_message:.1f} hops "
+                f"each, at most {row.waiting:,} waiting, {row.hops_per_second:,.0f} hops a second"
+            )
+        limits = Limits(waiting=5_000_000)
+        passed = check(summary, limits).where("not passed").isEmpty()
+        self.say("the plan keeps its limits" if passed else "the plan exceeds its limits")
+
+    def _show(self, progress: Progress) -> None:
+        self.say(
+            f"published {progress.published:,} at {progress.rate:,.0f} a second, "
+            f"{progress.remaining:,} remaining, {progress.rejected:,} rejected"
+        )
+
+    def _wait_until_all_is_quiet(self, last_due: float) -> None:
+        quiet = 0
+        while time.time() < last_due + PATIENCE and quiet < 2:
+            time.sleep(6)  # quorum queues tell what they hold every 5 s
+            rows = [row for row in self._vhost.queues() if row.get("type") != "stream"]
+            held = sum(row.get("messages", 0) for row in rows)
+            quiet = quiet + 1 if held == 0 and time.time() > last_due else 0
+            self.say(f"{held:,} messages on the broker")
+
+    def _audit(self, seen: list[tuple[datetime, str, int]], start: float) -> bool:
+        export_journal(self._spark, self._vhost.url, self._path("journal"))
+        judged = audit(
+            self._spark.read.schema(s.RECEIPTS).parquet(self._path("receipts")),
+            self._spark.read.schema(s.JOURNAL).parquet(self._path("journal")),
+            # The broker is empty, and all that happened is in the journal.
+            patience=0,
+            until=datetime.now(timezone.utc),
+        )
+        judged.write.parquet(self._path("verdicts"))
+        verdicts = self._spark.read.parquet(self._path("verdicts"))
+        lateness(verdicts).write.parquet(self._path("lateness"))
+        depths = self._spark.createDataFrame(seen, "at timestamp, queue string, waiting bigint")
+        # A plan is the same whenever it begins.
+        shift = F.make_dt_interval(secs=F.lit(start - ORIGIN))
+        planned = self._spark.read.parquet(self._path("plan")).withColumn(
+            "minute", F.col("minute") + shift
+        )
+        found = figures(
+            verdicts,
+            thresholds=Thresholds(unknown=0, unpublished=0),
+            plan=planned.where(F.col("ladder") == Ladder.uniform().name),
+            depths=depths,
+        )
+        summary = found["summary"]
+        (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        report = self._folder / "report.html"
+        report.write_text(page(found), encoding="utf-8")
+        counts = {name: count for name, count in summary["verdicts"].items() if count}
+        self.say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
+        all_there = summary["tasks"] == REMINDERS and not counts.get(s.STILL_WAITING)
+        good: bool = summary["passed"] and all_there
+        self.say("nothing lost, nothing early" if good else "FAILED: lost, early or not told of")
+        self.say(str(report))
+        return good
+
+
+def _due(reminders: DataFrame, start: float) -> DataFrame:
+    """Say when each reminder is due, and from when on it may be published."""
+    at = (F.lit(start) + F.col("after")) * 1_000_000
+    return reminders.withColumns(
+        {
+            "eta": F.timestamp_micros(at.cast("bigint")),
+            "published": F.timestamp_seconds(F.lit(start)),
+        }
+    )
+
+
+class Depths:
+    """Looks at the level queues once a second."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self.seen: list[tuple[datetime, str, int]] = []
+        self._vhost = vhost
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Depths:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # No reminder waits in a queue of more than the longest delay.
+        longest = int((LEAD + SPREAD + EVERY) * 1000)
+        arguments = {queue.name: dict(queue.arguments) for queue in Topology().whole.queues}
+        levels = [
+            name
+            for name, given in arguments.items()
+            if int(given.get("x-message-ttl", longest + 1)) <= longest
+        ]
+        while not self._end.wait(1):
+            with suppress(OSError, amqp.AMQPError):
+                now = datetime.now(timezone.utc)
+                found = self._vhost.waiting(*levels)
+                self.seen += [(now, name, count) for name, count in found.items()]
+
+
+def session() -> SparkSession:
+    """Start a Spark that is small, and tries a failed task again."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    return (
+        SparkSession.builder.master("local[2,4]")
+        .appName("pipeline-demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+
+
+def main() -> int:
+    """Give it a broker and a Spark, and take them away again."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes("pipeline"))
+        died = processes.folder / "died"
+        # The executors' processes have it from this one.
+        os.environ.update(PIPELINE_DIES_ONCE=str(died), PIPELINE_DIES_AT=str(REMINDERS // 20))
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON))
+        spark = session()
+        stack.callback(spark.stop)
+        del os.environ["PIPELINE_DIES_ONCE"]
+        story = Pipeline(processes, broker.vhost(), spark, died)
+        story.say(
+            f"RabbitMQ {broker.version} and Spark {spark.version} run; {REMINDERS:,} reminders"
+        )
+        good = story.run()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (BrokerError, WorkerError) as error:
+        sys.exit(f"pipeline-demo: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

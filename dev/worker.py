@@ -1,0 +1,82 @@
+"""Purpose: a real `celery worker` in a process of its own, to be watched and killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dev.processes import Processes
+
+
+class WorkerError(RuntimeError):
+    """The worker ended, or did not get ready in time."""
+
+
+class Worker:
+    """One worker, ready when this returns, and part of what `processes` ends at the last.
+
+    app:     what Celery's -A takes.
+    env:     more environment variables for it.
+    options: more arguments for `celery worker`.
+    name:    what it is called; a part of its own is put behind it where it has no @.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        app: str,
+        env: Mapping[str, str],
+        *options: str,
+        timeout: float = 30,
+        name: str = "dev",
+    ) -> None:
+        # Two workers of one name would collide on their exclusive control queues.
+        self.name = name if "@" in name else f"{name}@{uuid.uuid4().hex[:12]}"
+        self._keeper = processes
+        self._log = processes.folder / f"{self.name}-{uuid.uuid4().hex[:8]}.log"
+        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-l", "INFO"]
+        # A pool that is killed leaves its temporary files behind: to the processes, then.
+        env = {**os.environ, "TMPDIR": str(processes.folder), **env}
+        self._process = processes.spawn([*argv, *options], env, self._log)
+        self._wait_until_ready(timeout)
+
+    @property
+    def pid(self) -> int:
+        """The main process, which takes the messages and would hold what is not yet due."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the main process lives."""
+        return self._process.poll() is None
+
+    def memory(self) -> int:
+        """Tell the resident memory of the main process, in bytes."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def log(self) -> str:
+        """Return all that it printed."""
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and its pool at once."""
+        self._keeper.kill(self._process)
+
+    def stop(self) -> None:
+        """Stop it as an administrator would: it finishes the tasks it is at."""
+        self._keeper.stop(self._process)
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while f"{self.name} ready." not in self.log():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise WorkerError(f"the worker is not ready after {timeout:g} s\n{self.log()}")
+            time.sleep(0.05)

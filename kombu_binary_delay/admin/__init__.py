@@ -1,0 +1,52 @@
+"""What operators do with a ladder: one verb a file, plain functions that return frozen values.
+
+They talk to a broker through a :class:`kombu.Connection`, and to its management API through a
+:class:`Management`. Nothing here knows the command line.
+"""
+
+from .create import Creation, create, ways
+from .errors import OperationError, RefusedError, UnreachableError
+from .explain import Explanation, Stay, explain
+from .management import Management
+from .migrate import Migration, Plan, migrate, plan
+from .prune import Pruning, prune
+from .redrive import Parked, Redrive, Refill, redrive, refill
+from .snapshot import Live, ready
+from .status import Standing, Status, Waiting, status
+from .teardown import Teardown, teardown
+from .verify import Difference, Verification, verify
+
+__all__ = [
+    "Creation",
+    "Difference",
+    "Explanation",
+    "Live",
+    "Management",
+    "Migration",
+    "OperationError",
+    "Parked",
+    "Plan",
+    "Pruning",
+    "Redrive",
+    "Refill",
+    "RefusedError",
+    "Standing",
+    "Status",
+    "Stay",
+    "Teardown",
+    "UnreachableError",
+    "Verification",
+    "Waiting",
+    "create",
+    "explain",
+    "migrate",
+    "plan",
+    "prune",
+    "ready",
+    "redrive",
+    "refill",
+    "status",
+    "teardown",
+    "verify",
+    "ways",
+]

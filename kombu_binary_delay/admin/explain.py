@@ -1,0 +1,104 @@
+"""The way of one message: digits, key, each queue with its wait, and when it is due. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.simulate import walk
+from kombu_binary_delay.model.topology import Part, Topology
+from kombu_binary_delay.settings import Settings
+
+from .create import to_queue
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One queue on the way; times in milliseconds since the publish."""
+
+    queue: str
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What becomes of one delayed message.
+
+    ``asked`` and ``delay`` are the delay before and after rounding up to ticks, ``due`` the time in
+    milliseconds since the epoch; ``entry`` the exchange and ``key`` the routing key to publish to;
+    ``notes`` say when a message takes another way.
+    """
+
+    ladder: str
+    destination: Destination
+    asked: float
+    delay: int
+    due: int
+    digits: tuple[int, ...]
+    weights: tuple[int, ...]
+    entry: str
+    key: str
+    stays: tuple[Stay, ...]
+    notes: tuple[str, ...] = ()
+
+
+def explain(  # noqa: PLR0913 - the last two say what a transport would know
+    topology: Topology,
+    delay: float,
+    destination: Destination,
+    now: int,
+    *,
+    topic: bool = False,
+    settings: Settings | None = None,
+) -> Explanation:
+    """Follow a message down the ladder, through the table that brokers are given.
+
+    :param delay: in milliseconds.
+    :param now: milliseconds since the epoch.
+    :param topic: whether the destination is a topic exchange.
+    :param settings: those of the transport whose ladder it is: lanes, a queue per delay, relays.
+    :raises DelayError: where the delay is out of range.
+    :raises AddressError: where the destination does not fit.
+    """
+    settings = settings or Settings()
+    digits = topology.ladder.digits(delay)
+    relay = not destination.exchange and topology.wants_relay(
+        destination.routing_key, settings.relays
+    )
+    key = topology.address(digits, destination, topic=topic, relay=relay)
+    lane = topology.lanes(settings.lanes)[0]
+    entry = lane.level_of(digits) if settings.declare == "never" else lane.entry(digits)
+    notes = []
+    part = lane.whole + _behind(topology, destination, relay=relay)
+    if settings.lanes > 1:
+        notes.append(f"the message id chooses one of {settings.lanes} lanes; this is the first")
+    if settings.queue_per_delay and digits:
+        entry = lane.own
+        part += lane.own_base + lane.own_queue(digits)
+        notes.append("the first message of a delay that a connection publishes takes the levels")
+    way = walk(part, entry, key)
+    stays, at = [], 0
+    for wait in way.waits:
+        stays.append(Stay(wait.queue, at, at + wait.ttl))
+        at += wait.ttl
+    weights = topology.ladder.weights[topology.ladder.levels - len(digits) :]
+    return Explanation(
+        lane.prefix,
+        destination,
+        delay,
+        at,
+        now + at,
+        digits,
+        weights,
+        entry,
+        key,
+        tuple(stays),
+        tuple(notes),
+    )
+
+
+def _behind(topology: Topology, destination: Destination, *, relay: bool) -> Part:
+    if destination.exchange:
+        return topology.mirror(destination.exchange)
+    return to_queue(topology, destination.routing_key, relay=relay)

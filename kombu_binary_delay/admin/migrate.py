@@ -1,0 +1,316 @@
+"""Move what waits: from a ladder, or an ordinary queue, to a ladder, here or on another broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import amqp
+
+from kombu_binary_delay.errors import AddressError, BinaryDelayError, DelayError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.envelope import further_keys, wrap
+from kombu_binary_delay.model.simulate import matches_topic
+from kombu_binary_delay.model.topology import Binding, Part, Queue, Topology
+
+from .create import create
+from .errors import OperationError
+from .management import Management
+from .mover import Keep, Progress, Pump, Send, bearable, nothing, renewed
+from .reading import Reading, Source, put_back, read, remaining, sources
+from .snapshot import Live, ready
+
+_HEADERS = "application_headers"
+#: Says of a message in the poison queue where it came from, and what is wrong with it.
+POISON_HEADER = "x-binary-delay-poison"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The queues to move messages from, in that order, and how many are in each."""
+
+    queues: tuple[tuple[str, int], ...]
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are."""
+        return sum(count for _, count in self.queues)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """How many messages were moved; ``kept`` were not to be, ``left`` could not, for ``reasons``.
+
+    ``poison`` messages could not be read, and are in the queue ``poison_queue``.
+    """
+
+    moved: int
+    kept: int
+    left: int
+    poison: int
+    poison_queue: str
+    reasons: tuple[str, ...]
+    seconds: float
+
+
+def plan(connection: Any, live: Live, source: Topology | Sequence[Topology] | str) -> Plan:
+    """Count what would be moved, from ladders or from an ordinary queue, and change nothing."""
+    names = [each.name for each in _sources(source, live)]
+    counted = ready(connection, names)
+    return Plan(tuple((name, counted.get(name, 0)) for name in names))
+
+
+def migrate(  # noqa: PLR0913 - where from, where to, and how
+    source: Any,
+    target: Any,
+    management: Management,
+    what: Topology | Sequence[Topology] | str,
+    to: Topology | Sequence[Topology],
+    *,
+    there: Management | None = None,
+    exchange: str | None = None,
+    progress: Progress = nothing,
+) -> Migration:
+    """Move messages from ladders, or the tasks with a future ``eta`` in a queue, to a ladder.
+
+    What remains of a delay is told by the absolute due time that a message carries; else by the
+    headers of NServiceBus; else it is, conservatively, all of the wait of its level and of those
+    below it. What is due already waits one tick. Publishers may be at work.
+
+    :param source: a function that connects, by Kombu's own transport, to the broker to take from.
+    :param target: one that connects to the broker to send to: by our transport, or, where ``to`` is
+        a foreign ladder's ladder, by Kombu's own.
+    :param management: of the broker to take from.
+    :param what: a ladder, all the lanes of one, or the name of an ordinary queue.
+    :param to: a ladder, or all the lanes among which the connections of ``target`` choose.
+    :param there: the management API of the broker to send to, where that is another and ``to`` an
+        foreign ladder, whose bindings tell what it leads to.
+    :param exchange: where those messages of Celery's native ladder were published to whose
+        exchange its bindings do not tell.
+    :raises OperationError: where they do not, and none is given: what was moved until then is
+        moved, the rest is where it was. Or where there is no such queue, or a ladder is to be moved
+        into itself; then nothing is moved.
+    :raises UnreachableError: where a broker went away: as above, and it can be run again.
+    """
+    begun = time.monotonic()
+    live = Live.read(management)
+    queues = _sources(what, live)
+    many = {each.name: bearable(each.name, live.queues[each.name]) for each in queues}
+    filled, emptied = _ladders(to), _ladders(what)
+    to = filled[0]
+    poison = f"{Topology(namespace=_namespace(to, *emptied)).delivery_prefix}.poison"
+    with source() as taking, source() as aside, target() as sending:
+        _refuse_a_circle(taking, sending, emptied, filled)
+        if not to.mirrors:
+            create(sending, to, to.whole)
+        pump = Pump(taking, aside, sending)
+        bindings = live.bindings
+        if there is not None and not to.mirrors:
+            bindings = Live.read(there).bindings
+        mover = _Mover(emptied, to, live, bindings, poison, aside, sending, exchange)
+        moved = -1
+        while moved:
+            # Again, for what was between two levels: until a round finds nothing.
+            moved = 0
+            pump.start_over()
+            for each in queues:
+                count = ready(aside, [each.name]).get(each.name, 0)
+                if count:
+                    limit = count if each.topology is None else None
+                    moved += pump.run(
+                        each.name,
+                        partial(mover.decide, each),
+                        again=partial(_again, each),
+                        many=many[each.name],
+                        limit=limit,
+                        expected=count,
+                        progress=progress,
+                    )
+            if isinstance(what, str):
+                break
+        pump.close()
+    counts = pump.counts
+    return Migration(
+        counts["moved"],
+        counts["kept"],
+        counts["left"],
+        counts["poison"],
+        poison,
+        tuple(reason for reason, _ in pump.reasons.most_common(5)),
+        time.monotonic() - begun,
+    )
+
+
+def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:
+    if isinstance(what, str):
+        return ()
+    return (what,) if isinstance(what, Topology) else tuple(what)
+
+
+def _namespace(*ladders: Topology) -> str:
+    own = (each.namespace for each in ladders if each.mirrors)
+    return next(own, Topology.namespace)
+
+
+def _refuse_a_circle(
+    taking: Any, sending: Any, emptied: Sequence[Topology], filled: Sequence[Topology]
+) -> None:
+    """Refuse to move a ladder into itself, whatever its broker's URL: that would never end."""
+    both = {each.prefix for each in emptied} & {each.prefix for each in filled}
+    cluster, vhost = _place(taking)
+    if both and (cluster, vhost) == _place(sending):
+        raise OperationError(
+            f"both are the ladder {min(both)}, in the virtual host {vhost!r} of the broker "
+            f"{cluster!r}; move to another ladder, virtual host or broker. Two brokers of one name "
+            f"are told apart when one is given another: rabbitmqctl set_cluster_name"
+        )
+
+
+def _place(connection: Any) -> tuple[str, str]:
+    """Tell a broker's own name, and the virtual host that a connection is in."""
+    server = connection.connection
+    return str(server.server_properties.get("cluster_name")), server.virtual_host
+
+
+def _sources(what: Topology | Sequence[Topology] | str, live: Live) -> tuple[Source, ...]:
+    if not isinstance(what, str):
+        return tuple(each for ladder in _ladders(what) for each in sources(ladder, live.queues))
+    if what not in live.queues:
+        raise OperationError(f"the queue {what!r} does not exist in this virtual host")
+    return (Source(what),)
+
+
+def _again(source: Source, message: Any, count: str) -> Send | None:
+    """Publish a message anew where it was taken from."""
+    if source.topology is None:
+        return Send(renewed(message), "", source.name, count)
+    key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
+    found = put_back(source, key, renewed(message).properties, now)
+    if found is None:
+        return None
+    exchange, key, properties = found
+    # It is met again in the same round, and counted then.
+    return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
+
+
+class _Mover:
+    """Decides what is to become of each message, and makes what that needs."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - see above
+        self,
+        emptied: Sequence[Topology],
+        to: Topology,
+        live: Live,
+        leads: frozenset[Binding],
+        poison: str,
+        aside: Any,
+        sending: Any,
+        exchange: str | None,
+    ) -> None:
+        #: An ordinary queue is none.
+        self._from = emptied[0] if emptied else None
+        self._to, self._live, self._poison = to, live, poison
+        self._leads = leads
+        self._aside, self._sending, self._exchange = aside, sending, exchange
+        self._has_poison = False
+        self._bound: set[str] = set()
+        self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
+
+    def decide(self, source: Source, message: Any) -> Send | Keep:
+        now = time.time_ns() // 1_000_000
+        key = message.delivery_info["routing_key"]
+        try:
+            found = read(source, key, message.properties, now, self._exchange_of)
+        except (AddressError, DelayError) as exc:
+            return self._poisoned(source, message, key, exc)
+        if found is None:
+            return Keep("kept")
+        found.properties[_HEADERS].pop("x-delivery-count", None)
+        left = remaining(found.due, now)
+        if self._to.mirrors:
+            # One tick at least: what is due takes the way of all delayed messages, and none other.
+            found.properties[_HEADERS][X_DELAY] = max(left, 1)
+            message = amqp.Message(message.body, **found.properties)
+            to = found.destination
+            return Send(message, to.exchange, to.routing_key, "moved")
+        try:
+            return self._to_foreign_ladder(message, found, left)
+        except (AddressError, DelayError) as exc:
+            return Keep("left", str(exc))
+
+    def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
+        """Enter another system's ladder, with the due time and whatever would cut it short aside.
+
+        The headers of its own programs stay as they are.
+        """
+        destination, properties = found.destination, found.properties
+        if self._from is None or not self._from.mirrors:
+            # From one to the other: both know a queue, or in Celery's case a key, by its name.
+            destination = Destination("", destination.routing_key)
+        digits = self._to.ladder.digits(max(left, 1))
+        names = [destination.routing_key, *further_keys(properties[_HEADERS])]
+        properties, key = wrap(
+            properties,
+            destination,
+            found.due,
+            lambda each: self._to.address(digits, each),
+            self._to.owns,
+        )
+        for name in names:
+            if not self._leads_to(name):
+                return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
+        again = amqp.Message(message.body, **properties)
+        return Send(again, self._to.entry(digits), key, "moved", mandatory=True)
+
+    def _leads_to(self, name: str) -> bool:
+        """Bind a queue by its name, or tell whether a foreign ladder's own programs bound a key."""
+        if name not in self._bound:
+            if ready(self._sending, [name]):
+                create(self._sending, self._to, self._to.to_queue(name))
+            elif not any(
+                each.source == self._to.delivery and matches_topic(each.key, name)
+                for each in self._leads
+            ):
+                return False
+            self._bound.add(name)
+        return True
+
+    def _ask_bindings(self, routing_key: str) -> str:
+        """Tell the exchange that Celery's native ladder would deliver to, by its bindings."""
+        if self._from is None or self._from.delay_header:
+            # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
+            return ""
+        ways = [
+            each
+            for each in self._live.bindings
+            if each.source == self._from.delivery and matches_topic(each.key, routing_key)
+        ]
+        # Its patterns also match keys that only end alike.
+        exact = [each for each in ways if each.key == f"#.{routing_key}"]
+        found = {"" if each.to_queue else each.destination for each in exact or ways}
+        if len(found) == 1:
+            return found.pop()
+        if self._exchange is not None:
+            return self._exchange
+        if found:
+            names = ", ".join(map(repr, sorted(found)))
+            raise OperationError(
+                f"a message for the routing key {routing_key!r} may have been published to each of "
+                f"the exchanges {names}; say which of them is to have it"
+            )
+        return ""
+
+    def _poisoned(self, source: Source, message: Any, key: str, why: BinaryDelayError) -> Send:
+        if not self._has_poison:
+            kind = "quorum" if self._to.queue_type == "quorum" else "classic"
+            part = Part(queues=(Queue(self._poison, (("x-queue-type", kind),)),))
+            create(self._aside, self._to, part)
+            self._has_poison = True
+        headers = dict(message.properties.get(_HEADERS) or {})
+        headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why)}
+        again = amqp.Message(message.body, **{**message.properties, _HEADERS: headers})
+        return Send(again, "", self._poison, "poison", aside=True)

@@ -1,0 +1,197 @@
+"""What a message that waits says of itself: where it goes and when it is due. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from kombu_binary_delay.errors import AddressError, DelayError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import ETA, TASK, due_time
+from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.topology import Topology
+
+#: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``. On a delayed
+#: retry that stays what it was at first, and another header says when the retry was sent.
+TIME_SENT = "NServiceBus.TimeSent"
+TIME_RETRIED = "NServiceBus.Retries.Timestamp"
+_TIME_SENT_FORMAT = "%Y-%m-%d %H:%M:%S:%f Z"
+#: A number that NServiceBus gives each publish, for its own confirms; not to be sent again.
+_CONFIRMATION = "NServiceBus.Transport.RabbitMQ.ConfirmationId"
+_HEADERS = "application_headers"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A message as it was before it was delayed; ``due`` in milliseconds since the epoch."""
+
+    destination: Destination
+    due: int
+    properties: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A queue in which messages wait.
+
+    :param name: the queue's name.
+    :param topology: the ladder that it is a part of; None for an ordinary queue.
+    :param ttl: its wait in milliseconds; 0 for an ordinary queue.
+    :param level: the level that it belongs to; for a queue of one delay, 0.
+    """
+
+    name: str
+    topology: Topology | None = None
+    ttl: int = 0
+    level: int = 0
+
+
+def sources(topology: Topology, standing: Mapping[str, Any]) -> tuple[Source, ...]:
+    """List the queues of a ladder that stand, the longest wait first.
+
+    In this order a message that moves down meanwhile is met again, and none is missed.
+
+    :param standing: by names, what stands; only the names of queues are read.
+    """
+    found = []
+    for level, part in enumerate(topology.levels):
+        for queue in part.queues:
+            ttl = int(dict(queue.arguments)["x-message-ttl"])
+            found.append(Source(queue.name, topology, ttl, level))
+    if topology.mirrors:
+        own = f"{topology.own}."
+        found += [
+            Source(name, topology, int(name[len(own) : -2]))
+            for name in standing
+            if name.startswith(own) and name.endswith("ms")
+        ]
+    found = [each for each in found if each.name in standing]
+    return tuple(sorted(found, key=lambda each: -each.ttl))
+
+
+def read(
+    source: Source,
+    key: str,
+    properties: Mapping[str, Any],
+    now: int,
+    exchange_of: Callable[[str], str] | None = None,
+) -> Reading | None:
+    """Read a message that waits in a queue; None where it does not ask to wait.
+
+    :param key: the routing key that it came with.
+    :param now: milliseconds since the epoch.
+    :param exchange_of: tells the exchange from the routing key, where an address has none.
+    :raises AddressError: where nothing tells where it goes.
+    :raises DelayError: where it says when it is due, and that cannot be read.
+    """
+    packed = dict(properties)
+    headers = dict(packed.get(_HEADERS) or {})
+    packed[_HEADERS] = headers
+    if source.topology is None:
+        due = _eta(headers)
+        if due is None or due <= now:
+            return None
+        # To this queue alone: others of its exchange have their own copies.
+        return Reading(Destination("", source.name), due, packed)
+    topology = source.topology
+    digits, destination = topology.parse(key, carried(headers))
+    if not topology.mirrors and exchange_of is not None:
+        exchange = exchange_of(destination.routing_key)
+        destination = Destination(exchange, destination.routing_key)
+    due = _due(headers)
+    if due is None:
+        # The whole wait of this queue, and of the digits that are still to come.
+        lower = digits[len(digits) - source.level :] if source.level <= len(digits) else digits
+        rest = topology.ladder.delay(lower) if source.level else 0
+        due = now + source.ttl + rest
+        told = _told(headers, topology.delay_header)
+        # What cannot be, where the message is, was told of an earlier sending, or by another clock.
+        if told is not None and now + rest <= told <= due:
+            due = told
+    unwrap(packed, topology.owns)
+    headers.pop(_CONFIRMATION, None)
+    return Reading(destination, due, packed)
+
+
+def put_back(
+    source: Source, key: str, properties: Mapping[str, Any], now: int
+) -> tuple[str, str, dict[str, Any]] | None:
+    """Tell how a message that waits in a ladder can be published to it anew, for what remains.
+
+    :returns: the exchange, the routing key, and the properties, where all but the digits stays as
+        it was; None where it cannot be read.
+    """
+    topology = source.topology
+    try:
+        found = read(source, key, properties, now)
+        if topology is None or found is None:
+            return None
+        headers = dict(properties.get(_HEADERS) or {})
+        digits, _ = topology.parse(key, carried(headers))
+        left = topology.ladder.digits(max(remaining(found.due, now), 1))
+    except (AddressError, DelayError):
+        return None
+    if len(left) > len(digits):
+        # It is due later than its way would take, and levels up there may not stand.
+        return None
+
+    def again(address: str) -> str:
+        if not topology.mirrors:
+            return topology.address(left, topology.parse(address)[1])
+        way = address.split(".", len(digits))[-1]
+        return ".".join([*map(str, reversed(left)), way])
+
+    if isinstance(headers.get("CC"), list):
+        headers["CC"] = [again(each) for each in headers["CC"]]
+    return topology.level_of(left), again(key), {**properties, _HEADERS: headers}
+
+
+def remaining(due: int, now: int) -> int:
+    """Tell what is left of a delay, in milliseconds, at least none."""
+    return max(due - now, 0)
+
+
+def _due(headers: Mapping[str, Any]) -> int | None:
+    packed = headers.get(HEADER)
+    due = packed.get("due") if isinstance(packed, dict) else None
+    # A stock worker resends our header when it retries, with an eta that is newer.
+    times = (int(due) if isinstance(due, int) else None, _eta(headers))
+    return max((each for each in times if each is not None), default=None)
+
+
+def _told(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
+    """Tell when a message is due by the headers of NServiceBus."""
+    if delay_header is None or delay_header not in headers or TIME_SENT not in headers:
+        return None
+    sent = max(_sent(name, headers[name]) for name in (TIME_SENT, TIME_RETRIED) if name in headers)
+    return sent + _seconds(headers[delay_header]) * 1000
+
+
+def _eta(headers: Mapping[str, Any]) -> int | None:
+    if headers.get(ETA) is None or TASK not in headers:
+        return None
+    due = due_time({ETA: headers[ETA], TASK: headers[TASK]}, 0)
+    return None if due is None else -(-due // 1000)
+
+
+def _sent(name: str, value: object) -> int:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    try:
+        sent = datetime.strptime(text, _TIME_SENT_FORMAT).replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise DelayError(f"{name} is {text!r}, and no time that can be read") from None
+    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - sent) // timedelta(milliseconds=1))
+
+
+def _seconds(value: object) -> int:
+    if isinstance(value, (int, str, bytes)):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise DelayError(f"a delay of {value!r} seconds cannot be read")
+
+
+__all__ = ["AddressError", "Reading", "Source", "read", "remaining", "sources"]

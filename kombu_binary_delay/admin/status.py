@@ -1,0 +1,237 @@
+"""What waits, level by level, on every ladder of a namespace; what is parked; what is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Binding, Topology
+
+from .management import Management
+from .snapshot import Live, Row, arguments, is_up, leaving, ready
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One queue in which messages wait.
+
+    ``ttl`` is its wait, and ``latest`` the time after which all that it holds now has left the
+    ladder, both in milliseconds. ``leaving`` of its messages are due, on their way out of it.
+    """
+
+    queue: str
+    ttl: int
+    latest: int
+    messages: int
+    leaving: int
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One ladder: its queues by their waits, and its messages a second in the last minute."""
+
+    name: str
+    current: bool
+    queues: tuple[Waiting, ...]
+    rate_in: float
+    rate_out: float
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait."""
+        return sum(queue.messages for queue in self.queues)
+
+    def within(self, milliseconds: int) -> tuple[int, int]:
+        """Forecast how many of them leave within a time: surely, and probably.
+
+        A level tells how long its messages stay at most. For the probable figure, the time that
+        is left to each is taken to lie anywhere below that, with the same chance.
+        """
+        surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)
+        probably = sum(
+            each.messages * min(1.0, milliseconds / each.latest if each.latest else 1.0)
+            for each in self.queues
+        )
+        return surely, round(probably)
+
+
+@dataclass(frozen=True)
+class Status:
+    """One look at a virtual host; ``at`` is in seconds since the epoch."""
+
+    at: float
+    broker: str
+    vhost: str
+    ladders: tuple[Standing, ...]
+    parked: int
+    relays: int
+    troubles: tuple[str, ...]
+
+
+def status(
+    connection: Any, management: Management, topology: Topology, lanes: Iterable[str] = ()
+) -> Status:
+    """Look at every ladder in the namespace of ``topology``.
+
+    :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
+        rest, such as rates, is the management API's, and up to ten seconds old.
+    :param lanes: the names of the ladders in use, where there are several side by side.
+    :raises UnreachableError: where the API does not answer.
+    """
+    live = Live.read(management, rates=True)
+    overview = management.get("overview")
+    mine = [name for name in live.queues if topology.owns(name)]
+    counted = ready(connection, mine)
+    groups: dict[str, list[str]] = defaultdict(list)
+    troubles: list[str] = []
+    relays = parked = 0
+    for name in mine:
+        ladder = ladder_of(topology, name)
+        kind = _kind(topology, name)
+        if ladder is not None:
+            groups[ladder].append(name)
+        elif kind == "parking":
+            parked += counted.get(name, 0)
+        elif kind == "poison" and counted.get(name):
+            troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
+        elif kind.startswith("relay-"):
+            relays += counted.get(name, 0) + leaving(live.queues[name])
+            if leaving(live.queues[name]) >= WORKER_HOLDS:
+                troubles.append(
+                    f"{name}: {leaving(live.queues[name])} messages are due and refused by what it "
+                    f"leads to, which is full or does not confirm; no others are held up"
+                )
+    longest = _Longest(topology, live)
+    in_use = {topology.prefix, *lanes}
+    ladders = [
+        _standing(name, queues, live, counted, longest, current=name in in_use)
+        for name, queues in groups.items()
+    ]
+    troubles += [
+        f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
+    ]
+    if parked:
+        troubles.append(
+            f"{parked} messages are parked: their destination was gone when they were due; "
+            f"see and send them on with 'redrive'"
+        )
+    return Status(
+        time.time(),
+        str(overview.get("rabbitmq_version", "")),
+        management.vhost,
+        tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
+        parked,
+        relays,
+        tuple(troubles),
+    )
+
+
+def ladder_of(topology: Topology, name: str) -> str | None:
+    """Name the ladder whose level an exchange or queue belongs to; None for the delivery side."""
+    found = Topology.of(name)
+    if found is not None:
+        return found.prefix
+    names = {each.name for part in topology.levels for each in part.exchanges}
+    names |= {each.name for part in topology.levels for each in part.queues}
+    return topology.prefix if name in names else None
+
+
+def _kind(topology: Topology, name: str) -> str:
+    """Tell what a queue on the delivery side is for; where it is somebody's, the name goes on."""
+    for queue_type in QUEUE_TYPES:
+        side = f"{replace(topology, queue_type=queue_type).delivery_prefix}."
+        if name.startswith(side):
+            kind, goes_on, _ = name.removeprefix(side).partition(".")
+            return (
+                kind if bool(goes_on) == (kind in ("relay-to-exchange", "relay-to-queue")) else ""
+            )
+    return ""
+
+
+def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
+    name: str,
+    queues: Iterable[str],
+    live: Live,
+    counted: Mapping[str, int],
+    longest: _Longest,
+    *,
+    current: bool,
+) -> Standing:
+    waiting = []
+    growth = rate_in = 0.0
+    for queue in queues:
+        row = live.queues[queue]
+        held = leaving(row)
+        ttl = int(arguments(row).get("x-message-ttl", 0))
+        messages = counted.get(queue, 0) + held
+        waiting.append(
+            Waiting(queue, ttl, longest.queue(queue), messages, held, _trouble(row, held))
+        )
+        growth += _rate(row, "messages_details")
+        # Only what publishers send is counted so, not what comes from the level above.
+        rate_in += _rate(row.get("message_stats") or {}, "publish_details")
+    waiting.sort(key=lambda each: (each.ttl, each.queue))
+    return Standing(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
+
+
+def _rate(row: Row, name: str) -> float:
+    details = row.get(name) or {}
+    return float(details.get("avg_rate", details.get("rate")) or 0.0)
+
+
+def _trouble(row: Row, held: int) -> str | None:
+    if not is_up(row):
+        return f"the queue is {row['state']}: what waits in it waits on"
+    members, online = row.get("members") or (), row.get("online") or ()
+    if members and len(online) * 2 <= len(members):
+        return (
+            f"{len(online)} of its {len(members)} members are online, no majority: "
+            f"what waits in it waits on"
+        )
+    if row.get("consumers"):
+        return f"{row['consumers']} consumers take messages from it before they are due"
+    if held >= WORKER_HOLDS:
+        return (
+            f"{held} messages are due and not taken: what they lead to is gone, full, or does not "
+            f"confirm, and holds up all behind them"
+        )
+    return None
+
+
+class _Longest:
+    """The longest way from an exchange to the end of its ladder, in milliseconds.
+
+    It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
+    """
+
+    def __init__(self, topology: Topology, live: Live) -> None:
+        self._owns = topology.owns
+        self._live = live
+        self._found: dict[str, int] = {}
+        self._from: dict[str, list[Binding]] = defaultdict(list)
+        for binding in live.bindings:
+            self._from[binding.source].append(binding)
+
+    def queue(self, name: str) -> int:
+        given = arguments(self._live.queues.get(name, {}))
+        ttl, below = given.get("x-message-ttl"), given.get("x-dead-letter-exchange")
+        return 0 if ttl is None else int(ttl) + self.exchange(str(below or ""))
+
+    def exchange(self, name: str) -> int:
+        if name not in self._found:
+            self._found[name] = 0  # also where somebody has bound a circle
+            self._found[name] = max(
+                (
+                    self.queue(each.destination)
+                    if each.to_queue
+                    else self.exchange(each.destination)
+                    for each in self._from[name]
+                    if self._owns(each.destination)
+                ),
+                default=0,
+            )
+        return self._found[name]

@@ -1,0 +1,217 @@
+"""Remove a ladder, and the delivery side with it if no other ladder leads there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.model.topology import Binding, Exchange, Part, Topology
+
+from .errors import OperationError, RefusedError
+from .management import Management
+from .snapshot import Live, Say, arguments, is_up, ready, silent, unseen
+from .status import ladder_of
+
+#: Seconds after which a figure of the management API is from after now: two ticks of a quorum
+#: queue. Only there are messages counted that are in the hands of a dead-letter worker.
+SETTLE = 11.0
+
+
+@dataclass(frozen=True)
+class Teardown:
+    """Names of what was removed, or would be; ``lost`` messages went with it.
+
+    ``keeps`` names the ladders for which the delivery side stays.
+    """
+
+    exchanges: tuple[str, ...]
+    queues: tuple[str, ...]
+    lost: int
+    keeps: tuple[str, ...]
+
+
+def teardown(  # noqa: PLR0913 - the last three are for callers of different patience
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    *,
+    beside: Iterable[Topology] = (),
+    force: bool = False,
+    dry_run: bool = False,
+    settle: float = SETTLE,
+    say: Say = silent,
+) -> Teardown:
+    """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
+
+    The delivery side goes with it, unless other ladders lead there. Where nothing of the ladder
+    stands, nothing is removed.
+
+    First the exchanges go, so that nothing more can come in; what is then found to have come in
+    before lets all be put back as it was. Publishers should have stopped: one that is still at work
+    notices, and makes the ladder anew.
+
+    :param beside: ladders that are in use, also if no message has needed any of their levels yet.
+    :param settle: the seconds to wait for figures that tell of messages between two levels.
+    :param say: is told what is being waited for.
+    :raises RefusedError: where messages wait, or a queue cannot tell, as it has no leader.
+    """
+    live = Live.read(management)
+    mine = [name for name in live.exchanges if ladder_of(topology, name) == topology.prefix]
+    queues = [name for name in live.queues if ladder_of(topology, name) == topology.prefix]
+    others = _others(topology, live, beside)
+    if not mine and not queues:
+        # What stands of the delivery side was made for another ladder, or for one to come.
+        return Teardown((), (), 0, others)
+    if not others:
+        side = f"{topology.delivery_prefix}."
+        mine += [
+            name for name in live.exchanges if name == topology.delivery or name.startswith(side)
+        ]
+        # Ahead of the ladder's own: as long as one of those stands, this can be done again.
+        queues = [
+            *(name for name in live.queues if name.startswith(side) and name not in queues),
+            *queues,
+        ]
+    mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
+    waiting = held(connection, management, queues, guess=force)
+    lost = sum(waiting.values())
+    if lost and not force:
+        raise RefusedError(
+            f"{_listed(waiting)}; wait until they have left, or migrate or redrive them"
+        )
+    if not dry_run:
+        if not force:
+            _close(connection, management, topology, live, mine, queues, settle, say)
+        _remove(connection, mine, queues)
+    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
+
+
+def held(
+    connection: Any,
+    management: Management,
+    queues: Iterable[str],
+    *,
+    settled: bool = False,
+    guess: bool = False,
+) -> dict[str, int]:
+    """Count the messages in queues that have any, those between two levels included.
+
+    :param settled: whether the API's own figures are recent enough to be asked for each queue, too.
+    :param guess: whether to take a queue for empty that cannot tell.
+    :raises RefusedError: else, where there is one.
+    """
+    queues = list(queues)
+    counted = ready(connection, queues)
+    rows = {row["name"]: row for row in management.here("queues")}
+    mute = [
+        name
+        for name in queues
+        if name in rows
+        and (not is_up(rows[name]) or (settled and rows[name].get("messages") is None))
+    ]
+    if mute and not guess:
+        raise RefusedError(
+            f"nothing tells what {', '.join(mute[:3])}{_more(mute)} hold; try again when all nodes "
+            f"are up and the management API gives figures of each queue"
+        )
+    sums = {}
+    for name, count in counted.items():
+        row = rows.get(name, {})
+        told = int(row.get("messages") or 0) if settled else 0
+        sums[name] = max(count + unseen(row), told)
+    return {name: count for name, count in sums.items() if count}
+
+
+def _others(topology: Topology, live: Live, beside: Iterable[Topology]) -> tuple[str, ...]:
+    """Name the other ladders that lead to the same delivery side."""
+    standing = filter(None, map(Topology.of, live.exchanges))
+    return tuple(
+        dict.fromkeys(
+            other.prefix
+            for other in (*beside, *standing)
+            if other.prefix != topology.prefix and other.delivery == topology.delivery
+        )
+    )
+
+
+def _order(topology: Topology, name: str) -> tuple[int, str]:
+    """Order the highest level first: a publisher takes its presence for that of all below it."""
+    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
+    if name in levels:
+        return len(levels) - levels.index(name), name
+    return (0 if ladder_of(topology, name) else len(levels) + 1), name
+
+
+def _listed(waiting: dict[str, int]) -> str:
+    first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
+    return f"{sum(waiting.values())} messages wait ({first}{_more(waiting)})"
+
+
+def _more(names: Sized) -> str:
+    return ", …" if len(names) > 3 else ""
+
+
+def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    live: Live,
+    exchanges: list[str],
+    queues: list[str],
+    settle: float,
+    say: Say,
+) -> None:
+    try:
+        _delete(connection, exchanges)
+        say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is between")
+        time.sleep(settle)
+        # Where a publisher made it anew meanwhile, what it sent is counted, and no more comes.
+        _delete(connection, exchanges)
+        waiting = held(connection, management, queues, settled=settle >= SETTLE)
+        if waiting:
+            raise RefusedError(  # noqa: TRY301 - put back as for any other reason
+                f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
+                f"and let it run empty"
+            )
+    except BaseException as exc:
+        # Whoever interrupts is not to leave it half removed. The connection may be what broke.
+        with connection.clone() as again:
+            own = OwnChannel(again.connection, topology.namespace)
+            with own.lend("the ladder") as lent:
+                declare_part(lent, _part(live, exchanges))
+        if isinstance(exc, OperationError):
+            raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
+        raise
+
+
+def _delete(connection: Any, exchanges: Iterable[str]) -> None:
+    channel = connection.channel()
+    for name in exchanges:
+        channel.exchange_delete(name)
+    channel.close()
+
+
+def _part(live: Live, exchanges: list[str]) -> Part:
+    """Read exchanges, and all bindings from and to them, out of what stood."""
+    bindings: list[Binding] = [
+        each
+        for each in sorted(live.bindings, key=repr)
+        if each.source in exchanges or (not each.to_queue and each.destination in exchanges)
+    ]
+    rows = [live.exchanges[name] for name in exchanges]
+    return Part(
+        tuple(Exchange(row["name"], row["type"], tuple(arguments(row).items())) for row in rows),
+        (),
+        tuple(bindings),
+    )
+
+
+def _remove(connection: Any, exchanges: list[str], queues: list[str]) -> None:
+    _delete(connection, exchanges)
+    channel = connection.channel()
+    for name in queues:
+        channel.queue_delete(name)
+    channel.close()

@@ -1,0 +1,471 @@
+"""Compare what stands on a broker with the topology, and name what each difference would cause."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.model.topology import (
+    IMITABLE,
+    Binding,
+    Exchange,
+    Part,
+    Queue,
+    Topology,
+)
+from kombu_binary_delay.model.versions import QUORUM_SINCE, release
+
+from .errors import UnreachableError
+from .management import Management
+from .snapshot import Live, arguments
+
+#: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as it should be, and what that causes."""
+
+    severity: str
+    what: str
+    found: str
+    causes: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All differences, the gravest first."""
+
+    broker: str
+    vhost: str
+    ladder: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is no error and no warning."""
+        return not any(each.severity != "note" for each in self.differences)
+
+
+def verify(
+    management: Management, topology: Topology, *, declares: bool = True, user: str | None = None
+) -> Verification:
+    """Compare a virtual host with a topology.
+
+    :param declares: whether applications make what is missing, so that levels that no message has
+        needed yet may be missing.
+    :param user: whose permissions to look at; by default the one who asks.
+    :raises UnreachableError: where the management API does not answer.
+    """
+    overview = management.get("overview")
+    version = str(overview.get("rabbitmq_version", ""))
+    live = Live.read(management)
+    found = [
+        *_broker(management, version, topology),
+        *compare(topology, live, declares=declares),
+        *_policies(management, topology, live),
+        *_permissions(management, topology, user or management.user, declares=declares),
+    ]
+    found.sort(key=lambda each: SEVERITIES.index(each.severity))
+    return Verification(version, management.vhost, topology.prefix, tuple(found))
+
+
+def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterator[Difference]:
+    """Compare exchanges, queues and bindings. Pure."""
+    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    # By anything of it: what is published to an entry does not need the level's exchange, yet.
+    made = [
+        level
+        for level, part in parts.items()
+        if any(each.name in live.exchanges for each in part.exchanges)
+        or any(each.name in live.queues for each in part.queues)
+    ]
+    top = max(made, default=-2)
+    for level, part in parts.items():
+        if level > top:
+            continue
+        yield from _part(topology, part, live, declares=declares)
+    missing = [level for level in parts if level > top]
+    if missing and declares:
+        yield Difference(
+            "note",
+            f"levels {max(missing[0], 0)} to {missing[-1]}",
+            "not made yet",
+            "nothing: the first message that needs them makes them",
+        )
+    elif missing:
+        yield Difference(
+            "error",
+            f"levels {max(missing[0], 0)} to {missing[-1]}",
+            "missing",
+            f"a publish with a delay of {_reach(topology, missing[0])} ms or more fails with 404",
+        )
+    yield from _strangers(topology, live)
+    if topology.mirrors:
+        yield from _mirrors(topology, live)
+
+
+def _reach(topology: Topology, level: int) -> int:
+    return topology.ladder.weights[-1 - max(level, 0)]
+
+
+def _part(topology: Topology, part: Part, live: Live, *, declares: bool) -> Iterator[Difference]:
+    entries = part.entries
+    for exchange in part.exchanges:
+        # Who declares nothing enters by the levels.
+        if declares or exchange.name in live.exchanges or exchange.name not in entries:
+            yield from _exchange(topology, exchange, live.exchanges.get(exchange.name))
+    for queue in part.queues:
+        yield from _queue(topology, queue, live.queues.get(queue.name))
+    for binding in part.bindings:
+        known = binding.source in live.exchanges and binding.destination in (
+            live.queues if binding.to_queue else live.exchanges
+        )
+        if known and binding not in live.bindings:
+            kind = "queue" if binding.to_queue else "exchange"
+            yield Difference(
+                "error",
+                f"binding from {binding.source} to the {kind} {binding.destination}",
+                f"no binding with the key {binding.key!r}",
+                _no_way(topology),
+            )
+
+
+def _no_way(topology: Topology) -> str:
+    if topology.parking:
+        return "messages that should take it are parked, before they are due"
+    return "messages that should take it are lost"
+
+
+def _exchange(
+    topology: Topology, exchange: Exchange, row: Mapping[str, Any] | None
+) -> Iterator[Difference]:
+    what = f"exchange {exchange.name}"
+    if row is None:
+        yield Difference("error", what, "missing", _missing_exchange(topology, exchange))
+        return
+    if row["type"] != exchange.type:
+        yield Difference(
+            "error", what, f"its type is {row['type']}, not {exchange.type}", _no_way(topology)
+        )
+    if not row["durable"]:
+        yield Difference("error", what, "not durable", "it is gone after a restart of the broker")
+    wanted, given = dict(exchange.arguments), arguments(row)
+    for name in wanted.keys() | given.keys():
+        if wanted.get(name) != given.get(name):
+            causes = "applications cannot declare it: their delayed publishes fail"
+            if name == "alternate-exchange":
+                causes = "a message without a destination holds up its level; and " + causes
+            yield Difference("error", what, _other(name, wanted, given), causes)
+
+
+def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
+    if exchange.name == topology.parking:
+        return "a message without a destination holds up its level: after 32, nothing leaves it"
+    if exchange.type == "fanout":
+        return "a publish that enters there fails with 404"
+    if topology.queue_type == "quorum":
+        return "what leaves the level above cannot go on: after 32 messages, nothing leaves it"
+    return "what leaves the level above is lost"
+
+
+def _queue(topology: Topology, queue: Queue, row: Mapping[str, Any] | None) -> Iterator[Difference]:
+    what = f"queue {queue.name}"
+    if row is None:
+        causes = _no_way(topology)
+        if queue.name == topology.parking:
+            causes = "a message without a destination holds up its level, or is lost"
+        yield Difference("error", what, "missing", causes)
+        return
+    if not row["durable"] or row.get("auto_delete") or row.get("exclusive"):
+        yield Difference(
+            "error", what, "not durable, or not to stay", "it goes away, and its messages with it"
+        )
+    wanted, given = dict(queue.arguments), arguments(row)
+    given.setdefault("x-queue-type", row.get("type", "classic"))
+    for name in sorted(wanted.keys() | given.keys()):
+        if wanted.get(name, "classic" if name == "x-queue-type" else None) != given.get(name):
+            causes = _ARGUMENTS.get(name, "")
+            if name == "x-message-ttl":
+                causes = _ttl(wanted.get(name), given.get(name))
+            refused = "applications cannot declare it: their delayed publishes fail"
+            yield Difference(
+                "error",
+                what,
+                _other(name, wanted, given),
+                "; and ".join(filter(None, [causes, refused])),
+            )
+    if topology.prefix in queue.name and row.get("consumers"):
+        yield Difference(
+            "error", what, f"{row['consumers']} consumers", "they take messages before they are due"
+        )
+
+
+_ARGUMENTS = {
+    "x-dead-letter-exchange": "messages go elsewhere when they have waited",
+    "x-dead-letter-routing-key": "messages lose their address, and are parked",
+    "x-dead-letter-strategy": "messages can be lost between levels when a node crashes",
+    "x-overflow": "messages can be lost between levels when a node crashes",
+    "x-queue-type": "what survives a crash of a node is not what was asked for",
+    "x-expires": "the queue is deleted when it is idle, with the messages that wait in it",
+    "x-max-length": "a full queue refuses or drops messages",
+    "x-max-length-bytes": "a full queue refuses or drops messages",
+}
+
+
+def _ttl(wanted: object, given: object) -> str:
+    if wanted is None:
+        return "what waits in it is lost when the time is over"
+    if given is None:
+        return "messages never leave it"
+    return f"messages leave it {'early' if int(str(given)) < int(str(wanted)) else 'late'}"
+
+
+def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object]) -> str:
+    if name not in given:
+        return f"has no {name}, should be {wanted[name]!r}"
+    return f"{name} is {given[name]!r}, should be " + (
+        repr(wanted[name]) if name in wanted else "left out"
+    )
+
+
+def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
+    """Find bindings from the levels that are none of ours."""
+    ours = {each for part in topology.levels for each in part.bindings}
+    if topology.mirrors:
+        ours |= {
+            each for level in range(topology.ladder.levels) for each in topology.own_enter(level)
+        }
+    levels = {each.name for part in topology.levels for each in part.exchanges}
+    for binding in sorted(live.bindings - ours, key=repr):
+        if binding.source in levels:
+            yield Difference(
+                "error",
+                f"binding from {binding.source} to {binding.destination}",
+                f"a binding with the key {binding.key!r} that is none of this ladder's",
+                "messages that it matches get there before they are due, as well or only",
+            )
+
+
+def _mirrors(topology: Topology, live: Live) -> Iterator[Difference]:
+    """Find bindings of the users' exchanges that are not repeated for delayed messages."""
+    for exchange in sorted(live.exchanges):
+        kind = live.exchanges[exchange]["type"]
+        if topology.mirror_name(exchange) not in live.exchanges or kind not in IMITABLE:
+            continue
+        bound = (each for each in live.bindings if each.source == exchange)
+        for each in sorted(bound, key=repr):
+            if not topology.owns(each.destination):
+                yield from _mirrored(topology, live, each, kind)
+
+
+def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> Iterator[Difference]:
+    what = f"binding from {binding.source} to {binding.destination}"
+    target = binding.destination
+    if binding.to_queue and topology.queue_relay_name(target) in live.queues:
+        target = topology.queue_relay_name(target)
+    try:
+        mirrors = topology.mirror_bindings(
+            binding.source, kind, target, binding.key, to_queue=binding.to_queue
+        )
+    except AddressError as exc:
+        yield Difference("warning", what, str(exc), "delayed messages for it are parked")
+        return
+    if not live.bindings.issuperset(mirrors):
+        yield Difference(
+            "warning",
+            what,
+            f"the key {binding.key!r} is not repeated for delayed messages",
+            "they do not reach it; bind it through the transport, or with 'create --exchange'",
+        )
+
+
+# -- the broker itself ---------------------------------------------------------------------------
+
+
+def _broker(management: Management, version: str, topology: Topology) -> Iterator[Difference]:
+    quorum = topology.queue_type == "quorum"
+    if quorum and release(version) < QUORUM_SINCE:
+        yield Difference(
+            "error",
+            f"RabbitMQ {version}",
+            "quorum queues without a message TTL, which came with 3.10",
+            "a quorum ladder cannot be made; leave queue_type out, or set it to 'classic'",
+        )
+    elif not quorum:
+        yield Difference(
+            "note",
+            "queue type",
+            "the levels are classic queues",
+            "a crash of a node can lose messages that are between two levels",
+        )
+    if quorum and _flag_disabled(management, "stream_queue"):
+        yield Difference(
+            "error",
+            "feature flag stream_queue",
+            "disabled",
+            "quorum queues dead-letter at most once: a crash loses messages between levels",
+        )
+
+
+def _flag_disabled(management: Management, name: str) -> bool:
+    try:
+        flags = management.get("feature-flags")
+    except UnreachableError:
+        return False
+    return any(flag["name"] == name and flag["state"] == "disabled" for flag in flags)
+
+
+# -- policies ------------------------------------------------------------------------------------
+
+
+def _policies(management: Management, topology: Topology, live: Live) -> Iterator[Difference]:
+    wanted = {each.name: dict(each.arguments) for each in topology.whole.queues}
+    for name, row in live.queues.items():
+        if topology.owns(name):
+            wanted.setdefault(name, arguments(row))
+    for kind in ("policies", "operator-policies"):
+        try:
+            policies = management.here(kind)
+        except UnreachableError as exc:
+            yield Difference("note", kind, "could not be read", str(exc))
+            continue
+        yield from _hits(kind.replace("ies", "y"), policies, wanted)
+
+
+def _hits(
+    what: str, policies: Iterable[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Difference]:
+    hit: dict[tuple[str, str, str, str], list[str]] = {}
+    for queue, given in wanted.items():
+        policy = _policy_of(queue, given, policies)
+        if policy is None:
+            continue
+        for severity, key, causes in _breaks(policy["definition"], given):
+            hit.setdefault((severity, policy["name"], key, causes), []).append(queue)
+    for (severity, name, key, causes), queues in hit.items():
+        more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
+        yield Difference(severity, f"{what} {name}", f"{key} applies to {queues[0]}{more}", causes)
+    for policy in policies:
+        if _matches(policy["pattern"], "") is None:
+            yield _unjudged(f"{what} {policy['name']}", policy["pattern"], next(iter(wanted)))
+
+
+def _unjudged(what: str, pattern: str, name: str) -> Difference:
+    return Difference(
+        "note",
+        what,
+        f"the pattern {pattern!r} cannot be judged here",
+        f"see for yourself whether it matches such names as {name}",
+    )
+
+
+def _policy_of(
+    queue: str, given: Mapping[str, Any], policies: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Find the policy that RabbitMQ would apply: of those that match, the one of most priority."""
+    kind = given.get("x-queue-type", "classic")
+    matching = [
+        policy
+        for policy in policies
+        if policy["apply-to"] in ("all", "queues", f"{kind}_queues")
+        and _matches(policy["pattern"], queue)
+    ]
+    return max(matching, key=lambda policy: policy["priority"], default=None)
+
+
+def _matches(pattern: str, name: str) -> bool | None:
+    """Whether a pattern of RabbitMQ's matches; None for one that Python does not read as Erlang."""
+    try:
+        with warnings.catch_warnings():
+            # Such as of [[:alpha:]], which is a class of characters there.
+            warnings.simplefilter("error")
+            return re.search(pattern, name, re.ASCII) is not None
+    except (re.error, Warning):
+        return None
+
+
+def _breaks(
+    definition: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Tell what a policy does to a queue with these arguments: how grave, by which key, and what.
+
+    Of two numbers, RabbitMQ takes the lower. Of two dead-letter exchanges, and two dead-letter
+    strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum
+    queue takes the policy's, and a classic one the argument.
+    """
+    own = given.get("x-message-ttl")
+    ttl = definition.get("message-ttl")
+    if ttl is not None and own is None:
+        yield "error", "message-ttl", "parked messages are lost when the time is over"
+    elif ttl is not None and int(ttl) < int(str(own)):
+        yield (
+            "error",
+            "message-ttl",
+            "messages leave early: of two times, RabbitMQ takes the shorter",
+        )
+    if "expires" in definition:
+        yield "error", "expires", _ARGUMENTS["x-expires"]
+    quorum = given.get("x-queue-type") == "quorum"
+    overflow = (given.get("x-overflow"), definition.get("overflow"))
+    refuses = next(filter(None, overflow[::-1] if quorum else overflow), None) == "reject-publish"
+    at_least_once = given.get("x-dead-letter-strategy") == "at-least-once"
+    if "overflow" in definition and at_least_once and not refuses:
+        yield "error", "overflow", _ARGUMENTS["x-overflow"]
+    for key in ("max-length", "max-length-bytes"):
+        if key in definition:
+            full = (
+                "a full queue refuses messages: publishes fail, and levels above are held up"
+                if refuses
+                else "a full queue drops its oldest messages, or sends them on early"
+            )
+            yield "error", key, full
+    if "dead-letter-routing-key" in definition and own is not None:
+        yield "error", "dead-letter-routing-key", _ARGUMENTS["x-dead-letter-routing-key"]
+    if quorum and definition.get("delivery-limit") == 0:
+        yield "warning", "delivery-limit", "redrive and migrate refuse to look at what is here"
+
+
+# -- permissions ---------------------------------------------------------------------------------
+
+
+def _permissions(
+    management: Management, topology: Topology, user: str, *, declares: bool
+) -> Iterator[Difference]:
+    try:
+        rows = management.get("users", user, "permissions")
+    except UnreachableError as exc:
+        yield Difference("note", f"permissions of {user}", "could not be read", str(exc))
+        return
+    mine = [row for row in rows if row["vhost"] == management.vhost]
+    if not mine:
+        yield Difference(
+            "error", f"permissions of {user}", "none in this virtual host", "it cannot connect"
+        )
+        return
+    names = [each.name for each in topology.whole.exchanges]
+    names += [each.name for each in topology.whole.queues]
+    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
+    needed = {"configure": names, "write": names, "read": names} if declares else {"write": levels}
+    for what, on in needed.items():
+        # To RabbitMQ, an empty pattern matches nothing here.
+        pattern = mine[0][what] or "^$"
+        if _matches(pattern, "") is None:
+            yield _unjudged(f"permissions of {user}", pattern, on[0])
+            continue
+        lacking = [name for name in on if not _matches(pattern, name)]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            yield Difference(
+                "error",
+                f"permissions of {user}",
+                f"no {what} permission on {lacking[0]}{more}",
+                "its delayed publishes fail"
+                if what == "write"
+                else "it cannot make the ladder, and its delayed publishes fail",
+            )

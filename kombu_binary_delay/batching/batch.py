@@ -1,0 +1,647 @@
+"""Many publishes with few waits: a window of messages whose confirms are outstanding.
+
+:class:`PublishBatch` is what Kombu's ``Producer.batch()`` (Kombu 5.7 and later) asks a channel for;
+it works alone as well, on any channel of Kombu's ``pyamqp`` transport or one like it, ours or not.
+It publishes on a channel of its own, in confirm mode, on the user's connection: the user's own
+channel stays as it is. It must not import the transport.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
+from threading import RLock
+from typing import Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import (
+    NotFound,
+    RecoverableConnectionError,
+    error_for_code,
+)
+
+from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.model.delay import due_time
+
+from .frames import UNWRITABLE, Messages
+
+CONFIRMED = "confirmed"
+NACKED = "nacked"
+RETURNED = "returned"
+UNKNOWN = "unknown"
+DISCARDED = "discarded"
+
+#: How many messages are sent at once, where the window is not smaller, nor they larger.
+_AT_ONCE = 100
+_AT_ONCE_BYTES = 65536
+#: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
+_ACK = struct.Struct(">4xQB")
+#: Later than all that has a time, in microseconds since the epoch.
+_EVER = 2**63
+#: How long to wait until a broker that failed to answer takes a last word, in seconds.
+_LAST_WORD = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one message of a batch.
+
+    :param tag: what the publisher called it; None where it did not.
+    :param state: one of
+
+        * ``confirmed``: the broker has taken responsibility for it.
+        * ``nacked``: the broker refused it; a full queue that rejects does so.
+        * ``returned``: it was mandatory, and no queue was there for it. The broker has dropped it.
+        * ``unknown``: it was sent, and the connection or the channel ended, or the time to wait,
+          before an answer came. To publish it again may double it.
+        * ``discarded``: it was never sent. To publish it again doubles nothing.
+
+    :param reply_code: the broker's, where it gave one; else 0.
+    :param reply_text: the broker's words, or why the outcome is unknown or discarded.
+    """
+
+    tag: Any
+    state: str
+    reply_code: int = 0
+    reply_text: str = ""
+
+
+class _Entry:
+    """A message on its way: at first buffered, then sent, then settled."""
+
+    __slots__ = (
+        "due",
+        "exchange",
+        "mark",
+        "message",
+        "options",
+        "packed",
+        "returned",
+        "routing_key",
+        "sent",
+        "tag",
+        "until",
+    )
+
+    def __init__(
+        self, message: Any, exchange: str, routing_key: str, options: tuple[Any, ...], tag: Any
+    ) -> None:
+        self.message = message
+        self.exchange = exchange
+        self.routing_key = routing_key
+        #: Mandatory and immediate, the time to write in seconds, the time to wait for the confirm.
+        self.options = options
+        self.tag = tag
+        #: Microseconds since the epoch, where it asks for a delay.
+        self.due: int | None = None
+        #: What is to be published instead, and until when: then, the delay is a tick shorter.
+        self.packed: tuple[dict[str, Any], str, str] | None = None
+        self.until = _EVER
+        self.sent = False
+        #: By which a returned message is recognised: AMQP does not number them.
+        self.mark: tuple[object, ...] | None = None
+        self.returned: Any = None
+
+    @property
+    def written(self) -> tuple[dict[str, Any], str, str]:
+        """What is written to the broker, besides the body: properties, exchange, routing key."""
+        return self.packed or (self.message.properties, self.exchange, self.routing_key)
+
+    @property
+    def headers(self) -> Any:
+        """The headers that it was sent with."""
+        return self.written[0].get("application_headers")
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        if self.tag is not None:
+            return repr(self.tag)
+        properties = self.message.properties
+        return repr(
+            properties.get("message_id")
+            or properties.get("correlation_id")
+            or f"{self.exchange}/{self.routing_key}"
+        )
+
+
+class PublishBatch:
+    """Publish with up to ``max_size`` confirms outstanding.
+
+    Messages are gathered, up to a hundred, and then sent at once, in one write. While the next are
+    gathered, the broker confirms these; only where ``max_size`` are unconfirmed, that is waited
+    for. A delay counts from the call of :meth:`publish`.
+
+    Used alone, it is a context manager: leaving it flushes, or after an exception discards, and
+    closes. Use it from several threads only if nothing else uses the connection meanwhile.
+
+    :param channel: the channel to publish on behalf of.
+    :param max_size: how many messages may have been sent and not been confirmed yet, and no more
+        than that are gathered.
+    :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
+        the batch. Where it is given, one message's fate is no error: it is told here.
+    :raises TypeError: where the channel is not one of AMQP.
+    :raises ValueError: where ``max_size`` is not a whole number >= 1.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        max_size: int = 1000,
+        on_outcome: Callable[[Outcome], object] | None = None,
+    ) -> None:
+        if not isinstance(channel, amqp.Channel):
+            raise TypeError(
+                f"a publish batch needs a channel of py-amqp, got {channel!r}; take one from a "
+                f"kombu.Connection to RabbitMQ, by its channel() or default_channel"
+            )
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ValueError(f"max_size must be a whole number >= 1, got {max_size!r}")
+        self.channel = channel
+        self.max_size = max_size
+        self._at_once = min(max_size, _AT_ONCE)
+        self._on_outcome = on_outcome
+        self._connection = _alive(channel)
+        self._declarer = getattr(self._connection, "binary_delay", None)
+        #: In microseconds.
+        self._tick = self._declarer.topology.ladder.tick * 1000 if self._declarer else 1
+        self._own: _ConfirmChannel | None = None
+        self._messages: Any = None
+        #: Whether any message was to be confirmed within some time.
+        self._is_timed = False
+        self._number = 0
+        self._buffer: deque[_Entry] = deque()
+        self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
+        self._marks: dict[tuple[object, ...], deque[_Entry]] = {}
+        self._to_note: deque[_Entry] = deque()
+        self._settled: deque[tuple[_Entry, Outcome]] = deque()
+        self._unconfirmed: list[tuple[_Entry, Outcome]] = []
+        self._busy = False
+        self._failed: BaseException | None = None
+        self._over = ""
+        self._lock = RLock()
+
+    # -- Kombu's interface ---------------------------------------------------------------------
+
+    def publish(
+        self,
+        message: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        *,
+        tag: Any = None,
+    ) -> None:
+        """Publish a message that the channel's ``prepare_message`` made.
+
+        :param timeout: how long the sending may take, in seconds. Of those that are sent at once,
+            the shortest counts.
+        :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
+            ``timeout``, or without end. Of a window, the shortest counts.
+        :param tag: what its :class:`Outcome` will call it.
+        :raises DelayError, AddressError, TopologyError: as ``basic_publish``; the message is then
+            no part of the batch.
+        :raises UnconfirmedError: where the connection or the channel has ended.
+        :raises RuntimeError: where the batch is closed or discarded.
+        """
+        confirm_timeout = confirm_timeout or timeout
+        options = ((mandatory, immediate), timeout, confirm_timeout)
+        entry = _Entry(message, exchange or "", routing_key or "", options, tag)
+        with self._lock:
+            self._check()
+            self._is_timed = self._is_timed or confirm_timeout is not None
+            asked = getattr(self.channel, "asked", None)
+            if asked is not None and (headers := asked(message)):
+                now = time.time_ns() // 1000
+                # Where zero is asked for, the message is due, and loses its header all the same.
+                entry.due = due_time(headers, now) or 0
+                # What is wrong with it is to be raised here, not when it is sent.
+                self._pack(entry, now)
+            self._buffer.append(entry)
+            # A callback that publishes while the batch waits must not make it wait in itself.
+            if len(self._buffer) >= self._at_once and not self._busy:
+                self._send_all()
+            self._report()
+
+    def flush(self) -> None:
+        """Send what is buffered, and wait for all confirms.
+
+        Deliveries and other events of the connection are handled meanwhile.
+
+        :raises UnconfirmedError: where a message since the last flush was nacked or returned, and
+            there is no ``on_outcome`` to tell; or where the connection or the channel has ended.
+        """
+        with self._lock:
+            self._check()
+            # What a callback publishes meanwhile is flushed, too.
+            while self._buffer or self._sent:
+                self._send_all()
+                self._wait()
+            self._note()
+            self._report()
+            self._complain()
+
+    def discard(self) -> None:
+        """Forget what is buffered. What was sent cannot be called back."""
+        with self._lock:
+            self._over = self._over or "discarded"
+            while self._buffer:
+                self._settle(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
+            self._report()
+            self._unconfirmed.clear()
+
+    def close(self) -> None:
+        """Close the batch's own channel.
+
+        :raises UnconfirmedError: where messages were neither flushed nor discarded.
+        """
+        with self._lock:
+            discarded, self._over = self._over == "discarded", "closed"
+            own, self._own = self._own, None
+            if own is not None:
+                self._note()
+                self._close(own)
+            self._settle_rest("it was not flushed", "the batch was closed before its confirm came")
+            self._report()
+            if discarded:
+                self._unconfirmed.clear()
+            self._complain()
+
+    def __enter__(self) -> PublishBatch:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        try:
+            if exc_type is None:
+                self.flush()
+        finally:
+            self.discard()
+            self.close()
+
+    # -- sending and waiting -------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        busy, self._busy = self._busy, True
+        try:
+            while self._buffer:
+                self._fail_if_lost()
+                room = min(self._at_once, len(self._buffer))
+                # These may run callbacks, which may do what they like with the batch.
+                self._wait(self.max_size - room)
+                self._make_ready(room)
+                if self._buffer and not self._is_lost():
+                    self._write(self._gather(room))
+                self._note()
+        finally:
+            self._busy = busy
+
+    def _make_ready(self, room: int) -> None:
+        """Open the channel, and write the delays anew that are shorter by now."""
+        try:
+            if self._buffer:
+                self._open()
+            # Twice: with a declaration it may take long, and then others are shorter, too. No more
+            # than that: where each takes long, there is no end of it.
+            for _ in range(2):
+                now = time.time_ns() // 1000
+                for entry in [each for each in islice(self._buffer, room) if each.until <= now]:
+                    self._pack_again(entry)
+        except BaseException as exc:
+            if self._is_lost():
+                self._fail(exc)
+            # It is of a callback, and the batch can go on.
+            raise
+
+    def _pack_again(self, entry: _Entry) -> None:
+        try:
+            self._pack(entry, time.time_ns() // 1000)
+        except (DelayError, AddressError, TopologyError) as exc:
+            if entry in self._buffer:
+                self._buffer.remove(entry)
+                self._settle(entry, DISCARDED, 0, str(exc))
+
+    def _pack(self, entry: _Entry, now: int) -> None:
+        """Write its delay."""
+        due = entry.due or 0
+        packed = self.channel.delayed(
+            entry.message.properties, due, now, entry.exchange, entry.routing_key
+        )
+        ticks = max(-((now - due) // self._tick), 0)
+        # A callback may have flushed it meanwhile.
+        if not entry.sent:
+            entry.packed = packed
+            entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
+
+    def _gather(self, room: int) -> list[_Entry]:
+        """Gather the messages to be written at once: as long as they are not too large for that."""
+        gathered, unwritable = [], []
+        try:
+            for entry in islice(self._buffer, room):
+                mandatory, _ = flags = entry.options[0]
+                body, written = entry.message.body, entry.written
+                try:
+                    mark = _mark(body, *written) if mandatory else None
+                    hash(mark)
+                    self._messages.add(body, *written, flags)
+                except UNWRITABLE as exc:
+                    unwritable.append((entry, f"it cannot be written: {exc}"))
+                    continue
+                entry.mark = mark
+                gathered.append(entry)
+                if self._messages.size >= _AT_ONCE_BYTES:
+                    break
+        except BaseException:
+            self._messages.clear()
+            raise
+        for entry, reason in unwritable:
+            self._buffer.remove(entry)
+            self._settle(entry, DISCARDED, 0, reason)
+        return gathered
+
+    def _write(self, gathered: list[_Entry]) -> None:
+        """Write what is gathered, the first of the buffer, to the broker."""
+        if not gathered:
+            return
+        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        try:
+            for entry in gathered:
+                self._number += 1
+                self._sent[self._number] = self._buffer.popleft()
+                entry.sent = True
+                if entry.mark is not None:
+                    self._marks.setdefault(entry.mark, deque()).append(entry)
+            with self._time_to_write(min(limits)) if limits else nullcontext():
+                self._messages.send()
+        except BaseException as exc:
+            # Whether all of it was written, or half of it, nobody knows: a torn stream.
+            self._connection.collect()
+            if isinstance(exc, (OSError, amqp.AMQPError)):
+                self._fail(exc)
+            # A time limit, or an interrupt: it is for whoever set it.
+            self._end(exc)
+            raise
+        self._to_note.extend(each for each in gathered if each.due is not None)
+
+    def _note(self) -> None:
+        """Tell the journal of what was sent; that may run a callback, too."""
+        while self._to_note:
+            entry = self._to_note.popleft()
+            if self._declarer is not None and self._declarer.journal is not None:
+                self._declarer.journal.scheduled(*entry.written)
+
+    def _time_to_write(self, seconds: float) -> Any:
+        return self._connection.transport.having_timeout(seconds)
+
+    def _wait(self, most: int = 0) -> None:
+        """Wait until the broker has answered to all that was sent, but for ``most`` of them."""
+        if len(self._sent) <= most:
+            return
+        patience = self._patience()
+        end = None if patience is None else time.monotonic() + patience
+        busy, self._busy = self._busy, True
+        try:
+            while len(self._sent) > most:
+                self._fail_if_lost()
+                left = None if end is None else max(end - time.monotonic(), 0.001)
+                try:
+                    self._connection.drain_events(timeout=left)
+                except TimeoutError as exc:
+                    if end is not None and time.monotonic() < end:
+                        # A callback's own.
+                        raise
+                    limit = f"{patience} s" if patience else "the connection's read timeout"
+                    self._fail(exc, f"no confirm came within {limit}")
+                except Exception as exc:
+                    # Or else it is of a callback of the user's, and the batch goes on.
+                    if self._is_lost():
+                        self._fail(exc)
+                    raise
+        finally:
+            self._busy = busy
+
+    def _open(self) -> None:
+        if self._own is None:
+            own = _ConfirmChannel(self._connection, auto_decode=False)
+            messages = Messages(self._connection, own.channel_id)
+            own.open()
+            own.confirm_select()
+            own.on_ack = self._on_ack
+            own.events["basic_nack"].add(self._on_nack)
+            own.events["basic_return"].add(self._on_return)
+            if self._own is None and not self._over:
+                self._own, self._messages = own, messages
+            else:
+                # A callback was faster, or has no more need of it.
+                own.close()
+
+    def _close(self, own: _ConfirmChannel) -> None:
+        """Close the channel; wait for that only where the broker may still answer in time."""
+        if own.connection is None or not self._connection.connected:
+            return
+        limit = self._patience() if self._failed is None else _LAST_WORD
+        own.is_closing = True
+        try:
+            with self._time_to_write(limit) if limit else nullcontext():
+                own.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+        except OSError:
+            # Perhaps half of it is written.
+            self._connection.collect()
+            return
+        if self._failed is None:
+            # Whatever is wrong with the connection, there is nothing left to close.
+            with suppress(OSError, amqp.AMQPError):
+                own.wait(spec.Channel.CloseOk, timeout=limit)
+
+    def _patience(self) -> float | None:
+        """How long to wait for the confirms that are outstanding, in seconds."""
+        if not self._is_timed:
+            return None
+        return min(
+            (each.options[2] for each in self._sent.values() if each.options[2]), default=None
+        )
+
+    def _is_lost(self) -> bool:
+        gone = self._own is not None and self._own.connection is None
+        return gone or not self._connection.connected
+
+    def _fail_if_lost(self) -> None:
+        if self._is_lost():
+            refusal = self._own and self._own.refusal
+            self._fail(refusal or RecoverableConnectionError("it was closed"))
+
+    def _check(self) -> None:
+        if self._over:
+            raise RuntimeError(f"the publish batch is {self._over}; make a new one")
+        if self._failed is not None:
+            raise UnconfirmedError(
+                "the publish batch cannot be used after a failure; make a new one"
+            ) from self._failed
+
+    def _fail(self, cause: BaseException, reason: str = "") -> None:
+        """End the batch, and tell of all that was not confirmed."""
+        failed = self._end(cause, reason)
+        failed, self._unconfirmed = self._unconfirmed or failed, []
+        raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
+
+    def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Entry, Outcome]]:
+        """End the batch: nobody will ever know what became of what was sent."""
+        self._failed = cause
+        reason = reason or str(cause) or type(cause).__name__
+        self._settle_rest(f"it was not sent: {reason}", reason)
+        failed = [each for each in self._settled if each[1].state != CONFIRMED]
+        self._report()
+        return failed
+
+    # -- outcomes ------------------------------------------------------------------------------
+
+    def _on_ack(self, number: int, multiple: bool) -> None:
+        for entry in self._answered(number, multiple):
+            returned = entry.returned
+            if returned is None:
+                self._settle(entry, CONFIRMED)
+            else:
+                self._settle(entry, RETURNED, returned.reply_code, returned.reply_text)
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        for entry in self._answered(number, multiple):
+            self._settle(entry, NACKED, 0, "the broker refused it")
+
+    def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
+        """Find the message that came back; its ack comes after it."""
+        mark = _mark(message.body, message.properties, exchange, routing_key)
+        waiting = self._marks.get(mark)
+        if not waiting:
+            raise exc
+        # Twins without ids differ in their headers, by which an exchange may have told them apart.
+        headers = message.properties.get("application_headers")
+        entry = next((each for each in waiting if each.headers == headers), waiting[0])
+        waiting.remove(entry)
+        if not waiting:
+            del self._marks[mark]
+        entry.returned = exc
+        # Whom the user has asked to see what returns on the channel is to see this, too.
+        for handler in list(self.channel.events.get("basic_return") or ()):
+            handler(exc, exchange, routing_key, message)
+
+    def _answered(self, number: int, multiple: bool) -> list[_Entry]:
+        sent = self._sent
+        if not multiple:
+            return [sent.pop(number)] if number in sent else []
+        answered = []
+        for each in list(sent):
+            if each > number:
+                break
+            answered.append(sent.pop(each))
+        return answered
+
+    def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
+        self._unmark(entry)
+        if state == CONFIRMED and self._on_outcome is None:
+            # Nobody asks.
+            return
+        self._settled.append((entry, Outcome(entry.tag, state, code, text)))
+
+    def _unmark(self, entry: _Entry) -> None:
+        # What was returned has been found by its mark, and is no longer looked for.
+        if entry.mark is None or entry.returned is not None:
+            return
+        waiting = self._marks.get(entry.mark)
+        if waiting and entry in waiting:
+            waiting.remove(entry)
+            if not waiting:
+                del self._marks[entry.mark]
+
+    def _settle_rest(self, buffered: str, sent: str) -> None:
+        for entry in self._sent.values():
+            self._settle(entry, UNKNOWN, 0, sent)
+        self._sent.clear()
+        while self._buffer:
+            self._settle(self._buffer.popleft(), DISCARDED, 0, buffered)
+
+    def _report(self) -> None:
+        while self._settled:
+            entry, outcome = self._settled.popleft()
+            if self._on_outcome is not None:
+                self._on_outcome(outcome)
+            elif outcome.state != CONFIRMED and not (
+                # Then it has been told already.
+                outcome.state == RETURNED and self.channel.events.get("basic_return")
+            ):
+                self._unconfirmed.append((entry, outcome))
+
+    def _complain(self) -> None:
+        failed, self._unconfirmed = self._unconfirmed, []
+        if failed:
+            raise UnconfirmedError(_complaint(failed), _outcomes(failed))
+
+
+class _ConfirmChannel(amqp.Channel):
+    """A channel that, where the broker closes it, stays closed and raises in nobody's code."""
+
+    # An answer that crosses our close is an answer all the same.
+    _ALLOWED_METHODS_WHEN_CLOSING = (
+        *amqp.Channel._ALLOWED_METHODS_WHEN_CLOSING,  # noqa: SLF001 - it has no other name
+        spec.Basic.Ack,
+        spec.Basic.Nack,
+        spec.Basic.Return,
+    )
+    on_ack: Callable[[int, bool], object]
+    #: Why the broker closed it.
+    refusal: BaseException | None = None
+
+    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
+        """Take an ack by the shortest way: there may be as many as messages."""
+        if method_sig != spec.Basic.Ack:
+            return super().dispatch_method(method_sig, payload, content)
+        number, bits = _ACK.unpack_from(payload)
+        return self.on_ack(number, bool(bits & 1))
+
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        self.send_method(spec.Channel.CloseOk)
+        self.refusal = error_for_code(
+            reply_code, reply_text, (class_id, method_id), amqp.ChannelError
+        )
+        declarer = getattr(self.connection, "binary_delay", None)
+        if reply_code == NotFound.code and declarer and declarer.topology.is_named_in(reply_text):
+            # It is declared again for the next delayed message.
+            declarer.forget()
+        self.collect()
+
+
+def _alive(channel: Any) -> Any:
+    if channel.connection is None:
+        raise RecoverableConnectionError("the channel is closed")
+    return channel.connection
+
+
+def _mark(
+    body: Any, properties: dict[str, Any], exchange: str, routing_key: str
+) -> tuple[object, ...]:
+    if isinstance(body, str):
+        # One that is empty comes back as such, whatever its encoding.
+        body = body and body.encode(properties.get("content_encoding") or "utf-8")
+    names = (properties.get("message_id"), properties.get("correlation_id"))
+    return (exchange, routing_key, bytes(body or b""), *names)
+
+
+def _outcomes(failed: list[tuple[_Entry, Outcome]]) -> tuple[Outcome, ...]:
+    return tuple(outcome for _, outcome in failed)
+
+
+def _complaint(failed: list[tuple[_Entry, Outcome]]) -> str:
+    named = [
+        f"{entry.name} {outcome.state}" + (f" ({outcome.reply_text})" if outcome.reply_text else "")
+        for entry, outcome in failed[:3]
+    ]
+    if len(failed) > len(named):
+        named.append(f"and {len(failed) - len(named)} more")
+    return f"{len(failed)} messages of the batch were not confirmed: {', '.join(named)}"

@@ -1,0 +1,113 @@
+"""What every verb has: ``--json``, one way to say what went wrong, and an exit code for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, cast
+
+import amqp
+import click
+from kombu.exceptions import OperationalError
+
+from kombu_binary_delay.admin import RefusedError, UnreachableError
+from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+
+from .connect import Target
+
+OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
+
+
+@dataclasses.dataclass
+class Out:
+    """Where a verb prints: a value as JSON, or what is drawn of it."""
+
+    as_json: bool
+
+    def show(self, value: Any, drawn_by: str, *, dry: bool = False, **more: Any) -> None:
+        """Print a value.
+
+        :param drawn_by: the function of :mod:`~kombu_binary_delay.cli.output` that draws it.
+        :param dry: whether nothing was done.
+        :param more: goes into the JSON only.
+        """
+        if self.as_json:
+            more = {**more, "dry_run": True} if dry else more
+            click.echo(json.dumps({**dataclasses.asdict(value), **more}, default=str))
+            return
+        # Rich comes with the extra `cli`: without it, the JSON is still to be had.
+        from . import output  # noqa: PLC0415 - see above
+
+        drawn = getattr(output, drawn_by)(value)
+        output.console().print(output.dry(drawn) if dry else drawn)
+
+    def say(self, text: str) -> None:
+        """Tell what goes on, beside the result."""
+        click.echo(text, err=True)
+
+
+def verb(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
+    """Give a verb its broker, its output and its exit code.
+
+    :param drawn: whether it shows something by :meth:`Out.show`.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @click.pass_context
+    @wraps(function)
+    def run(context: click.Context, /, as_json: bool, **given: Any) -> None:
+        out = Out(as_json)
+        try:
+            if drawn and not as_json:
+                _need_rich()
+            code = function(context.find_object(Target), out, **given) or OK
+        except click.ClickException as exc:
+            if not as_json:
+                raise
+            code = _fail(out, exc.exit_code, exc.format_message())
+        except BinaryDelayError as exc:
+            code = _fail(out, _code(exc), exc)
+        except (amqp.AMQPError, OperationalError, OSError) as exc:
+            code = _fail(out, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
+        sys.exit(code)
+
+    return cast("Callable[..., None]", run)
+
+
+def _need_rich() -> None:
+    """Find out before anything is done whether what was done can be shown."""
+    try:
+        from . import output  # noqa: F401, PLC0415 - it comes with the extra `cli`
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "rich":
+            raise
+        raise click.UsageError(
+            "this needs Rich: pip install 'kombu-binary-delay[cli]'; or give --json"
+        ) from exc
+
+
+def _code(exc: BinaryDelayError) -> int:
+    if isinstance(exc, RefusedError):
+        return REFUSED
+    return UNREACHABLE if isinstance(exc, (UnreachableError, UnconfirmedError)) else USAGE
+
+
+def _fail(out: Out, code: int, reason: object) -> int:
+    if out.as_json:
+        click.echo(json.dumps({"error": str(reason)}))
+    else:
+        click.secho(f"{reason}", err=True, fg="red")
+    return code
+
+
+dry_run = click.option(
+    "--dry-run", is_flag=True, help="Only tell what would be done, and change nothing."
+)
+ladder = click.option(
+    "--ladder",
+    metavar="NAME",
+    help="Another ladder than that of the settings, by its name, such as 250ms-2x30 or celery.",
+)

@@ -1,0 +1,250 @@
+"""Where a verb works, and with which settings: from a Celery app, options or the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import click
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
+from kombu.utils.url import parse_url
+
+from kombu_binary_delay.admin import Management
+from kombu_binary_delay.admin.create import standing
+from kombu_binary_delay.compat.urls import is_amqp, stock
+from kombu_binary_delay.errors import SettingsError
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.topology import Part, Topology
+from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
+from kombu_binary_delay.settings import KEY, Settings
+
+DEFAULT_URL = "amqp://guest:guest@localhost//"
+_OF_A_LADDER = (
+    "tick",
+    "levels",
+    "radix",
+    "layout",
+    "queue_type",
+    "foreign_ladder",
+    "namespace",
+    "lanes",
+)
+
+
+@dataclass
+class Target:
+    """What the options of the group, before the verb, have said."""
+
+    url: str = DEFAULT_URL
+    ssl: Any = None
+    login_method: str | None = None
+    management_url: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, app: Any, url: str | None, management_url: str | None, given: Mapping[str, Any]
+    ) -> Target:
+        """Take what a Celery app says, and what options say instead.
+
+        :raises click.UsageError: for a broker or settings that cannot be.
+        """
+        ssl = login_method = None
+        if app is not None:
+            given = {**_settings_of(app), **given}
+            if url is None:
+                url = app.conf.broker_write_url or app.conf.broker_url
+                ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
+                login_method = app.conf.broker_login_method
+        if isinstance(url, (list, tuple)):
+            url = ";".join(url)
+        url = url or DEFAULT_URL
+        for each in url.split(";"):
+            _check(each)
+        url, said = stock(url)
+        # As our transport has it: what the URL says of TLS counts over the app.
+        return cls(url, said or ssl, login_method, management_url, given)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, as the transport would read them."""
+        return Settings.from_transport_options({KEY: self.given})
+
+    def plain(self) -> Any:
+        """Connect by Kombu's own transport."""
+        return self._connect()
+
+    def delaying(self) -> Any:
+        """Connect by ours."""
+        return self._connect(
+            transport="kombu_binary_delay:Transport", transport_options={KEY: dict(self.given)}
+        )
+
+    def _connect(self, **options: Any) -> Any:
+        return Connection(
+            self.url,
+            ssl=self.ssl or False,
+            login_method=self.login_method,
+            connect_timeout=10,
+            **options,
+        )
+
+    def lanes(
+        self, connection: Any = None, ladder: str | None = None, *, ahead: bool = False
+    ) -> list[Topology]:
+        """Compute the topologies of the ladders that are used side by side; most often one.
+
+        :param ahead: whether to tell the one for urgent messages even if it does not stand yet.
+        """
+        topology = self.topology(connection, ladder)
+        lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
+        if connection is None or not topology.mirrors or topology.lane or topology.urgent:
+            return lanes
+        urgent = topology.for_urgent()
+        needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
+        # It may be left from before an upgrade.
+        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
+            lanes.append(urgent)
+        return lanes
+
+    def part(self, lanes: Sequence[Topology]) -> Part:
+        """Put the whole of ladders that lead to one delivery side together."""
+        wholes = [self._whole(each) for each in lanes]
+        return Part(
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
+            tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
+        )
+
+    def _whole(self, topology: Topology) -> Part:
+        if not (self.settings.queue_per_delay and topology.mirrors):
+            return topology.whole
+        levels = range(topology.ladder.levels)
+        enter = tuple(each for level in levels for each in topology.own_enter(level))
+        return topology.whole + topology.own_base + Part(bindings=enter)
+
+    def on(self, topology: Topology) -> Target:
+        """Take a ladder of our own in place of that of the settings."""
+        if topology.lane:
+            raise click.BadParameter(
+                f"{topology.prefix} is one of several lanes, among which a message finds its own; "
+                f"to fill them, say how many there are with --lanes, and do not name one"
+            )
+        if [topology] == self.settings.topology().lanes(self.settings.lanes):
+            return self
+        given = {
+            **{name: value for name, value in self.given.items() if name not in _OF_A_LADDER},
+            "tick": topology.ladder.tick,
+            "radix": topology.ladder.radices,
+            "layout": topology.layout,
+            "queue_type": topology.queue_type,
+            "namespace": topology.namespace,
+        }
+        return replace(self, given=given)
+
+    def management(self, connection: Any) -> Management:
+        """Find the management API of a connection's broker."""
+        return Management.of(connection, self.management_url)
+
+    def topology(self, connection: Any = None, ladder: str | None = None) -> Topology:
+        """Compute the topology, of a ladder by its name, or else of the settings.
+
+        :param connection: where the broker's version decides the type of queues.
+        """
+        if ladder is None:
+            can_quorum = connection is None or is_since(
+                connection.connection.server_properties, QUORUM_SINCE
+            )
+            return self.settings.topology(can_quorum=can_quorum)
+        if ladder in FOREIGN_LADDERS:
+            return FOREIGN_LADDERS[ladder]
+        for name in (ladder, f"{self.settings.namespace}.v1-{ladder}"):
+            found = Topology.of(f"{name}.")
+            if found is not None and found.prefix == name:
+                return found
+        raise click.BadParameter(
+            f"{ladder!r} is no ladder's name, such as '125ms-2x31', 'kbd.v1-125ms-2x31-classic', "
+            f"or {', '.join(map(repr, FOREIGN_LADDERS))}"
+        )
+
+
+def _settings_of(app: Any) -> Mapping[str, Any]:
+    options = app.conf.broker_transport_options or {}
+    if isinstance(given := options.get(KEY) or {}, Mapping):
+        return given
+    try:
+        Settings.from_transport_options(options)
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from exc
+    return {}
+
+
+def _is_over_tls(transport: Any) -> bool:
+    """Whether a transport that stands beside the URL is one over TLS, whatever the URL says."""
+    if not transport:
+        return False
+    try:
+        return issubclass(resolve_transport(transport), pyamqp.SSLTransport)
+    except (KeyError, ImportError, AttributeError) as exc:
+        raise click.UsageError(f"the transport {transport!r} cannot be loaded: {exc}") from exc
+
+
+def _check(url: str) -> None:
+    """Check the URL of a broker; its words are secret."""
+    scheme, has_scheme, _ = url.partition("://")
+    if not has_scheme:
+        return
+    # What is callable was registered with our own mixins.
+    if not is_amqp(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
+        raise click.UsageError(
+            "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
+        )
+    try:
+        parse_url(url)
+    except (ValueError, KeyError) as exc:
+        # Not what it says: that has a part of the password.
+        raise click.UsageError(
+            "the URL of the broker cannot be read; write what is special in its user, password "
+            "and virtual host percent-encoded, such as %2F for a slash"
+        ) from (exc if "@" not in url else None)
+
+
+def options() -> list[click.Option]:
+    """Make an option for each setting of the transport, as its own documentation says it."""
+    meanings = dict(
+        re.findall(r":param (\w+):((?:(?!\n\s*:).)*)", Settings.__doc__ or "", re.DOTALL)
+    )
+    made = []
+    for each in fields(Settings):
+        if each.name == "protocol_1":
+            continue
+        words = re.sub(r":\w+:`~?([^`]*)`|``", r"\1", " ".join(meanings[each.name].split()))
+        switch = isinstance(each.default, bool)
+        name = each.name.replace("_", "-")
+        made.append(
+            click.Option(
+                [f"--{name}/--no-{name}" if switch else f"--{name}", each.name],
+                default=None,
+                callback=_read,
+                envvar=f"BINARY_DELAY_{each.name.upper()}",
+                metavar=None if switch else each.name.upper(),
+                help=words[0].upper() + words[1:],
+                is_eager=True,
+            )
+        )
+    return made
+
+
+def _read(_: click.Context, option: click.Parameter, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if option.name in ("tick", "levels", "radix", "lanes"):
+        try:
+            numbers = [int(each) for each in value.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a whole number") from None
+        return numbers if len(numbers) > 1 else numbers[0]
+    return value.split(",") if option.name == "relays" else value

@@ -1,0 +1,1 @@
+"""What Celery and Kombu need beyond a transport."""

@@ -1,0 +1,1 @@
+"""Pure values: ladder, address, topology, delay, envelope, foreign ladders, simulation."""

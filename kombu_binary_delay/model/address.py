@@ -1,0 +1,193 @@
+"""Digits and a destination, to and from one routing key. Pure.
+
+An address is ``d.d...d.@.<exchange>.<routing key>``: one word per digit, the *lowest first*; the
+word ``@``; the exchange as exactly one word, an empty one for the default exchange; then the words
+of the original routing key. A delay of ten seconds in ticks of one, to the queue ``orders``, is
+``0.1.0.1.@..orders``.
+
+Lowest first, since then each level finds its digit at a fixed place and leading zeros need not be
+written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap hops. The ``@``
+stands nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
+number of digits: everything behind the levels is the same for every ladder.
+
+A queue that may refuse messages is reached by a relay, see :mod:`.topology`.
+For those on the default exchange the address says so, with the word ``@!`` in place of ``@``: so a
+publisher that uses the relay and one that does not never reach the queue twice.
+
+A word that a binding would read as a wildcard or as one of these marks is escaped with ``%`` and
+two hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``.
+Word by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where
+the pattern, escaped alike, matches the original.
+
+AMQP allows 255 bytes for an exchange and again for a key, an address has 255 for both. What does
+not fit is replaced by ``!`` and a digest; then the destination travels beside the address, in a
+header. A topic key must stay readable to wildcards, so there a key that does not fit is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import blake2b
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from kombu_binary_delay.errors import AddressError
+
+from .ladder import MAX_DIGITS, MAX_KEY
+
+MARK = "@"
+#: The mark of an address that leads to a queue through its relay.
+RELAY_MARK = "@!"
+#: The bytes of a routing key that are left to the destination, the mark included.
+ROOM = MAX_KEY - MAX_DIGITS
+
+_ADDRESS = re.compile(r"((?:[0-9]+\.)*)(@!?)\.([^.]*)(?:\.(.*))?", re.DOTALL)
+_DIGEST = re.compile(r"![0-9a-f]{40}")
+#: A longer exchange word becomes a digest, so that there is always room for a key's digest.
+_MAX_EXCHANGE_WORD = 64
+
+
+class Destination(NamedTuple):
+    """What the publisher asked for: an exchange (``""`` is the default one) and a routing key."""
+
+    exchange: str
+    routing_key: str
+
+
+def format_address(
+    digits: tuple[int, ...],
+    destination: Destination,
+    *,
+    topic: bool = False,
+    relay: bool = False,
+) -> str:
+    """Write digits, highest first and without leading zeros, and a destination as a routing key.
+
+    :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
+    :param relay: whether it leads to a queue, on the default exchange, through its relay.
+    :raises AddressError: where a topic key does not fit.
+    """
+    return _spell(digits) + route(destination, topic, relay)
+
+
+def parse_address(
+    key: str, carried: Destination | None = None
+) -> tuple[tuple[int, ...], Destination]:
+    """Read digits and destination back from a routing key: the inverse of :func:`format_address`.
+
+    :param carried: the destination that travelled beside the address, needed where a digest stands
+        in it, ignored elsewhere.
+    :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
+    """
+    match = _ADDRESS.fullmatch(key)
+    if match is None:
+        raise AddressError(f"{key!r} is not an address of a ladder")
+    prefix, mark, word, words = match.groups()
+    digits = tuple(int(digit) for digit in reversed(prefix.split(".")[:-1]))
+    exchange = _read_exchange(word, carried)
+    routing_key = _read_key(words, carried)
+    if (
+        prefix != _spell(digits)
+        or digits[:1] == (0,)
+        or exchange_word(exchange) != word
+        or (exchange and mark != MARK)
+    ):
+        raise AddressError(f"{key!r} is not spelled as an address is")
+    return digits, Destination(exchange, routing_key)
+
+
+def has_digest(key: str) -> bool:
+    """Whether an address may hold a digest, so that its destination must travel beside it."""
+    return ".!" in key
+
+
+# As those of the ladder, delays repeat.
+@lru_cache(maxsize=4096)
+def _spell(digits: tuple[int, ...]) -> str:
+    return "".join(f"{digit}." for digit in reversed(digits))
+
+
+@lru_cache(maxsize=1024)
+def route(
+    destination: Destination,
+    topic: bool = False,  # noqa: FBT001, FBT002 - the cache takes twice as long for what is named
+    relay: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """Write what follows the digits of an address: the mark, the exchange and the key.
+
+    :raises AddressError: where a topic key does not fit.
+    """
+    exchange = f"{RELAY_MARK if relay else MARK}.{exchange_word(destination.exchange)}"
+    text = exchange + key_words(destination.routing_key)
+    if _length(text) <= ROOM:
+        return text
+    if topic:
+        given, left = (length - _length(exchange) - 1 for length in (_length(text), ROOM))
+        raise AddressError(
+            f"the routing key {destination.routing_key!r} takes {given} bytes, a delayed message "
+            f"to the exchange {destination.exchange!r} has {left} left for it; use a shorter key, "
+            f"or declare the exchange on this connection if it is not a topic exchange"
+        )
+    return f"{exchange}.{digest(destination.routing_key)}"
+
+
+def exchange_word(exchange: str) -> str:
+    """Write an exchange's name as one word."""
+    word = _escape(exchange).replace(".", "%2E")
+    return word if _length(word) <= _MAX_EXCHANGE_WORD else digest(exchange)
+
+
+def key_words(routing_key: str) -> str:
+    """Write the words of a literal routing key, each with a dot before it."""
+    # To RabbitMQ, an empty key has no words.
+    if not routing_key:
+        return ""
+    return "".join("." + _escape(word) for word in routing_key.split("."))
+
+
+def pattern_words(binding_key: str) -> str:
+    """Write the words of a topic binding key, wildcards kept, each with a dot before it."""
+    if not binding_key:
+        return ""
+    words = binding_key.split(".")
+    return "".join("." + (word if word in ("*", "#") else _escape(word)) for word in words)
+
+
+def digest(name: str) -> str:
+    """Write a name of any length as one word of 41 bytes."""
+    return "!" + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+def _escape(word: str) -> str:
+    word = word.replace("%", "%25")
+    if word in ("*", "#", MARK, RELAY_MARK) or word.startswith("!"):
+        return f"%{ord(word[0]):02X}{word[1:]}"
+    return word
+
+
+def _length(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _read_exchange(word: str, carried: Destination | None) -> str:
+    if _DIGEST.fullmatch(word):
+        return _carried(word, None if carried is None else carried.exchange)
+    return unquote(word)
+
+
+def _read_key(words: str | None, carried: Destination | None) -> str:
+    if words is None:
+        return ""
+    if _DIGEST.fullmatch(words):
+        return _carried(words, None if carried is None else carried.routing_key)
+    key = unquote(words)
+    if key_words(key) != f".{words}":
+        raise AddressError(f"{words!r} is not spelled as the routing key in an address is")
+    return key
+
+
+def _carried(word: str, name: str | None) -> str:
+    if name is None or digest(name) != word:
+        raise AddressError(f"the name behind the digest {word!r} does not travel beside it")
+    return name

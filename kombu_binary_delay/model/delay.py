@@ -1,0 +1,127 @@
+"""The ways to ask for a delay: what a message's headers say about when it is due. Pure.
+
+* ``x-delay``: milliseconds from now, as the delayed-message plugin had it.
+* ``eta``: an ISO 8601 time, in a message of Celery's task protocol 2 (one with a ``task`` header);
+  that is where ``countdown``, ``eta``, retries, beat and canvas all end up.
+
+A message of Celery's task protocol 1 has its ``eta`` in the body, where :func:`headers_of_body`
+finds it for those who ask for that.
+
+An exchange of the plugin's type asks for no delay, but says that its messages may.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from kombu_binary_delay.errors import DelayError
+
+X_DELAY = "x-delay"
+ETA = "eta"
+TASK = "task"
+#: The exchange type of the delayed-message plugin, and its argument for the type to route like.
+PLUGIN_TYPE = "x-delayed-message"
+PLUGIN_ARGUMENT = "x-delayed-type"
+
+#: A delay in milliseconds that is longer than any ladder.
+_TOO_LONG = 10**19
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def due_time(headers: Mapping[str, Any], now: int) -> int | None:
+    """Tell when a message is due, in microseconds since the epoch; None where no delay is asked.
+
+    Microseconds, as ``eta`` has them: rounded to milliseconds, a countdown of eight seconds that
+    is published at once would be a little longer than eight, and wait a tick more.
+    Where both headers ask, the later time counts, so that neither is broken.
+
+    :param now: the publisher's clock, in microseconds since the epoch.
+    :raises DelayError: where a header asks for a delay that cannot be read, or for a negative one.
+        A negative ``x-delay`` is an error, an ``eta`` in the past is not: time may have passed
+        between the asking and the publish, so such a message is simply due.
+    """
+    due = None
+    if headers.get(ETA) is not None and TASK in headers:
+        due = _epoch_microseconds(headers[ETA])
+    if X_DELAY in headers:
+        delay = _microseconds(headers[X_DELAY])
+        if delay > 0:
+            due = now + delay if due is None else max(due, now + delay)
+    return due
+
+
+def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
+    """Read out of a JSON body of task protocol 1 what protocol 2 has in headers: task and eta."""
+    if properties.get("content_type") != "application/json":
+        return {}
+    try:
+        task = json.loads(body)
+    except ValueError:
+        return {}
+    return {name: task[name] for name in (TASK, ETA) if name in task} if _is_task(task) else {}
+
+
+def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Tell the type and arguments of the plain exchange that a plugin's exchange becomes.
+
+    :raises DelayError: where ``x-delayed-type`` is missing, or is the plugin's own type.
+    """
+    rest = dict(arguments or {})
+    routes_like = rest.pop(PLUGIN_ARGUMENT, None)
+    if not isinstance(routes_like, str) or routes_like in ("", PLUGIN_TYPE):
+        raise DelayError(
+            f"an exchange of type {PLUGIN_TYPE!r} needs the argument {PLUGIN_ARGUMENT!r} to be the "
+            f"type that it routes like, such as 'direct' or 'topic', got {routes_like!r}"
+        )
+    return routes_like, rest
+
+
+def _is_task(body: object) -> bool:
+    return isinstance(body, dict) and {"id", TASK, "args", "kwargs"} <= body.keys()
+
+
+def _microseconds(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _TOO_LONG:
+        # Nearly always it is one.
+        return value * 1000
+    wrong = DelayError(
+        f"{X_DELAY} must be a number of milliseconds >= 0, got {value!r}; "
+        f"leave the header out to publish without a delay"
+    )
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        raise wrong
+    try:
+        delay = Decimal(value)
+        if not delay.is_finite() or delay < 0:
+            raise wrong
+        if delay >= _TOO_LONG:
+            raise DelayError(f"{X_DELAY} of {value!r} ms is longer than any ladder; use less")
+        return math.ceil(delay * 1000)
+    except InvalidOperation:
+        raise wrong from None
+
+
+def _epoch_microseconds(eta: object) -> int:
+    time = eta if isinstance(eta, datetime) else _parse(eta)
+    if time.tzinfo is None:
+        # A Celery worker reads a naive eta as UTC (Request.eta), whatever the timezone setting.
+        time = time.replace(tzinfo=timezone.utc)
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def _parse(eta: object) -> datetime:
+    if isinstance(eta, str):
+        try:
+            # Python 3.10 does not read the Z that ISO 8601 allows.
+            return datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith("Z") else eta)
+        except ValueError:
+            pass
+    raise DelayError(
+        f"{ETA} must be an ISO 8601 time such as '2030-01-31T12:00:00+00:00', got {eta!r}"
+    )

@@ -1,0 +1,199 @@
+"""The ladders that ours descends from, as they stand on the wire. Pure.
+
+NServiceBus and Celery each keep delays in 28 binary levels of whole seconds, with names, arguments
+and keys of their own. As a :class:`ForeignLadder` such a ladder can be declared, walked, exported
+and read like ours, so that a program can send through it, receive from it, and move what waits.
+
+Its key is 28 digits, the *highest first* and leading zeros written, then the address: the name of a
+queue or, in Celery's case, a routing key. It has no parking queue, does not know exchanges, and
+binds ``#.<address>``, so that a message for ``a.b`` also reaches the address ``b``.
+
+Sources: NServiceBus.Transport.RabbitMQ, ``DelayInfrastructure``, in its versions before and since
+8; Kombu, ``kombu.transport.native_delayed_delivery``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kombu_binary_delay.errors import AddressError
+
+from .address import Destination
+from .ladder import MAX_KEY, Ladder
+from .topology import Arguments, Binding, Exchange, Part, Queue, Topology
+
+#: The longest delay is ``2**28 - 1`` seconds: 8.5 years.
+LEVELS = 28
+_KEY = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ForeignLadder(Topology):
+    """Another system's ladder; its instances are the constants of this module.
+
+    :param namespace: what all its names begin with.
+    :param level: the name of a level's exchange and of its queue, with the level's number.
+    :param arguments: of every level's queue, besides its TTL and dead-letter exchange.
+    :param enters_at_top: whether each message enters at the highest level, whatever its delay.
+    :param seconds_header: see :attr:`delay_header`.
+    """
+
+    ladder: Ladder = field(default_factory=lambda: Ladder.binary(LEVELS, 1000))
+    level: str = ""
+    arguments: Arguments = ()
+    enters_at_top: bool = False
+    seconds_header: str | None = None
+
+    mirrors = False
+
+    @property
+    def delay_header(self) -> str | None:
+        """A header that says the delay in whole seconds, where its own tools read it."""
+        return self.seconds_header
+
+    @cached_property
+    def prefix(self) -> str:
+        """What every name begins with."""
+        return self.namespace
+
+    @cached_property
+    def delivery(self) -> str:
+        """The name of the delivery exchange."""
+        return f"{self.namespace}delivery"
+
+    @property
+    def parking(self) -> str:
+        """The empty name: what finds no destination has no place to wait."""
+        return ""
+
+    def level_name(self, level: int) -> str:
+        """Name a level, exchange and queue alike; -1 is what is below the lowest: delivery."""
+        return self.level.format(level) if level >= 0 else self.delivery
+
+    def owns(self, name: object) -> bool:
+        """Whether an exchange or queue is a part of this ladder."""
+        return isinstance(name, str) and name.startswith(self.namespace)
+
+    def is_named_in(self, text: str) -> bool:
+        """Whether the broker's words are about this ladder."""
+        return f"'{self.namespace}" in text
+
+    @cached_property
+    def base(self) -> Part:
+        """The delivery exchange."""
+        return Part((Exchange(self.delivery),))
+
+    def height(self, digits: tuple[int, ...]) -> int:
+        """Tell the level where a message enters."""
+        return LEVELS - 1 if self.enters_at_top else max(len(digits) - 1, 0)
+
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange where a message enters: a level's."""
+        return self.level_of(digits)
+
+    def needs(self, digits: tuple[int, ...]) -> int:
+        """Tell the highest level that has to stand: all, as its own programs rely on."""
+        del digits
+        return LEVELS - 1
+
+    def address(
+        self,
+        digits: tuple[int, ...],
+        destination: Destination,
+        *,
+        topic: bool = False,
+        relay: bool = False,
+    ) -> str:
+        """Write a delay and a queue's name, or in Celery's case a routing key, as a routing key.
+
+        :raises AddressError: for an exchange, which it cannot say, or an empty or too long name.
+        """
+        del topic, relay
+        # Its own delivery exchange leads by the same names.
+        if destination.exchange not in ("", self.delivery):
+            raise AddressError(
+                f"the ladder {self.namespace}* leads to queues by their names, and does not know "
+                f"the exchange {destination.exchange!r}; publish to the default exchange ''"
+            )
+        name = destination.routing_key
+        room = MAX_KEY - 2 * LEVELS
+        if not 0 < len(name.encode()) <= room:
+            raise AddressError(
+                f"the name {name!r} takes {len(name.encode())} bytes, an address of the ladder "
+                f"{self.namespace}* has 1 to {room} for it; use another name"
+            )
+        zeros = (0,) * (LEVELS - len(digits))
+        return "".join(f"{digit}." for digit in (*zeros, *digits)) + name
+
+    def parse(
+        self, key: str, carried: Destination | None = None
+    ) -> tuple[tuple[int, ...], Destination]:
+        """Read a routing key: the inverse of :meth:`address`.
+
+        :raises AddressError: where ``key`` is none of this ladder.
+        """
+        del carried
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise AddressError(f"{key!r} is not an address of the ladder {self.namespace}*")
+        digits = tuple(map(int, match[1].rstrip(".").split(".")))
+        first = digits.index(1) if 1 in digits else LEVELS
+        return digits[first:], Destination("", match[2])
+
+    def to_queue(self, queue: str) -> Part:
+        """Lead from delivery to a queue, as an endpoint of that system binds itself."""
+        return Part(bindings=(Binding(self.delivery, queue, f"#.{queue}"),))
+
+    def _level(self, level: int) -> Part:
+        name, below = self.level_name(level), self.level_name(level - 1)
+        above = "*." * (LEVELS - 1 - level)
+        ttl = self.ladder.weights[-1 - level]
+        waiting = (*self.arguments, ("x-message-ttl", ttl), ("x-dead-letter-exchange", below))
+        down = Binding(name, below, f"{above}0.#", to_queue=False)
+        return Part(
+            (Exchange(name),), (Queue(name, waiting),), (Binding(name, name, f"{above}1.#"), down)
+        )
+
+
+_AT_LEAST_ONCE = (
+    ("x-queue-type", "quorum"),
+    ("x-dead-letter-strategy", "at-least-once"),
+    ("x-overflow", "reject-publish"),
+)
+_SECONDS = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+
+#: NServiceBus.Transport.RabbitMQ 8 and later.
+NSERVICEBUS = ForeignLadder(
+    namespace="nsb.v2.delay-",
+    level="nsb.v2.delay-level-{:02d}",
+    arguments=_AT_LEAST_ONCE,
+    seconds_header=_SECONDS,
+)
+#: NServiceBus.Transport.RabbitMQ before 8. Its queues ask to be lazy, which RabbitMQ 4.3 refuses.
+NSERVICEBUS_V1 = ForeignLadder(
+    namespace="nsb.delay-",
+    queue_type="classic",
+    level="nsb.delay-level-{:02d}",
+    arguments=(("x-queue-mode", "lazy"),),
+    seconds_header=_SECONDS,
+)
+#: Celery's native delayed delivery, Celery 5.5 and later.
+CELERY = ForeignLadder(
+    namespace="celery_delayed_",
+    level="celery_delayed_{}",
+    arguments=_AT_LEAST_ONCE,
+    enters_at_top=True,
+)
+
+#: By their delivery exchanges, from which a consumer gets what waited on them.
+FOREIGN_BY_DELIVERY: dict[object, ForeignLadder] = {
+    each.delivery: each for each in (NSERVICEBUS, NSERVICEBUS_V1, CELERY)
+}
+#: By the names that users give them.
+FOREIGN_LADDERS = {
+    "nservicebus": NSERVICEBUS,
+    "nservicebus-v1": NSERVICEBUS_V1,
+    "celery": CELERY,
+}

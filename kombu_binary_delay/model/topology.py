@@ -1,0 +1,505 @@
+"""Exchanges, queues and bindings as frozen values, computed from a ladder. Pure.
+
+Declaring, exporting, drawing, verifying and walking are readers of this one table.
+
+The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
+expire after the digit's weight into the exchange of the level below. Before each of these queues
+stands its *entry*, a fanout exchange of the same name: the publisher knows the first digit, and a
+topic exchange would take as long to read it out of the address as to store the message, or longer.
+
+The delivery side, which all ladders of a namespace share, is the delivery exchange and what stands
+behind it: for a destination on the default exchange the queue itself; for any other exchange its
+*mirror*, a topic exchange with the same bindings behind the digits. A headers exchange, which a
+topic exchange cannot imitate, has an *relay* behind its mirror: a queue that expires at once into
+the real exchange. So has a destination queue that may refuse messages: what it refuses waits in its
+own relay, at least once, and not in the levels, where it would hold up all others. Every exchange
+here has the parking queue as its alternate: what finds no way waits there, and never blocks the
+level that it came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from kombu_binary_delay.errors import AddressError, LadderError
+
+from .address import (
+    MARK,
+    RELAY_MARK,
+    Destination,
+    digest,
+    exchange_word,
+    format_address,
+    parse_address,
+    pattern_words,
+    route,
+)
+from .ladder import MAX_DIGITS, MAX_KEY, Ladder
+from .versions import lets_urgent_hold_up
+
+#: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
+VERSION = "v1"
+QUEUE_TYPES = ("quorum", "classic")
+#: How a message gets from one level to the next: past every level between, or straight.
+LAYOUTS = ("chain", "skip")
+#: The exchange types whose bindings a topic exchange can imitate.
+IMITABLE = ("direct", "topic", "fanout")
+#: A quorum queue's dead-letter worker has at most so many messages that nobody has confirmed.
+WORKER_HOLDS = 32
+
+Arguments = tuple[tuple[str, str | int], ...]
+
+_NAME = re.compile(
+    rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
+    r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
+    r"(?:-(?P<classic>classic))?\.",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A durable exchange."""
+
+    name: str
+    type: str = "topic"
+    arguments: Arguments = ()
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A durable queue."""
+
+    name: str
+    arguments: Arguments
+
+
+@dataclass(frozen=True)
+class Binding:
+    """From an exchange to a queue or, where ``to_queue`` is false, to another exchange."""
+
+    source: str
+    destination: str
+    key: str
+    to_queue: bool = True
+    arguments: Arguments = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some exchanges, queues and bindings that belong together, in the order of declaring."""
+
+    exchanges: tuple[Exchange, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """The names of the exchanges by which messages enter, each before a queue of its name."""
+        # The parking queue has such an exchange, too, but it has no alternate.
+        return frozenset(
+            each.name
+            for each in self.exchanges
+            if each.type == "fanout"
+            and each.arguments
+            and Binding(each.name, each.name, "") in self.bindings
+        )
+
+    def __add__(self, other: Part) -> Part:
+        return Part(
+            self.exchanges + other.exchanges,
+            self.queues + other.queues,
+            self.bindings + other.bindings,
+        )
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A ladder as it stands on a broker: same value, same names, on every machine.
+
+    :param ladder: the numeral system; by default :meth:`Ladder.uniform`.
+    :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
+    :param queue_type: ``"quorum"`` or ``"classic"``.
+    :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
+        where each level is bound straight to the queues of every level below: fewer exchanges to
+        pass, more bindings.
+    :param lane: 0, or the number of one among several such ladders that lead to the same delivery
+        side. The broker then spreads the leaders of its queues over the nodes of a cluster.
+    :param urgent: whether it is the one for messages of a priority above 4, on releases of RabbitMQ
+        where these would hold up the others: 4.0 to 4.2.
+    """
+
+    ladder: Ladder = field(default_factory=Ladder.uniform)
+    namespace: str = "kbd"
+    queue_type: str = "quorum"
+    layout: str = "chain"
+    lane: int = 0
+    urgent: bool = False
+
+    #: Whether bindings made by users are repeated on the delivery side.
+    mirrors = True
+
+    @property
+    def delay_header(self) -> str | None:
+        """A header that says the delay in whole seconds, where somebody else's tools read it."""
+        return None
+
+    @classmethod
+    def of(cls, name: str) -> Topology | None:
+        """Tell the topology of whose ladder side an exchange or queue is a part, by its name."""
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        try:
+            ladder = Ladder.from_name(match["ladder"])
+        except LadderError:
+            return None
+        queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
+        lane, urgent = int(match["lane"] or 0), bool(match["urgent"])
+        return cls(ladder, match["namespace"], queue_type, layout, lane, urgent)
+
+    def lanes(self, count: int) -> list[Topology]:
+        """Tell the ladders of this kind, side by side; one alone has no number."""
+        if count == 1:
+            return [self]
+        return [replace(self, lane=number) for number in range(1, count + 1)]
+
+    def keeps_urgent_apart(self, server: Mapping[str, Any]) -> bool:
+        """Whether messages of a high priority have a ladder of their own, beside this one.
+
+        :param server: the properties that the broker sends when a connection opens.
+        """
+        return self.mirrors and self.queue_type == "quorum" and lets_urgent_hold_up(server)
+
+    @cached_property
+    def can_have_relays(self) -> bool:
+        """Whether what a queue refuses comes back, and would hold up others without a relay."""
+        # Only at least once does it.
+        return self.mirrors and self.queue_type == "quorum"
+
+    def wants_relay(self, queue: str, patterns: Iterable[str]) -> bool:
+        """Whether a queue is to have a relay whoever declares it.
+
+        :param patterns: of such queues' names, as the setting ``relays`` has them.
+        """
+        return self.can_have_relays and any(fnmatchcase(queue, each) for each in patterns)
+
+    def for_urgent(self) -> Topology:
+        """Tell the ladder beside this one for messages of a high priority."""
+        return replace(self, lane=0, urgent=True)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of the levels begin with; the ladder can be read back from it."""
+        layout = "" if self.layout == "chain" else f"-{self.layout}"
+        lane = f"-lane{self.lane}" if self.lane else ""
+        urgent = "-urgent" if self.urgent else ""
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
+
+    @cached_property
+    def delivery_prefix(self) -> str:
+        """What the names of the delivery side begin with."""
+        return f"{self.namespace}.{VERSION}{self._kind}"
+
+    @cached_property
+    def delivery(self) -> str:
+        """The name of the delivery exchange."""
+        return f"{self.delivery_prefix}.delivery"
+
+    @cached_property
+    def parking(self) -> str:
+        """The name of the parking queue, and of the exchange before it."""
+        return f"{self.delivery_prefix}.parking"
+
+    def level_name(self, level: int) -> str:
+        """Name the exchange of a level; 0 is the lowest, -1 what is below it: delivery."""
+        return self._level_names[level]
+
+    @cached_property
+    def _level_names(self) -> tuple[str, ...]:
+        names = (f"{self.prefix}.level-{level:02d}" for level in range(self.ladder.levels))
+        return (*names, self.delivery)
+
+    def mirror_name(self, exchange: str) -> str:
+        """Name the mirror of an exchange."""
+        return self._behind("mirror", exchange)
+
+    def exchange_relay_name(self, exchange: str) -> str:
+        """Name the queue that leads back to an exchange."""
+        return self._behind("relay-to-exchange", exchange)
+
+    def owns(self, name: object) -> bool:
+        """Whether an exchange or queue is a part of any ladder in this namespace."""
+        return isinstance(name, str) and name.startswith(self._owned)
+
+    def is_named_in(self, text: str) -> bool:
+        """Whether the broker's words are about a ladder of this namespace, or its delivery side."""
+        return any(f"'{owned}" in text for owned in self._owned)
+
+    # -- the ladder side -----------------------------------------------------------------------
+
+    @cached_property
+    def base(self) -> Part:
+        """The parking queue and the delivery exchange: what the levels stand on."""
+        parking = Queue(self.parking, (("x-queue-type", self.queue_type),))
+        return Part(
+            (Exchange(self.parking, "fanout"), self._exchange(self.delivery)),
+            (parking,),
+            (Binding(self.parking, self.parking, ""),),
+        )
+
+    @cached_property
+    def levels(self) -> tuple[Part, ...]:
+        """One part per level, lowest first, as they have to be declared."""
+        return tuple(self._level(level) for level in range(self.ladder.levels))
+
+    @cached_property
+    def whole(self) -> Part:
+        """The base and every level in one part."""
+        return sum(self.levels, self.base)
+
+    def entry(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange where a message enters: that before the queue of its first digit."""
+        return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery
+
+    def level_of(self, digits: tuple[int, ...]) -> str:
+        """Name the exchange of the level where a message enters; it leads there as well."""
+        return self.level_name(self.height(digits))
+
+    def height(self, digits: tuple[int, ...]) -> int:
+        """Tell the level where a message enters: that of its first digit; -1 where it has none."""
+        return len(digits) - 1
+
+    def needs(self, digits: tuple[int, ...]) -> int:
+        """Tell the highest level that has to stand for a message."""
+        return len(digits) - 1
+
+    def address(
+        self,
+        digits: tuple[int, ...],
+        destination: Destination,
+        *,
+        topic: bool = False,
+        relay: bool = False,
+    ) -> str:
+        """Write the routing key with which a message enters.
+
+        :param topic: whether the destination is a topic exchange, or may be one.
+        :param relay: whether it is a queue with a relay.
+        :raises AddressError: where the destination cannot be written.
+        """
+        return format_address(digits, destination, topic=topic, relay=relay)
+
+    def parse(
+        self, key: str, carried: Destination | None = None
+    ) -> tuple[tuple[int, ...], Destination]:
+        """Read a routing key of this ladder: the inverse of :meth:`address`.
+
+        :raises AddressError: where ``key`` is none.
+        """
+        return parse_address(key, carried)
+
+    # -- a queue of its own for a delay --------------------------------------------------------
+
+    @cached_property
+    def own(self) -> str:
+        """The name of the exchange before the queues that each serve one whole delay."""
+        return f"{self.prefix}.own"
+
+    @cached_property
+    def own_base(self) -> Part:
+        """The exchange before those queues, and the way on for a delay that has none.
+
+        Its alternate exchange is one from which every address enters the ladder at its level, so
+        a delay without a queue, or whose queue has been pruned, walks as any other does.
+        """
+        enter = f"{self.prefix}.enter"
+        alternate = (("alternate-exchange", enter),)
+        return Part((self._exchange(enter), Exchange(self.own, "topic", alternate)))
+
+    def own_enter(self, level: int) -> tuple[Binding, ...]:
+        """Let addresses whose highest digit is at ``level`` enter the ladder there."""
+        enter, lower = f"{self.prefix}.enter", "*." * level
+        radix = self.ladder.radices[-1 - level]
+        return tuple(
+            Binding(enter, self.level_name(level), f"{lower}{digit}.{mark}.#", to_queue=False)
+            for digit in range(1, radix)
+            for mark in (MARK, RELAY_MARK)
+        )
+
+    def own_queue(self, digits: tuple[int, ...]) -> Part:
+        """Lead one delay through one queue, straight to delivery."""
+        delay = self.ladder.delay(digits)
+        queue = Queue(f"{self.own}.{delay}ms", self._waiting(delay, self.delivery))
+        lowest_first = "".join(f"{digit}." for digit in reversed(digits))
+        ways = (
+            Binding(self.own, queue.name, f"{lowest_first}{mark}.#") for mark in (MARK, RELAY_MARK)
+        )
+        return Part((), (queue,), tuple(ways))
+
+    # -- the delivery side ---------------------------------------------------------------------
+
+    def unwrap(self, destination: Destination, carried: Destination | None = None) -> Destination:
+        """Start from the destination of what is an address already, so that retries never grow.
+
+        A key is taken for an address only where the exchange is a ladder's: a user's own key that
+        looks like an address stays what it is.
+        """
+        if not self.owns(destination.exchange):
+            return destination
+        try:
+            return self.parse(destination.routing_key, carried)[1]
+        except AddressError:
+            return destination
+
+    def to_queue(self, queue: str) -> Part:
+        """Lead from delivery to a queue that is addressed through the default exchange."""
+        return Part(bindings=(Binding(self.delivery, queue, f"#.{route(Destination('', queue))}"),))
+
+    def queue_relay_name(self, queue: str) -> str:
+        """Name the relay of a queue, and the exchange behind it."""
+        return self._behind("relay-to-queue", queue)
+
+    def queue_relay(self, queue: str) -> Part:
+        """Lead from delivery to a queue through its relay, at least once.
+
+        The exchange behind the relay has this one queue, so that the routing key, which says
+        where the message was published to, stays as it is.
+        """
+        name = self.queue_relay_name(queue)
+        relay = Queue(name, self._waiting(0, name))
+        way = f"#.{route(Destination('', queue), relay=True)}"
+        behind = Exchange(name, "fanout", (("alternate-exchange", self.parking),))
+        return Part(
+            (behind,), (relay,), (Binding(self.delivery, name, way), Binding(name, queue, ""))
+        )
+
+    def mirror(self, exchange: str) -> Part:
+        """Lead from delivery to the mirror of an exchange."""
+        name = self.mirror_name(exchange)
+        key = f"#.{MARK}.{exchange_word(exchange)}.#"
+        return Part(
+            (self._exchange(name),), (), (Binding(self.delivery, name, key, to_queue=False),)
+        )
+
+    def exchange_relay(self, exchange: str) -> Part:
+        """Lead from the mirror of an exchange back to the exchange itself, at most once."""
+        relay = Queue(
+            self.exchange_relay_name(exchange),
+            (
+                ("x-queue-type", self.queue_type),
+                ("x-message-ttl", 0),
+                ("x-dead-letter-exchange", exchange),
+            ),
+        )
+        binding = Binding(self.mirror_name(exchange), relay.name, "#")
+        return self.mirror(exchange) + Part((), (relay,), (binding,))
+
+    def mirror_bindings(
+        self, exchange: str, exchange_type: str, destination: str, key: str, *, to_queue: bool
+    ) -> tuple[Binding, ...]:
+        """Repeat a binding of an exchange on its mirror.
+
+        :param exchange_type: one of :data:`~kombu_binary_delay.model.topology.IMITABLE`.
+        :param destination: a queue, or an exchange, whose mirror is then bound.
+        :raises AddressError: where a topic pattern is too long to stand behind the digits.
+        """
+        target = destination if to_queue else self.mirror_name(destination)
+        source = self.mirror_name(exchange)
+        if exchange_type == "fanout":
+            # A fanout ignores its keys, yet each is a binding of its own, to be undone by itself.
+            arguments = (("x-binary-delay-key", key),)
+            return (Binding(source, target, "#", to_queue, arguments),)
+        patterns = self._patterns(exchange, key, topic=exchange_type == "topic")
+        return tuple(Binding(source, target, pattern, to_queue) for pattern in patterns)
+
+    # -- how they are made ---------------------------------------------------------------------
+
+    @cached_property
+    def _kind(self) -> str:
+        # Queues of two types cannot share a name, and an upgraded broker may come to have both.
+        return "" if self.queue_type == "quorum" else f"-{self.queue_type}"
+
+    @cached_property
+    def _owned(self) -> tuple[str, str]:
+        return f"{self.namespace}.{VERSION}-", f"{self.namespace}.{VERSION}."
+
+    def _patterns(self, exchange: str, key: str, *, topic: bool) -> list[str]:
+        # On a mirror, the exchange's word may be that of another one, bound to this one.
+        behind = f"{MARK}.*"
+        if not topic:
+            whole = route(Destination(exchange, key))
+            return [f"#.{behind}{whole.removeprefix(f'{MARK}.{exchange_word(exchange)}')}"]
+        words = pattern_words(key)
+        if words.split(".").count("#") < 2:
+            patterns = [f"#.{behind}{words}"]
+        else:
+            # RabbitMQ 4.3 takes two # in a binding key at most, so ours is spelled out: one
+            # pattern for each number of digits.
+            patterns = ["*." * digits + behind + words for digits in range(1, MAX_DIGITS // 2 + 1)]
+        excess = len(patterns[-1].encode()) - MAX_KEY
+        if excess > 0:
+            raise AddressError(
+                f"the binding key {key!r} of the exchange {exchange!r} is {excess} bytes too long "
+                f"to stand behind digits; delayed messages for it will be parked"
+            )
+        return patterns
+
+    def _behind(self, what: str, exchange: str) -> str:
+        name = f"{self.delivery_prefix}.{what}.{exchange}"
+        return name if len(name.encode()) <= MAX_KEY else name[: -len(exchange)] + digest(exchange)
+
+    def _exchange(self, name: str) -> Exchange:
+        return Exchange(name, "topic", (("alternate-exchange", self.parking),))
+
+    def _level(self, level: int) -> Part:
+        name, below = self.level_name(level), self.level_name(level - 1)
+        radix, weight = self.ladder.radices[-1 - level], self.ladder.weights[-1 - level]
+        queues = tuple(
+            Queue(f"{name}.{digit}", self._waiting(digit * weight, below))
+            for digit in range(1, radix)
+        )
+        entries = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
+        enter = tuple(Binding(each.name, each.name, "") for each in queues)
+        if self.layout == "skip":
+            waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
+            down = Binding(name, self.delivery, "0." * (level + 1) + "#", to_queue=False)
+        else:
+            waits = self._waits(level, level)
+            down = Binding(name, below, "*." * level + "0.#", to_queue=False)
+        # The level last: where it stands, publishers take it that all else does.
+        return Part((*entries, self._exchange(name)), queues, (*waits, down, *enter))
+
+    def _waits(self, level: int, lower: int) -> list[Binding]:
+        """Bind a level to the queues of a lower one, or its own, past the zeros in between."""
+        name, zeros = self.level_name(level), "0." * (level - lower)
+        return [
+            Binding(name, f"{self.level_name(lower)}.{digit}", f"{'*.' * lower}{digit}.{zeros}#")
+            for digit in range(1, self.ladder.radices[-1 - lower])
+        ]
+
+    def _waiting(self, ttl: int, below: str) -> Arguments:
+        arguments: Arguments = (
+            ("x-queue-type", self.queue_type),
+            ("x-message-ttl", ttl),
+            ("x-dead-letter-exchange", below),
+        )
+        if self.queue_type == "quorum":
+            # At least once needs reject-publish, or RabbitMQ falls back to at most once.
+            arguments += (
+                ("x-dead-letter-strategy", "at-least-once"),
+                ("x-overflow", "reject-publish"),
+            )
+            if self.lane:
+                arguments += (("x-queue-leader-locator", "balanced"),)
+        return arguments
+
+
+__all__ = ["Binding", "Exchange", "Part", "Queue", "Topology"]

@@ -1,0 +1,450 @@
+"""The verbs ``spark plan | publish | journal-export | audit | report``: parse, call, print.
+
+PySpark and Rich are imported when a verb runs, so that the others do without them. Run under
+``spark-submit``, or alone, the session is what Spark's own configuration says.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import click
+
+from kombu_binary_delay.compat.urls import is_amqp
+from kombu_binary_delay.model.ladder import Ladder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+    from kombu_binary_delay.spark.publish import Progress
+
+FAILED = 1
+_FORMATS = ("parquet", "orc", "json", "csv")
+
+input_format = click.option(
+    "--format",
+    "kind",
+    type=click.Choice(_FORMATS),
+    default="parquet",
+    show_default=True,
+    help="Of the input; CSV with a header.",
+)
+broker = click.option(
+    "--broker", "-b", metavar="URL", envvar="BINARY_DELAY_BROKER", help="Where RabbitMQ is."
+)
+conf = click.option(
+    "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
+)
+
+
+@click.group(name="spark")
+def spark() -> None:
+    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
+
+    \b
+      kombu-binary-delay spark plan reminders.parquet --limit waiting=5000000
+      kombu-binary-delay spark report audit --output report.html
+    """
+
+
+@spark.command()
+@click.argument("path")
+@input_format
+@click.option(
+    "--ladder",
+    "ladders",
+    multiple=True,
+    default=[Ladder.uniform().name],
+    show_default=True,
+    help="As in the names of its queues; repeat it to compare.",
+)
+@click.option("--horizon", type=float, metavar="SECONDS", help="Compare with a rolling horizon.")
+@click.option("--queue-per-delay", is_flag=True, help="Compare with a queue for each delay.")
+@click.option(
+    "--limit", "limits", metavar="NAME=NUMBER", multiple=True, help="Such as waiting=5000000."
+)
+@click.option("--output", metavar="PATH", help="Write the plan there, as Parquet.")
+@conf
+def plan(
+    path: str,
+    kind: str,
+    ladders: tuple[str, ...],
+    horizon: float | None,
+    queue_per_delay: bool,
+    limits: tuple[str, ...],
+    output: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Tell what the brokers will have to carry for the messages at PATH.
+
+    Exits with 1 where a limit is exceeded.
+    """
+    _needs_spark()
+    from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
+        Limits,
+        Variant,
+        check,
+        plan,
+        summarize,
+    )
+
+    with _usage():
+        variants = [Variant(Ladder.from_name(name)) for name in ladders]
+    if horizon is not None:
+        variants += [Variant(each.ladder, horizon) for each in variants]
+    if queue_per_delay:
+        variants.append(Variant(variants[0].ladder, queue_per_delay=True))
+    allowed = Limits(**_numbers(limits, Limits))
+    session = _session(conf)
+    with _usage():
+        planned = plan(_read(session, path, kind), variants)
+    if output:
+        planned.write.mode("overwrite").parquet(output)
+        planned = session.read.parquet(output)
+    summary = summarize(planned)
+    _show(
+        summary.orderBy("ladder").select(
+            "ladder",
+            "messages",
+            "hops_per_message",
+            "waiting",
+            "queue_waiting",
+            "queues",
+            "hops_per_second",
+            "published_per_second",
+            "bytes",
+            "at_once",
+            "beyond",
+            "undated",
+        )
+    )
+    verdicts = check(summary, allowed)
+    _show(verdicts.orderBy("ladder", "limit"))
+    if not verdicts.where("not passed").isEmpty():
+        sys.exit(FAILED)
+
+
+@spark.command()
+@click.argument("path")
+@input_format
+@broker
+@click.option("--job-id", required=True, help="With the key, what a task's id is made of.")
+@click.option("--receipts", required=True, metavar="PATH", help="A Parquet table to add to.")
+@click.option("--rejects", metavar="PATH", help="[default: <receipts>-rejects]")
+@click.option("--app", metavar="MODULE:NAME", help="A Celery app that executors can import.")
+@click.option("--key", default="key", show_default=True, help="The column of the keys.")
+@click.option("--settings", metavar="JSON", help="Of the transport, such as '{\"radix\": 4}'.")
+@click.option("--resume", is_flag=True, help="Publish only what has no receipt.")
+@click.option("--dry-run", is_flag=True, help="Count only.")
+@click.option("--max-rate", type=float, metavar="PER SECOND")
+@click.option("--horizon", type=float, metavar="SECONDS", help="Only what is due within it.")
+@click.option("--past", type=click.Choice(["send", "reject"]), default="send", show_default=True)
+@click.option("--publishers", type=int, default=2, show_default=True)
+@click.option("--slice-rows", type=int, default=200_000, show_default=True)
+@conf
+def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
+    """Publish a delayed Celery task for each row at PATH.
+
+    Exits with 1 where a message has not been published: where a row is rejected, or its publish
+    has failed.
+    """
+    _needs_spark()
+    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
+
+    if options["app"] is None:
+        options["broker"] = _given(options["broker"])
+    with _usage():
+        if options["settings"] is not None:
+            options["settings"] = json.loads(options["settings"])
+        with _Watch() as watch:
+            done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
+    _console().print(watch.line(done))
+    if done.failed or done.rejected:
+        sys.exit(FAILED)
+
+
+@spark.command("journal-export")
+@broker
+@click.option("--namespace", default="kbd", show_default=True)
+@click.option("--output", required=True, metavar="PATH", help="A Parquet table to add to.")
+@conf
+def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
+    """Add to a Parquet table what the journal has got since the last export."""
+    _needs_spark()
+    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415 - with Spark's
+
+    session = _session(conf)
+    export_journal(session, _given(broker), output, namespace=namespace)
+    _console().print(f"{output} has {session.read.parquet(output).count()} events")
+
+
+@spark.command()
+@click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
+@click.option("--journal", required=True, metavar="PATH OR URL", help="Parquet, files, a broker.")
+@click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
+@click.option("--job-id", help="Only the tasks of this job, as the receipts tell.")
+@click.option("--late-after", type=float, default=5.0, show_default=True, metavar="SECONDS")
+@click.option("--patience", type=float, default=300.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--complete",
+    is_flag=True,
+    help="The journal has all that has happened until now, though its last event is older; that "
+    "of a broker always has.",
+)
+@click.option(
+    "--allow", metavar="NAME=NUMBER", multiple=True, help="Such as duplicates=10 or p99=5."
+)
+@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option("--depths", metavar="PATH", help="What was seen: at, queue, waiting, as Parquet.")
+@conf
+def audit(
+    receipts: str | None,
+    journal: str,
+    output: str,
+    job_id: str | None,
+    late_after: float,
+    patience: float,
+    complete: bool,
+    allow: tuple[str, ...],
+    planned: str | None,
+    depths: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Give a verdict on each task, and write data, summary.json and report.html.
+
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    """
+    _needs_spark()
+    from datetime import datetime, timezone  # noqa: PLC0415
+
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
+    from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
+
+    folder = _local(output)
+    if job_id is not None and receipts is None:
+        raise click.UsageError("which tasks are of a job is told by its receipts: give --receipts")
+    thresholds = Thresholds(**_numbers(allow, Thresholds))
+    session = _session(conf)
+    table = None
+    if receipts is not None:
+        table = session.read.schema(s.RECEIPTS).parquet(receipts)
+        if job_id is not None:
+            table = table.where(table["job_id"] == job_id)
+    with _usage():
+        judged = audit(
+            table,
+            read_journal(session, journal),
+            late_after=late_after,
+            patience=patience,
+            until=datetime.now(timezone.utc) if complete or is_amqp(journal) else None,
+        )
+    if job_id is not None and table is not None:
+        # Not sooner: how far the journal goes, the events of all tasks tell.
+        judged = judged.join(table.select("task_id"), "task_id", "left_semi")
+    judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+    verdicts = session.read.parquet(f"{output}/verdicts")
+    lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+    page = folder / "report.html"
+    summary = _report(session, verdicts, page, planned, depths, thresholds)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    for name, count in summary["verdicts"].items():
+        if count:
+            _console().print(f"{count:>12,}  {name}")
+    _console().print(str(page))
+    if not summary["passed"]:
+        sys.exit(FAILED)
+
+
+@spark.command()
+@click.argument("path")
+@click.option("--output", required=True, metavar="FILE", help="The HTML file.")
+@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option("--depths", metavar="PATH", help="What was seen: at, queue, waiting, as Parquet.")
+@conf
+def report(
+    path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]
+) -> None:
+    """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+    _needs_spark()
+    file = _local(output)
+    session = _session(conf)
+    verdicts = session.read.parquet(f"{path}/verdicts")
+    _report(session, verdicts, file, planned, depths, None)
+    _console().print(str(file))
+
+
+# -- what the verbs share ---------------------------------------------------------------------
+
+
+class _Watch:
+    """A bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        from rich import progress  # noqa: PLC0415 - with Spark's
+
+        self._bar: progress.Progress | None = None
+        self._last = 0.0
+        self._console = _console()
+        if self._console.is_terminal:
+            self._bar = progress.Progress(
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[more]}"),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, more="")
+
+    def __enter__(self) -> _Watch:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Show how far it has come."""
+        done = progress.published + progress.failed
+        if self._bar:
+            more = f"{progress.rate:,.0f}/s, {progress.rejected:,} rejected"
+            total = done + progress.remaining
+            self._bar.update(self._task, total=total, completed=done, more=more)
+        elif time.monotonic() - self._last >= 5:
+            self._last = time.monotonic()
+            self._console.print(self.line(progress))
+
+    def line(self, progress: Progress) -> str:
+        """Say the same in a line."""
+        return (
+            f"{progress.published:,} published ({progress.rate:,.0f}/s), "
+            f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
+            f"{progress.rejected:,} rejected, {progress.already:,} already, "
+            f"{progress.later:,} later"
+        )
+
+
+def _needs_spark() -> None:
+    missing = [name for name in ("pyspark", "rich") if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(
+            f"{' and '.join(missing)} must be installed: pip install 'kombu-binary-delay[spark]'"
+        )
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415 - see above
+
+    # Names are shown as they are, whatever Rich could read in them.
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    made = as_it_is()
+    return made if made.is_terminal else as_it_is(width=120)
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Make what cannot be an error of usage: the exit code of a traceback means something here."""
+    try:
+        yield
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+
+
+def _local(output: str) -> Path:
+    """Tell where the files are that Spark does not write; refuse at the start what is elsewhere."""
+    place = urlsplit(output)
+    if place.scheme == "file":
+        return Path(url2pathname(place.path))
+    # A drive is no scheme.
+    if len(place.scheme) > 1:
+        raise click.BadParameter(
+            f"{output!r} is not on this machine, to which the report is written: name a path that "
+            f"Spark and this machine both see, and copy it from there",
+            param_hint="--output",
+        )
+    return Path(output)
+
+
+def _session(conf: tuple[str, ...]) -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
+
+    builder = SparkSession.builder.appName("kombu-binary-delay")
+    for each in conf:
+        name, _, value = each.partition("=")
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _read(session: SparkSession, path: str, kind: str) -> DataFrame:
+    options = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    return session.read.format(kind).options(**options).load(path)
+
+
+def _report(
+    session: SparkSession,
+    verdicts: DataFrame,
+    output: Path,
+    planned: str | None,
+    depths: str | None,
+    thresholds: Any,
+) -> dict[str, Any]:
+    from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
+    from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
+
+    found = figures(
+        verdicts,
+        thresholds=thresholds,
+        plan=session.read.parquet(planned) if planned else None,
+        depths=session.read.parquet(depths) if depths else None,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(found), encoding="utf-8")
+    summary: dict[str, Any] = found["summary"]
+    return summary
+
+
+def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
+    known = [each.name for each in fields(of)]
+    numbers = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is unknown; known are {', '.join(known)}")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"{each!r} must be {name}=NUMBER") from None
+    return numbers
+
+
+def _given(broker: str | None) -> str:
+    # What was said before the verb, to the whole tool, counts for it as well.
+    url = broker or getattr(click.get_current_context().obj, "url", None)
+    if url is None:
+        raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
+    return str(url)
+
+
+def _show(df: DataFrame) -> None:
+    from rich.table import Table  # noqa: PLC0415 - see above
+
+    table = Table(*df.columns)
+    for row in df.collect():
+        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
+    _console().print(table)

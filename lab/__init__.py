@@ -1,9 +1,0 @@
-"""The lab: real processes for the demo and the tests. Not part of the wheel.
-
-keeper.py  ends what it started, whatever happens to us
-server.py  a RabbitMQ that runs, by its URL
-broker.py  a private RabbitMQ, to start and stop
-worker.py  a real `celery worker`
-pytest_nodes.py  broker, backend and worker for pytest-celery, without Docker
-demo.py    the main job, for everyone to see
-"""

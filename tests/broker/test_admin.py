@@ -1,0 +1,581 @@
+"""What operators do with a ladder, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import replace
+from urllib.parse import quote
+from zlib import crc32
+
+import pytest
+from kombu import Connection, Exchange, Queue
+
+from dev.broker import Broker
+from kombu_binary_delay import Ladder, Settings, Topology
+from kombu_binary_delay.admin import (
+    Live,
+    Management,
+    OperationError,
+    RefusedError,
+    UnreachableError,
+    create,
+    explain,
+    prune,
+    status,
+    teardown,
+    verify,
+    ways,
+)
+from kombu_binary_delay.admin.snapshot import depth
+from kombu_binary_delay.export import definitions
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.topology import Queue as PartQueue
+
+
+@pytest.fixture
+def small(topology):
+    """Four levels of a second, of the queue type that this broker can have."""
+    return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+@pytest.fixture
+def plain(vhost):
+    """What an operator has: a connection by Kombu's own transport."""
+    with Connection(vhost.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def management(broker, plain):
+    return Management.of(plain, broker.management_url)
+
+
+@pytest.fixture
+def site(plain, management, vhost):
+    return plain, management, vhost
+
+
+SMALL = {"tick": 1000, "radix": 2, "levels": 4}
+
+
+def publish(connection, queue, *delays):
+    for delay in delays:
+        connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
+
+
+def errors(verification):
+    return [each for each in verification.differences if each.severity == "error"]
+
+
+def wait_until(ready, timeout=20):
+    end = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.2)
+
+
+# -- create, verify, export ----------------------------------------------------------------------
+
+
+def test_what_create_makes_is_what_verify_expects(plain, management, small):
+    before = verify(management, small, declares=False)
+    planned = create(plain, small, small.whole, dry_run=True)
+    nothing = verify(management, small, declares=False)
+    made = create(plain, small, small.whole)
+    again = create(plain, small, small.whole)
+
+    assert errors(before) == errors(nothing) != []
+    assert planned == made
+    assert set(made.queues) == {each.name for each in small.whole.queues}
+    assert verify(management, small, declares=False).sound
+    assert (again.exchanges, again.queues) == ((), ())
+
+
+def test_imported_definitions_are_what_the_transport_declares(broker, plain, management, small):
+    part = small.whole + small.exchange_relay("my.headers")
+    create(plain, small, part)
+    other = broker.vhost()
+    try:
+        broker.api("POST", "definitions", json.loads(definitions(part, other.name)))
+        with Connection(other.url) as connection:
+            imported = Live.read(Management.of(connection, broker.management_url))
+    finally:
+        other.delete()
+    declared = Live.read(management)
+
+    for kind in ("exchanges", "queues"):
+        ours, theirs = getattr(declared, kind), getattr(imported, kind)
+        assert ours.keys() == theirs.keys()
+        for name, row in ours.items():
+            for key in ("type", "durable", "auto_delete", "arguments"):
+                assert row[key] == theirs[name][key], (name, key)
+    assert declared.bindings == imported.bindings
+
+
+def test_a_topology_that_the_transport_has_made_is_sound(connect, plain, management, small):
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4}, confirm_publish=True)
+    Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel()).declare()
+    publish(connection, "mail", 3000)
+
+    found = verify(management, small)
+
+    assert found.sound, found
+    assert "levels 2 to 3" in {each.what for each in found.differences}
+
+
+def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, small, collect):
+    channel = plain.channel()
+    queue = Queue("mail", Exchange("events", "topic"), "order.*")(channel)
+    queue.declare()
+    part = small.whole + ways(small, Live.read(management), ["mail"], ["events"])
+    create(plain, small, part)
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
+
+    connection.Producer().publish(
+        1, exchange="events", routing_key="order.paid", headers={"x-delay": 1000}
+    )
+    publish(connection, "mail", 1000)
+
+    arrivals = collect(connection, [queue], 2)
+    assert {each.exchange for each in arrivals} == {"", "events"}
+    assert verify(management, small, declares=False).sound
+
+
+def test_a_way_to_nothing_is_refused(plain, management, small):
+    live = Live.read(management)
+
+    with pytest.raises(OperationError, match="'nowhere' does not exist"):
+        ways(small, live, ["nowhere"], [])
+    with pytest.raises(OperationError, match="'nothing' does not exist"):
+        ways(small, live, [], ["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("definition", "causes"),
+    [
+        ({"message-ttl": 100}, "leave early"),
+        ({"expires": 600_000}, "deleted when it is idle"),
+        ({"max-length": 5}, "a full queue"),
+        ({"dead-letter-routing-key": "k"}, "lose their address"),
+        ({"max-length": 5, "overflow": "drop-head"}, "drops its oldest"),
+    ],
+)
+def test_a_policy_that_breaks_the_ladder_is_named(site, small, definition, causes):
+    plain, management, vhost = site
+    create(plain, small, small.whole)
+    policy = {"pattern": "level", "definition": definition, "apply-to": "queues", "priority": 1}
+    harmless = {"pattern": "level", "definition": {"max-in-memory-length": 9}, "priority": 0}
+    vhost.broker.api("PUT", f"policies/{vhost.name}/harmless", harmless)
+    vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
+
+    found = errors(verify(management, small))
+
+    assert {each.what for each in found} == {"policy mean"}
+    assert any(causes in each.causes for each in found)
+
+
+@pytest.mark.parametrize("definition", [{"message-ttl": 100}, {"dead-letter-routing-key": "k"}])
+def test_a_policy_does_what_verify_says(site, connect, small, definition):
+    plain, _, vhost = site
+    create(plain, small, small.whole)
+    policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
+    vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
+    time.sleep(1)  # a policy is applied in the background
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    Queue("mail")(connection.channel()).declare()
+    started = time.monotonic()
+    publish(connection, "mail", 4000)
+    place = "mail" if "message-ttl" in definition else small.parking
+
+    wait_until(lambda: vhost.waiting(place).get(place))
+
+    assert place == small.parking or time.monotonic() - started < 3
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize(
+    ("definition", "breaks"),
+    [
+        ({"overflow": "drop-head"}, True),
+        ({"overflow": "reject-publish"}, False),
+        ({"dead-letter-strategy": "at-most-once"}, False),
+        ({"dead-letter-exchange": "elsewhere"}, False),
+    ],
+)
+def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
+    site, broker, small, definition, breaks
+):
+    plain, management, vhost = site
+    if small.queue_type == "classic":
+        pytest.skip("a classic level passes messages on at most once, whatever the policy")
+    create(plain, small, small.whole)
+    definition = {**definition, "max-length": 987654}
+    policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
+    vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
+    level = f"{{'{vhost.name}_{small.level_name(0)}.1', node()}}"
+
+    def state():
+        return broker.ctl("eval", f"ra:local_query({level}, fun(State) -> State end).")
+
+    # Its length tells when the policy has been applied.
+    wait_until(lambda: "987654" in state())
+
+    assert ("at_most_once" in state()) == breaks
+    assert ("elsewhere" in state()) is False
+    found = [each for each in errors(verify(management, small)) if "max-length" not in each.found]
+    assert bool(found) == breaks
+
+
+def test_missing_permissions_are_named(broker, vhost, plain, management, small):
+    create(plain, small, small.whole)
+    name = f"user-{vhost.name}"
+    broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+    try:
+        none = verify(management, small, user=name)
+        grant = {"configure": r"^kbd\.", "write": "^orders$", "read": ".*"}
+        broker.api("PUT", f"permissions/{vhost.name}/{name}", grant)
+        some = verify(management, small, user=name)
+        grant["write"] = r"^kbd\."
+        broker.api("PUT", f"permissions/{vhost.name}/{name}", grant)
+        all_of_them = verify(management, small, user=name)
+    finally:
+        broker.api("DELETE", f"users/{name}")
+
+    assert [each.found for each in errors(none)] == ["none in this virtual host"]
+    assert [each.found.split(" on ")[0] for each in errors(some)] == ["no write permission"]
+    assert all_of_them.sound
+
+
+def test_a_management_api_that_does_not_answer_is_named(plain):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
+        Management.of(plain, "http://127.0.0.1:1").get("overview")
+    with pytest.raises(UnreachableError, match="is no URL"):
+        Management.of(plain, "localhost:15672")
+
+
+# -- status --------------------------------------------------------------------------------------
+
+
+def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, management, small):
+    ours = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    other = connect(binary_delay={"tick": 2000, "radix": 2, "levels": 10})
+    channel = ours.channel()
+    Queue("mail")(channel).declare()
+    publish(ours, "mail", 8000, 9000, 8000)
+    publish(other, "mail", 500_000)
+
+    found = status(plain, management, small)
+
+    current, old = found.ladders
+    assert (current.name, current.current, current.messages) == (small.prefix, True, 3)
+    assert (old.current, old.messages) == (False, 1)
+    assert {each.queue: each.messages for each in current.queues if each.messages} == {
+        f"{small.level_name(3)}.1": 3
+    }
+    assert [each.latest for each in current.queues] == [1000, 3000, 7000, 15000]
+    assert current.within(15_000) == (3, 3)
+    assert current.within(1000) == (0, 0)
+    assert not found.troubles
+
+
+def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking(
+    plain, management, small
+):
+    channel = plain.channel()
+    retry = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "events"}
+    for name in ("retry", "jobs.parking", "jobs.poison"):
+        Queue(name, Exchange("events", "topic"), name, queue_arguments=retry)(channel).declare()
+    part = small.whole + small.to_queue("retry") + small.exchange_relay("headers.parking")
+    relays = [small.exchange_relay_name("headers.parking")]
+    part += ways(small, Live.read(management), [], ["events"])
+    if small.queue_type == "quorum":
+        for name in ("jobs.parking", "jobs.poison"):
+            part += small.queue_relay(name)
+            relays.append(small.queue_relay_name(name))
+    # Without a way on, what is in a relay stays there to be counted.
+    stays = [
+        PartQueue(each.name, each.arguments[:1]) if each.name in relays else each
+        for each in part.queues
+    ]
+    create(plain, small, replace(part, queues=tuple(stays)))
+    for name in relays:
+        plain.Producer().publish("m", routing_key=name)
+    wait_until(lambda: status(plain, management, small).relays == len(relays))
+
+    found = status(plain, management, small)
+
+    (ladder,) = found.ladders
+    assert [each.latest for each in ladder.queues] == [1000, 3000, 7000, 15000]
+    assert (found.parked, found.troubles) == (0, ())
+
+
+def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    publish(connection, "gone", 1000, 1000)
+    wait_until(lambda: vhost.waiting(small.parking).get(small.parking) == 2)
+
+    found = status(plain, management, small)
+
+    assert found.parked == 2
+    assert "2 messages are parked" in found.troubles[0]
+
+
+@pytest.mark.slow
+def test_status_names_a_level_that_is_stuck(plain, management, small):
+    if small.queue_type == "classic":
+        pytest.skip("a classic level passes messages on at most once, and is never stuck")
+    Queue("full", queue_arguments={"x-max-length": 1, "x-overflow": "reject-publish"})(
+        plain.channel()
+    ).declare()
+    # Straight behind delivery, as no application of ours would bind it.
+    create(plain, small, small.whole + small.to_queue("full"))
+    for _ in range(40):
+        plain.Producer().publish("m", exchange=small.level_name(0), routing_key="1.@..full")
+
+    def stuck():
+        return [each for each in status(plain, management, small).troubles if "not taken" in each]
+
+    wait_until(stuck, 30)
+
+    assert stuck()[0].startswith(f"{small.level_name(0)}.1: ")
+
+
+def test_what_was_created_is_there_for_others_at_once(vhost, plain, small):
+    with vhost.connect() as other:
+        channel = other.channel()
+        for number in range(20):
+            name = f"alone-{number}"
+            create(plain, small, Part(queues=(PartQueue(name, (("x-queue-type", "quorum"),)),)))
+
+            assert channel.queue_declare(name, passive=True).queue == name
+
+
+# -- teardown and prune --------------------------------------------------------------------------
+
+
+def test_teardown_refuses_while_messages_wait_and_changes_nothing(
+    connect, plain, management, vhost, small
+):
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 9000, 9000)
+    before = Live.read(management)
+
+    with pytest.raises(RefusedError, match=r"2 messages wait \(2 in .*level-03"):
+        teardown(plain, management, small, settle=0)
+
+    after = Live.read(management)
+    assert before.bindings == after.bindings
+    assert before.queues.keys() == after.queues.keys()
+    lost = teardown(plain, management, small, force=True, dry_run=True)
+    assert lost.lost == 2
+    assert vhost.waiting(f"{small.level_name(3)}.1") == {f"{small.level_name(3)}.1": 2}
+    assert teardown(plain, management, small, force=True).lost == 2
+    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
+    assert [each["name"] for each in vhost.queues()] == ["mail"]
+
+
+def with_a_message(connection, vhost, small):
+    """Make a level queue with a message: its name, and what commands Erlang calls its leader."""
+    if small.queue_type == "classic":
+        pytest.skip("a classic queue has no leader that could be away")
+    create(connection, small, small.whole)
+    name = f"{small.level_name(3)}.1"
+    connection.Producer().publish("m", routing_key=name)
+    return name, f"{{'{vhost.name}_{name}', node()}}"
+
+
+@pytest.mark.own_broker
+def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, vhost, small):
+    name, leader = with_a_message(plain, vhost, small)
+    channel = plain.channel()
+    broker.ctl("eval", f"sys:suspend({leader}).")
+    later = threading.Timer(3, broker.ctl, ["eval", f"sys:resume({leader})."])
+    try:
+        # What RabbitMQ says of it.
+        assert channel.queue_declare(name, passive=True).message_count == 0
+    finally:
+        later.start()
+
+    assert depth(channel, name) == 1
+    later.join()
+
+
+@pytest.mark.slow
+@pytest.mark.own_broker
+def test_a_ladder_with_a_queue_that_has_no_leader_stays(small):
+    # On a broker that nobody needs afterwards.
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+        vhost = broker.vhost()
+        with Connection(vhost.url) as plain:
+            management = Management.of(plain, broker.management_url)
+            name, leader = with_a_message(plain, vhost, small)
+            while not any(row.get("messages") for row in vhost.queues()):
+                time.sleep(0.2)
+            before = Live.read(management)
+            broker.ctl("eval", f"ra:stop_server(quorum_queues, {leader}).")
+            assert plain.channel().queue_declare(name, passive=True).message_count == 0
+
+            with pytest.raises(RefusedError, match=f"1 messages wait|nothing tells what {name}"):
+                teardown(plain, management, small)
+
+            after = Live.read(management)
+    assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
+
+
+def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, management, vhost, small):
+    connection = connect(binary_delay={"tick": 2000, "radix": 2, "levels": 4})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 20_000)
+    create(plain, small, small.whole)
+
+    removed = teardown(plain, management, small, settle=0)
+
+    assert removed.keeps == (Topology(Ladder.binary(4, 2000), queue_type=small.queue_type).prefix,)
+    left = {each["name"] for each in vhost.exchanges()} | {each["name"] for each in vhost.queues()}
+    assert not [name for name in left if name.startswith(small.prefix)]
+    assert {small.delivery, small.parking} <= left
+    # And when the last one goes, so does all of it.
+    last = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
+    with pytest.raises(RefusedError):
+        teardown(plain, management, last, settle=0)
+    teardown(plain, management, last, force=True)
+    assert {each["name"] for each in vhost.queues()} == {"mail"}
+
+
+def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
+    connect, plain, management, vhost, small
+):
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+    Queue("mail")(connection.channel()).declare()
+    create(plain, small, small.whole + small.to_queue("mail"))
+    before = Live.read(management)
+    queue = f"{small.level_name(3)}.1"
+
+    def come_in(text):
+        # By the default exchange, as no program would: the way that is left.
+        plain.Producer().publish(
+            "m",
+            routing_key=queue,
+            headers={"x-binary-delay": {"due": 0}},
+        )
+
+    with pytest.raises(RefusedError, match="put back as it was"):
+        teardown(plain, management, small, settle=0, say=come_in)
+
+    after = Live.read(management)
+    assert before.bindings == after.bindings
+    assert before.exchanges.keys() == after.exchanges.keys()
+    assert vhost.waiting(queue) == {queue: 1}
+
+
+def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
+    Queue("mail")(plain.channel()).declare()
+    create(plain, small, small.whole + small.to_queue("mail"))
+    before = Live.read(management)
+
+    def interrupt(text):
+        plain.close()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teardown(plain, management, small, say=interrupt)
+
+    after = Live.read(management)
+    assert before.bindings == after.bindings
+    assert before.exchanges.keys() == after.exchanges.keys()
+
+
+def test_prune_removes_queues_for_one_delay_that_are_empty(
+    connect, plain, management, vhost, small
+):
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "queue_per_delay": True}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 1000, 1000, 1000, 15_000, 15_000, 15_000)
+    idle, busy = f"{small.own}.1000ms", f"{small.own}.15000ms"
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 3})
+
+    planned = prune(plain, management, small, dry_run=True)
+    pruned = prune(plain, management, small, settle=0)
+
+    assert (planned.removed, planned.kept) == ((idle,), (busy,))
+    assert pruned == planned
+    assert vhost.waiting(idle, busy).keys() == {busy}
+    # What a publisher takes for standing walks down the levels.
+    publish(connection, "mail", 1000)
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
+
+
+def test_names_with_slashes_are_asked_for_as_they_are(broker, small):
+    name = "a/b c"
+    broker.api("PUT", f"vhosts/{quote(name, safe='')}", {})
+    try:
+        url = f"{broker.url.removesuffix('/')}{quote(name, safe='')}"
+        with Connection(url) as connection:
+            management = Management.of(connection, broker.management_url)
+            create(connection, small, small.whole + Part())
+            assert verify(management, small, declares=False).sound
+    finally:
+        broker.api("DELETE", f"vhosts/{quote(name, safe='')}")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"relays": ("ma*",)},
+        {"lanes": 3},
+        {"queue_per_delay": True},
+        {"lanes": 2, "queue_per_delay": True, "relays": ("mail",)},
+    ],
+    ids=str,
+)
+def test_explain_and_the_broker_agree(connect, collect, small, more):
+    settings = {**SMALL, **more, "queue_type": small.queue_type}
+    connection = connect(binary_delay=settings)
+    queue = Queue("mail")(connection.channel())
+    queue.declare()
+    now = round(time.time() * 1000)
+    told = explain(small, 3000, Destination("", "mail"), now, settings=Settings(**settings))
+    # Of the first lane, whatever their number, and the second of its delay.
+    of_the_first_lane = next(each for each in "abcdefgh" if crc32(each.encode()) % 6 == 0)
+    for _ in range(2):
+        connection.Producer().publish(
+            "m", routing_key="mail", headers={"x-delay": 3000}, message_id=of_the_first_lane
+        )
+
+    arrivals = collect(connect("amqp"), [queue], 2)
+
+    assert {each.key for each in arrivals} == {told.key}
+    ways = [{each["queue"] for each in one.headers["x-death"]} for one in arrivals]
+    # The first message of a delay has no queue of its own yet.
+    assert {stay.queue for stay in told.stays} in ways
+    assert all(each.at * 1000 >= told.due for each in arrivals)
+
+
+def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, site, small):
+    plain, management, _ = site
+    if small.queue_type == "classic":
+        pytest.skip("a classic ladder has no use for relays before queues")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    Queue("full", Exchange("events", "topic"), "k", queue_arguments=arguments)(
+        plain.channel()
+    ).declare()
+    part = small.whole + ways(small, Live.read(management), ["full"], ["events"])
+    create(plain, small, part)
+    connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "relays": ["full"]})
+
+    publish(connection, "full", *[1000] * 40)
+
+    assert verify(management, small, declares=False).sound
+    into = small.queue_relay_name("full")
+    wait_until(
+        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles),
+        30,
+    )
+    assert status(plain, management, small).relays >= 32

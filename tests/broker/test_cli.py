@@ -1,0 +1,414 @@
+"""The command line on a real broker: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
+from click.testing import CliRunner
+from kombu import Exchange, Queue
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.cli import binary_delay
+
+
+@pytest.fixture
+def run(broker, vhost):
+    """Run the command on the test's own virtual host."""
+
+    def run(*arguments, url=None, env=None):
+        place = ["-b", url or vhost.url, "-m", broker.management_url]
+        return CliRunner().invoke(binary_delay, [*place, *arguments], env=env)
+
+    return run
+
+
+@pytest.fixture
+def tick(topology):
+    """Options for a small ladder of the type that this broker can have."""
+    return "--tick", "1000", "--radix", "2", "--levels", "4", "--queue-type", topology.queue_type
+
+
+@pytest.fixture
+def small(topology):
+    return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+def publish(connect, *delays, queue="mail"):
+    settings = {"tick": 1000, "radix": 2, "levels": 4}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for delay in delays:
+        connection.Producer().publish("m", routing_key=queue, headers={"x-delay": delay})
+    return connection
+
+
+def declare(connect, queue="mail"):
+    Queue(queue)(connect("amqp").channel()).declare()
+
+
+def test_a_ladder_made_ahead_takes_urgent_messages_and_goes_as_a_whole(
+    run, tick, connect, collect, vhost
+):
+    declare(connect)
+    made = run(*tick, "create", "--queue", "mail")
+    sound = run(*tick, "--declare", "never", "verify")
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never"}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000}, priority=9)
+    arrived = collect(connection, [Queue("mail")], 1)
+    gone = run(*tick, "teardown")
+
+    assert [each.exit_code for each in (made, sound, gone)] == [0, 0, 0], sound.output
+    assert len(arrived) == 1
+    assert {row["name"] for row in vhost.queues()} == {"mail"}
+
+
+def test_create_verify_status_and_teardown(run, tick, connect):
+    declare(connect)
+    missing = run(*tick, "--declare", "never", "verify")
+    planned = run(*tick, "create", "--queue", "mail", "--dry-run", "--json")
+    made = run(*tick, "create", "--queue", "mail")
+    sound = run(*tick, "--declare", "never", "verify")
+    empty = run(*tick, "status")
+    publish(connect, 9000, 9000)
+    waiting = run(*tick, "status", "--json")
+    refused = run(*tick, "teardown")
+    gone = run(*tick, "teardown", "--force", "--json")
+
+    assert (missing.exit_code, sound.exit_code) == (1, 0)
+    assert "not sound" in missing.output
+    assert json.loads(planned.output)["dry_run"] is True
+    assert "queues made" in made.output
+    assert "sound: nothing" in sound.output
+    assert "0 waiting" in empty.output
+    ladders = json.loads(waiting.output)["ladders"]
+    assert sum(each["messages"] for ladder in ladders for each in ladder["queues"]) == 2
+    assert refused.exit_code == 3
+    assert "2 messages wait" in refused.output
+    assert gone.exit_code == 0
+    assert '"lost": 2' in gone.output
+
+
+def test_what_the_setting_relays_names_is_reached_where_nothing_is_declared(
+    run, tick, connect, collect, small
+):
+    queue = Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel())
+    queue.declare()
+    relays = ("--relays", "other,ma*")
+
+    exported = run(*tick, *relays, "export", "definitions", "--queue", "mail")
+    made = run(*tick, *relays, "create", "--queue", "mail", "--exchange", "events")
+
+    quorum = small.queue_type == "quorum"
+    ways = [each["routing_key"] for each in json.loads(exported.output)["bindings"]]
+    assert ("#.@!..mail" in ways, "#.@..mail" in ways) == (quorum, True)
+    assert made.exit_code == 0, made.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "relays": ["ma*"]}
+    connection = connect(binary_delay=settings)
+    for exchange, key in (("", "mail"), ("events", "k")):
+        connection.Producer().publish(
+            "m", exchange=exchange, routing_key=key, headers={"x-delay": 1000}
+        )
+    assert {each.exchange for each in collect(connection, [queue], 2)} == {"", "events"}
+    assert run(*tick, "--declare", "never", "verify").exit_code == 0
+
+
+def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
+    run, tick, connect, collect
+):
+    queue = Queue("mail")(connect("amqp").channel())
+    queue.declare()
+    own = ("--queue-per-delay",)
+
+    made = run(*tick, *own, "create", "--queue", "mail")
+    sound = run(*tick, *own, "--declare", "never", "verify")
+
+    assert (made.exit_code, sound.exit_code) == (0, 0), made.output + sound.output
+    settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "queue_per_delay": True}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for _ in range(2):
+        connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
+    assert len(collect(connection, [queue], 2)) == 2
+    *_, last = run(*tick, *own, "teardown", "--force", "--json").output.splitlines()
+    assert json.loads(last)["keeps"] == []
+
+
+def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, connect, vhost):
+    Queue("mail", Exchange("events", "topic"), "k")(connect("amqp").channel()).declare()
+
+    done = run("--foreign-ladder", "celery", "create", "--exchange", "events")
+
+    assert (done.exit_code, "does not know the exchange 'events'" in done.output) == (2, True)
+    assert not [each for each in vhost.exchanges() if "celery" in each["name"]]
+
+
+def test_status_draws_what_waits(run, tick, connect):
+    declare(connect)
+    publish(connect, 9000, 9000, 4000)
+
+    shown = run(*tick, "status")
+
+    assert shown.exit_code == 0
+    assert "3 waiting" in shown.output
+    assert "██" in shown.output
+    assert "leave within" in shown.output
+    assert "\x1b" not in shown.output, "colour is for terminals"
+
+
+def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
+    publish(connect, 1000, 1000, queue="gone")
+    parking = Topology(queue_type=tick[-1]).parking
+
+    def both_are_parked():
+        end = time.monotonic() + 15
+        while vhost.waiting(parking) != {parking: 2}:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    path = tmp_path / "parked.jsonl"
+
+    both_are_parked()
+    status = run(*tick, "status")
+    counted = run(*tick, "redrive", "--dry-run")
+    # What was put back is there again a moment later.
+    both_are_parked()
+    stays = run(*tick, "redrive", "--json")
+    both_are_parked()
+    filed = run(*tick, "redrive", "--to-file", str(path), "--json")
+    declare(connect, "elsewhere")
+    sent = run(*tick, "redrive", "--from-file", str(path), "--to", "elsewhere")
+
+    assert (status.exit_code, "2 messages are parked" in status.output) == (1, True)
+    assert (counted.exit_code, "the queue gone" in counted.output) == (0, True)
+    assert (stays.exit_code, json.loads(stays.output)["stays"]) == (1, 2)
+    assert (filed.exit_code, json.loads(filed.output)["sent"]) == (0, 2)
+    assert len(path.read_text().splitlines()) == 2
+    assert (sent.exit_code, sent.output) == (0, "2 messages sent\n")
+    assert vhost.waiting("elsewhere") == {"elsewhere": 2}
+
+
+def test_migrate_and_transfer(broker, run, tick, connect, small):
+    declare(connect)
+    publish(connect, 12_000, 13_000)
+    kind = ("--queue-type", small.queue_type)
+    suffix = "" if small.queue_type == "quorum" else "-classic"
+    name = f"1000ms-2x4{suffix}"
+    other = broker.vhost()
+    try:
+        planned = run(*kind, "migrate", "--from", name, "--dry-run", "--json")
+        same = run(*tick, "migrate", "--from", name)
+        moved = run(*kind, "migrate", "--from", name, "--json")
+        away = run(*kind, "transfer", "--to-broker", other.url, "--json")
+        there = run(*kind, "status", "--json", url=other.url)
+    finally:
+        other.delete()
+
+    assert json.loads(planned.output)["messages"] == 2
+    assert (same.exit_code, "both are the ladder" in same.output) == (2, True)
+    assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
+    assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
+    assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
+
+
+def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
+    broker, run, tick, connect, vhost
+):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    declare(connect)
+    publish(connect, *range(13_000, 15_001, 500))
+    alone, lanes = Topology(Ladder.binary(4, 1000)), (*tick, "--lanes", "2")
+    one, two = alone.lanes(2)
+    elsewhere = vhost.url.replace("127.0.0.1", "localhost")
+    other = broker.vhost()
+    try:
+        widened = run(*lanes, "migrate", "--from", "1000ms-2x4", "--json")
+        inside = waiting(vhost, alone, one, two)
+        refused = [
+            run(*lanes, "migrate", "--from", "1000ms-2x4-lane1"),
+            run(*lanes, "transfer", "--to-broker", elsewhere),
+            run(*tick, "migrate", "--from", "1000ms-2x4-lane1", "--to", "1000ms-2x4-lane2"),
+        ]
+        planned = run(*lanes, "transfer", "--to-broker", other.url, "--dry-run", "--json")
+        away = run(*lanes, "transfer", "--to-broker", other.url, "--json")
+        outside = waiting(other, alone, one, two)
+    finally:
+        other.delete()
+
+    assert elsewhere != vhost.url
+    assert [json.loads(each.output).get("moved") for each in (widened, away)] == [5, 5]
+    assert json.loads(planned.output)["messages"] == 5
+    assert inside[0] == outside[0] == 0
+    assert sorted(inside[1:]) == sorted(outside[1:]) == [2, 3]
+    assert [each.exit_code for each in refused] == [2, 2, 2]
+    words = ("both are the ladder", "both are the ladder", "is one of several lanes")
+    for said, done in zip(words, refused, strict=True):
+        assert said in " ".join(done.output.split())
+
+
+def waiting(vhost, *ladders):
+    return [sum(vhost.waiting(*(q.name for q in each.whole.queues)).values()) for each in ladders]
+
+
+def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, vhost, tmp_path):
+    declare(connect)
+    path, left = tmp_path / "parked", tmp_path / "parked.left"
+    way = {"exchange": "", "routing_key": "mail", "properties": {}, "body": "bQ=="}
+    lines = [json.dumps({**way, "routing_key": key}) + "\n" for key in ("mail", "gone", "mail")]
+    path.write_text("".join(lines))
+
+    first = run("redrive", "--from-file", str(path))
+    beside = left.read_text()
+    refused = run("redrive", "--from-file", str(path), "--to", "mail")
+    rest = run("redrive", "--from-file", str(left), "--to", "mail", "--json")
+    missing = run("redrive", "--from-file", str(tmp_path / "nothing"))
+
+    assert (first.exit_code, "2 messages sent" in first.output) == (1, True)
+    assert f"what was not sent is in {left}" in first.output
+    assert beside == lines[1]
+    assert (refused.exit_code, "from a time before" in refused.output) == (2, True)
+    assert (rest.exit_code, json.loads(rest.output)["sent"]) == (0, 1)
+    assert missing.exit_code == 2
+    assert vhost.waiting("mail") == {"mail": 3}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-A", "no.such.app", "status"], 2, "no Celery app can be loaded from 'no.such.app'"),
+        (["status", "--nonsense"], 2, "No such option"),
+        (["--tick", "0", "status"], 2, "tick must be a whole number"),
+        (["--tick", "x", "status"], 2, "'x' is not a whole number"),
+        (["explain", "soon"], 2, "is no delay, such as"),
+        (["explain", "99999w"], 2, "outside of 0 to"),
+        (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
+        (["migrate"], 2, "say what to move"),
+        (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
+        (["redrive"], 2, "there is no parking queue"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, words):
+    done = run(*arguments)
+
+    assert done.exit_code == code
+    assert words in " ".join(done.output.split())
+
+
+def test_a_broker_that_is_not_there_is_an_exit_code_of_its_own(run):
+    done = run("status", url="amqp://127.0.0.1:1//")
+    as_json = run("status", "--json", url="amqp://127.0.0.1:1//")
+
+    assert done.exit_code == as_json.exit_code == 4
+    assert "cannot be reached" in done.output
+    assert "cannot be reached" in json.loads(as_json.output)["error"]
+
+
+def test_settings_come_from_options_and_the_environment(run):
+    option = run("--tick", "1000", "explain", "1s", "--json")
+    environment = run("explain", "1s", "--json", env={"BINARY_DELAY_TICK": "500"})
+    radices = run("--radix", "4,3,2", "explain", "1s", "--json")
+
+    ladders = [json.loads(each.output)["ladder"] for each in (option, environment, radices)]
+    assert ladders == [
+        "kbd.v1-1000ms-2x1-4x14",
+        "kbd.v1-500ms-3x1-4x14",
+        "kbd.v1-125ms-4x1-3x1-2x1",
+    ]
+
+
+def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monkeypatch):
+    app = Celery("shop", broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.broker_transport_options = {"binary_delay": {"tick": 250, "namespace": "shop"}}
+    app.conf.worker_hijack_root_logger = False
+    for where in ("celery.bin.celery", "celery.app.utils"):
+        monkeypatch.setattr(f"{where}.find_app", lambda *_, **__: app)
+    monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
+    management = ["--management", broker.management_url]
+
+    by_celery = CliRunner().invoke(
+        celery_command, ["-A", "shop", "binary-delay", *management, "status", "--json"]
+    )
+    alone = CliRunner().invoke(binary_delay, ["-A", "shop", "explain", "1s", "--json"])
+
+    assert by_celery.exit_code == 0, by_celery.output
+    assert json.loads(by_celery.output)["vhost"] == vhost.name
+    assert json.loads(alone.output)["ladder"] == "shop.v1-250ms-2x1-4x15"
+
+
+@pytest.mark.parametrize("verb", sorted(binary_delay.commands))
+def test_every_verb_has_help_with_examples_and_json(verb):
+    shown = CliRunner().invoke(binary_delay, [verb, "--help"])
+
+    assert shown.exit_code == 0
+    assert f"kombu-binary-delay {verb}" in shown.output
+    # What Spark finds is tables, and the summary a file.
+    assert "--json" in shown.output or verb == "spark"
+
+
+@pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])
+def test_export_writes_each_format_to_a_file(run, tmp_path, name):
+    path = tmp_path / "ladder"
+
+    done = run("export", name, "-o", str(path), "--queue", "mail")
+
+    assert done.exit_code == 0, done.output
+    assert "mail" in path.read_text()
+
+
+def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
+    run, tick, connect, small, vhost
+):
+    old = (*tick, "create"), (*tick, "teardown", "--ladder", small.prefix)
+    new = ("--queue-type", small.queue_type)
+    # A worker of the new settings: it has consumed, and no message of theirs was delayed yet.
+    worker = connect(binary_delay={"queue_type": small.queue_type})
+    queue = Queue("mail", Exchange("events", "topic"), "k")(worker.channel())
+    queue.declare()
+    queue.get()
+    side = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+
+    none = Topology(Ladder.binary(5, 999), queue_type=small.queue_type)
+    gone = run(*new, "teardown", "--ladder", none.prefix, "--json")
+    own_is_none = run(*new, "teardown", "--json")
+    made = run(*old[0])
+    removed = run(*new, "teardown", "--ladder", small.prefix, "--force", "--json")
+    left = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    run(*old[0])
+    all_of_it = run(*old[1], "--force", "--json")
+
+    assert made.exit_code == 0, made.output
+    assert small.delivery in side
+    assert small.mirror_name("events") in side
+    assert left == side
+    own = Topology(queue_type=small.queue_type).prefix
+    for done in (gone, removed):
+        *_, last = done.output.splitlines()
+        assert json.loads(last)["keeps"] == [own]
+    assert json.loads(own_is_none.output)["exchanges"] == []
+    *_, last = all_of_it.output.splitlines()
+    assert json.loads(last)["keeps"] == []
+    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
+
+
+def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    made = run(*tick, "--lanes", "2", "create", "--json")
+    sound = run(*tick, "--lanes", "2", "--declare", "never", "verify", "--json")
+    shown = run(*tick, "--lanes", "2", "status", "--json")
+    exported = run(*tick, "--lanes", "2", "export", "definitions")
+    gone = run(*tick, "--lanes", "2", "teardown", "--force", "--json")
+
+    queues = json.loads(made.output)["queues"]
+    assert len([name for name in queues if "-urgent" not in name]) == 2 * 4 + 1
+    assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
+    assert all(each["current"] for each in json.loads(shown.output)["ladders"])
+    assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
+    *first, last = (json.loads(line) for line in gone.output.splitlines())
+    assert all(each["keeps"] for each in first)
+    assert last["keeps"] == []

@@ -1,0 +1,74 @@
+"""Every block of Python in README and docs/ runs, page by page, each page in its own virtual host.
+
+Blocks of a page share their names. One with a caption is a file; `pycon` is a doctest; a worker
+that a console block starts is started. Blocks in comments prepare what readers need not see.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from kombu import Producer
+
+from dev.processes import Processes
+from dev.worker import Worker
+
+ROOT = Path(__file__).parents[2]
+URL = "amqp://guest:guest@localhost//"
+BLOCK = re.compile(
+    r"^```(?:\{code-block\} )?(python|pycon|console)\n(?::caption: (\S+)\n)?(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    if BLOCK.search(path.read_text())
+]
+
+
+#: They are about ladders of other systems, which are of quorum queues.
+SINCE_3_10 = ["docs/how-to/interoperate.md"]
+SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
+    if page in SINCE_3_10 and topology.queue_type == "classic":
+        pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
+    if page in SINCE_KOMBU_5_7 and not hasattr(Producer, "batch"):
+        pytest.skip("Kombu before 5.7 has no Producer.batch()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, object] = {}
+    text = (ROOT / page).read_text()
+    with Processes("docs") as processes:
+        for block in BLOCK.finditer(text):
+            line = text.count("\n", 0, block.start()) + 1
+            language, caption, code = block.groups()
+            code = code.replace(URL, vhost.url)
+            if caption:
+                Path(caption).write_text(code)
+            elif language == "python":
+                # As many newlines before it as in the page, so that a traceback tells the line.
+                exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102
+            elif language == "pycon":
+                run_session(code, names, page, line)
+            elif app := re.search(r"^\$ celery -A (\S+) worker", code, re.MULTILINE):
+                Worker(processes, app[1], {"PYTHONPATH": str(tmp_path)})
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def run_session(code, names, page, line):
+    session = doctest.DocTestParser().get_doctest(code, names, page, page, line)
+    output: list[str] = []
+    # The session goes on with the names of the page, not with a copy.
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(session, out=output.append, clear_globs=False)
+    names.update(session.globs)
+    assert not runner.failures, "".join(output)

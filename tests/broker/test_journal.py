@@ -1,0 +1,423 @@
+"""The journal tells what happened, and harms nothing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import amqp
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+from kombu import Queue
+
+from kombu_binary_delay import Ladder, Settings, SettingsError
+from kombu_binary_delay import journal as journal_module
+from kombu_binary_delay.batching.batch import PublishBatch
+from kombu_binary_delay.cli import binary_delay
+
+HAS_STREAMS = (3, 9)
+
+
+@pytest.fixture
+def streams(broker):
+    return broker.release >= HAS_STREAMS
+
+
+@pytest.fixture(params=["stream", "folder"])
+def setting(request, streams, tmp_path):
+    """Where the journal goes; without streams, "stream" is a folder, too."""
+    return "stream" if request.param == "stream" and streams else str(tmp_path / "journal")
+
+
+@pytest.fixture
+def journalling(connect, setting):
+    """Connect, with a journal."""
+    return connect(binary_delay={"journal": setting})
+
+
+@pytest.fixture
+def events(vhost, setting, tmp_path):
+    def events(count, stream="kbd.v1.journal"):
+        read = (lambda: of_stream(vhost, stream, count)) if setting == "stream" else of_files
+        deadline = time.monotonic() + 10
+        while len(found := read()) < count and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def of_files():
+        files = (tmp_path / "journal").glob("*.jsonl*")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    return events
+
+
+def of_stream(vhost, stream, count):
+    found: list[dict[str, object]] = []
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.basic_qos(0, 100, a_global=False)
+        channel.basic_consume(
+            stream,
+            callback=lambda message: found.append(json.loads(message.body)),
+            arguments={"x-stream-offset": "first"},
+        )
+        end = time.monotonic() + 1
+        while len(found) < count and time.monotonic() < end:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.2)
+    return found
+
+
+def publish(connection, delay, **headers):
+    Queue("mail")(connection.default_channel).declare()
+    connection.Producer().publish(
+        "Hello", routing_key="mail", headers={"x-delay": delay, **headers}, message_id="m-1"
+    )
+
+
+def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting, confirm):
+    connection = connect(
+        binary_delay={"journal": setting}, confirm_publish=confirm, read_timeout=10
+    )
+    before = time.time_ns() // 1000
+    publish(connection, 300)
+    collect(connection, [Queue("mail")], 1)
+    scheduled, released = events(2)
+    due = scheduled.pop("due")
+    assert before + 300_000 - 999 <= due <= scheduled["at"] + 300_000
+    assert released.pop("at") >= due == released.pop("due")
+    assert scheduled.pop("at") >= before
+    # 300 ms are three ticks, or fewer once the ladder has been declared: one digit.
+    assert scheduled.pop("hops") == 1
+    ladder = Ladder.uniform().name
+    same = {"id": "m-1", "key": "mail"}
+    assert scheduled == {"event": "scheduled", "ladder": ladder, **same}
+    assert released == {"event": "released", **same}
+
+
+def test_a_task_is_named_where_celery_knows_its_eta_and_its_arguments_are_not(
+    connect, events, setting
+):
+    connection = connect(binary_delay={"journal": setting})
+    headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
+    Queue("mail")(connection.default_channel).declare()
+    # Of the second, nobody would tell that it has been executed.
+    hence = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
+    for asked in ({"eta": hence}, {"x-delay": 60_000}):
+        connection.Producer().publish("x", routing_key="mail", headers={**headers, **asked})
+    found = events(2)
+    assert [(each["id"], each.get("task"), each["retries"]) for each in found] == [
+        ("t-1", "shop.pay", 3),
+        ("t-1", None, 3),
+    ]
+    assert "secret" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2**31 - 1, 2**31 - 1),
+        (2**31, None),
+        (-1, None),
+        (True, None),
+        ("3", None),
+        (b"3", None),
+        (Decimal(3), None),
+        (datetime(2030, 1, 1, tzinfo=timezone.utc), None),
+    ],
+    ids=str,
+)
+def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the_same(
+    journalling, collect, events, case
+):
+    retries, noted = case
+    publish(journalling, 10, task="t", id="i", retries=retries)
+    publish(journalling, 10)
+    assert len(collect(journalling, [Queue("mail")], 2)) == 2
+    found = events(4)
+    assert len(found) == 4
+    assert {each.get("retries") for each in found if each["id"] == "i"} == {noted}
+
+
+def test_a_message_that_cannot_be_written_down_is_missing_alone(
+    journalling, collect, events, monkeypatch, caplog
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    whole = journal_module._line  # noqa: SLF001 - as if something slipped past its checks
+    monkeypatch.setattr(
+        journal_module,
+        "_line",
+        lambda event: whole({**event, "bad": object()} if event["id"] == "i" else event),
+    )
+    publish(journalling, 10, task="t", id="i")
+    publish(journalling, 10)
+    assert len(collect(journalling, [Queue("mail")], 2)) == 2
+    assert [(each["event"], each["id"]) for each in events(2)] == [
+        ("scheduled", "m-1"),
+        ("released", "m-1"),
+    ]
+    assert caplog.text.count("an event is missing in the journal") == 1
+
+
+def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
+    connect, collect, tmp_path, caplog, capsys
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    folder = str(tmp_path / "journal")
+    connection = connect(binary_delay={"journal": folder})
+    publish(connection, 10)
+    file = journal_module._files[folder, os.getpid()]  # noqa: SLF001 - to fill its disk
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - to close it fails, too
+    file.stream, before = full, file.stream
+    publish(connection, 10)
+    publish(connection, 10)
+    assert len(collect(connection, [Queue("mail")], 3)) == 3
+    file.stream = before
+    with suppress(OSError):
+        full.close()
+    assert caplog.text.count("the journal ends on this connection") == 1
+    assert "No space left on device" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    options = {"journal": "stream", "declare": "never"}
+    publish(connect(), 60_000)
+    before = {row["name"] for row in vhost.queues()}
+    for _ in range(2):
+        publish(connect(binary_delay=options), 60_000)
+    assert {row["name"] for row in vhost.queues()} == before
+    assert caplog.text.count("the stream 'kbd.v1.journal' does not exist") == 1
+    assert "make it beforehand, as kombu-binary-delay create does" in caplog.text
+    made = CliRunner().invoke(
+        binary_delay,
+        ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
+    )
+    assert "kbd.v1.journal" in json.loads(made.output)["queues"]
+    publish(connect(binary_delay=options), 60_000)
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+    assert [each["event"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["scheduled"]
+
+
+@pytest.fixture
+def app(vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
+    return app
+
+
+@pytest.fixture
+def desk():
+    """What the signals of a worker's Celery reach."""
+    desk = journal_module._Desk()  # noqa: SLF001 - another test has a broker of its own
+    yield desk
+    desk._drop()  # noqa: SLF001 - a process ends with it
+
+
+def ended(desk, app, number):
+    request = {"id": f"{number}", "task": "t", "eta": "2020-01-01T00:00:00+00:00"}
+    desk.write(app, {"application_headers": request}, "", "mail", {"event": "executed"})
+
+
+def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(desk, app, vhost):
+    ended(desk, app, 1)
+    with vhost.connect() as other:
+        other.channel().queue_delete("kbd.v1.journal")
+    ended(desk, app, 2)
+    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["2"]
+
+
+def test_in_an_outage_one_task_waits_and_the_others_only_look(
+    desk, app, vhost, monkeypatch, caplog
+):
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    waits: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
+
+    def waited(url, number):
+        waits.clear()
+        app.conf.broker_url = app.conf.broker_write_url = url
+        ended(desk, app, number)
+        desk._drop()  # noqa: SLF001 - so that the next one connects
+        return sum(waits) > 0
+
+    nobody = "amqp://guest:guest@127.0.0.1:1//"
+    assert [waited(nobody, 1), waited(nobody, 2), waited(f"{nobody};{vhost.url}", 3)] == [
+        True,
+        False,
+        False,
+    ]
+    assert waited(nobody, 4)
+    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["3"]
+    assert caplog.text.count("executed tasks are missing in the journal") == 1
+
+
+def test_a_batch_tells_of_every_message_once(connect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    with PublishBatch(channel, 10) as batch:
+        for number in range(25):
+            message = channel.prepare_message(
+                b"x", headers={"x-delay": 60_000}, properties={"message_id": f"{number}"}
+            )
+            batch.publish(message, routing_key="mail")
+    assert sorted(int(event["id"]) for event in events(25)) == list(range(25))
+
+
+def test_what_is_not_delayed_is_not_in_the_journal(connect, collect, events, setting):
+    connection = connect(binary_delay={"journal": setting})
+    publish(connection, 0)
+    publish(connection, 300)
+    collect(connection, [Queue("mail")], 2)
+    assert [event["event"] for event in events(2)] == ["scheduled", "released"]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
+    connect, collect, events, setting, batch
+):
+    connection = connect(binary_delay={"journal": setting})
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2020-01-01T00:00:00+00:00"}
+    message = channel.prepare_message(b"[]", headers=eta)
+    if batch:
+        with PublishBatch(channel, 10) as many:
+            many.publish(message, routing_key="mail")
+    else:
+        channel.basic_publish(message, "", "mail")
+    collect(connection, [Queue("mail")], 1)
+    found = [(each["event"], each["id"], each["key"], each.get("hops")) for each in events(2)]
+    assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
+
+
+def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(
+    connect, collect, events, setting
+):
+    stock, ours = connect(transport="pyamqp"), connect(binary_delay={"journal": setting})
+    Queue("mail")(ours.default_channel).declare()
+    eta = {"task": "t", "id": "i", "eta": "2999-01-01T00:00:00+00:00"}
+    stock.Producer().publish("[]", routing_key="mail", headers=eta)
+    publish(ours, 300)
+    collect(ours, [Queue("mail")], 2)
+    assert {each["id"] for each in events(2)} == {"m-1"}
+
+
+def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
+    connection = connect()
+    publish(connection, 10)
+    collect(connection, [Queue("mail")], 1)
+    assert not [row for row in vhost.queues() if "journal" in row["name"]]
+
+
+def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    connection = connect(binary_delay={"journal": "stream", "journal_max_age": "2h"})
+    publish(connection, 60_000)
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
+
+
+@pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
+def test_those_who_begin_the_journal_together_do_each_other_no_harm(
+    connect, vhost, streams, namespace
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    start = threading.Barrier(3)
+
+    def begin(connection):
+        start.wait()
+        connection.binary_delay.journal.write({"event": "begun"})
+
+    options = {"journal": "stream", "namespace": namespace}
+    connections = [connect(binary_delay=options).connection for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(begin, connections))
+    for connection in connections:
+        # Had the broker closed it, this would raise.
+        connection.channel().close()
+    assert of_stream(vhost, f"{namespace}.v1.journal", 3) == [{"event": "begun"}] * 3
+
+
+def test_a_journal_that_cannot_be_written_harms_no_message(
+    connect, collect, vhost, streams, caplog
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    with vhost.connect() as other:
+        # A queue of that name which is no stream: the broker refuses to declare it again.
+        other.channel().queue_declare("kbd.v1.journal", durable=True, auto_delete=False)
+    connection = connect(binary_delay={"journal": "stream"})
+    publish(connection, 10)
+    publish(connection, 10)
+    assert len(collect(connection, [Queue("mail")], 2)) == 2
+    assert caplog.text.count("the journal ends on this connection") == 1
+
+
+def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
+    monkeypatch.setattr(journal_module, "STREAMS_SINCE", (99, 0))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    connection = connect(binary_delay={"journal": "stream"})
+    publish(connection, 60_000)
+    [file] = (tmp_path / "kbd-journal").glob("*.jsonl")
+    assert json.loads(file.read_text())["event"] == "scheduled"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"journal": True}, "journal must be 'stream', the path of a folder, or None, got True"),
+        ({"journal": ""}, "got ''"),
+        ({"journal_max_age": "7"}, "a number and a unit such as '7D' or '12h', got '7'"),
+        ({"journal_max_age": 7}, "got 7"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(options, words):
+    with pytest.raises(SettingsError, match=words):
+        Settings(**options)
+
+
+def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost, streams):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    connection = connect(binary_delay={"journal": "stream"}, confirm_publish=True)
+    queue = Queue("mail")(connection.default_channel)
+    queue.declare()
+    eta = {"task": "t", "id": "i", "eta": "2020-01-01T00:00:00+00:00"}
+    plain = vhost.connect()
+    for _ in range(1000):
+        message = amqp.Message("[]", application_headers=eta)
+        plain.channel(1).basic_publish(message, "", "mail")
+    plain.close()
+    depths = []
+
+    def take(body, message):
+        depths.append(len(inspect.stack(0)))
+        message.ack()
+
+    with connection.Consumer(queue, callbacks=[take], accept=["text/plain"]):
+        while len(depths) < 1000:
+            connection.drain_events(timeout=10)
+    # Each would stand on the one before it, and Python allow some dozens of them.
+    assert max(depths) < min(depths) + 50

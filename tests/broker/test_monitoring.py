@@ -1,0 +1,351 @@
+"""The dashboard and the alerting rules, over what a real broker tells a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from kombu import Queue
+
+from dev.prometheus import TOOL, Prometheus
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.admin import create
+from kombu_binary_delay.export import alerts, grafana
+from kombu_binary_delay.model.address import Destination
+
+# What is scraped is a broker whose metrics are on a port that only we know.
+pytestmark = pytest.mark.own_broker
+
+SMALL = Topology(Ladder.binary(4, 1000))
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md"
+# RabbitMQ before 4 counts what is published by channel only.
+BY_CHANNEL = "channel_exchange_metrics"
+
+
+@pytest.fixture
+def scrape(broker):
+    """The configuration that the documentation recommends, for this broker."""
+    if broker.release < (3, 10):
+        pytest.skip("before 3.10, the plugin has no /metrics/detailed, and there are no alerts")
+    (block,) = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", PAGE.read_text(), re.DOTALL)
+    config: dict[str, Any] = yaml.safe_load(block)
+    for job in config["scrape_configs"]:
+        (target,) = job["static_configs"]
+        target["targets"] = [broker.metrics_url.removeprefix("http://")]
+        if "params" in job and broker.release < (4, 0):
+            job["params"]["family"][1] = BY_CHANNEL
+    return config
+
+
+@pytest.fixture
+def ladder(scrape, vhost, connect):
+    """A ladder before a queue that takes its messages and one, unknown to it, that refuses them."""
+    return Ladders(vhost, connect)
+
+
+class Ladders:
+    def __init__(self, vhost, connect):
+        self._connect = connect
+        self.vhost = vhost.name
+        self.plain = connect("amqp", vhost.url)
+        self.connection = self.prepare(vhost)
+
+    def prepare(self, vhost):
+        plain = self._connect("amqp", vhost.url)
+        refuses = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        Queue("full", queue_arguments=refuses)(plain.channel()).declare()
+        Queue("mail")(plain.channel()).declare()
+        create(plain, SMALL, SMALL.whole + SMALL.to_queue("full") + SMALL.to_queue("mail"))
+        return self._connect(url=vhost.url, binary_delay={"tick": 1000, "radix": 2, "levels": 4})
+
+    def publish_past_the_relay(self, queue, *delays):
+        """As a program did before anybody knew that the queue refuses messages."""
+        for delay in delays:
+            digits = SMALL.ladder.digits(delay)
+            address = SMALL.address(digits, Destination("", queue))
+            self.plain.Producer().publish("m", exchange=SMALL.entry(digits), routing_key=address)
+
+    def publish(self, queue, *delays, connection=None):
+        producer = (connection or self.connection).Producer()
+        for delay in delays:
+            producer.publish("m", routing_key=queue, headers={"x-delay": delay})
+
+
+def metrics(scrape):
+    """What the jobs of a scrape configuration find: names, and the labels of each."""
+    found: dict[str, set[str]] = {}
+    for job in scrape["scrape_configs"]:
+        (static,) = job["static_configs"]
+        families = "&".join(f"family={each}" for each in job.get("params", {}).get("family", []))
+        url = f"http://{static['targets'][0]}{job.get('metrics_path', '/metrics')}?{families}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        for line in lines:
+            if match := re.match(r"(\w+)(?:\{(.*)\})? ", line):
+                labels = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[2] or ""))
+                # And what Prometheus adds by itself, and by the configuration.
+                labels |= {"instance", "job", *static.get("labels", {})}
+                found.setdefault(match[1], set()).update(labels)
+    return found
+
+
+class Selectors(dict[str, set[str]]):
+    """The metrics in a query, with the labels that it matches them by."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__()
+        self._walk(promql_parser.parse(query))
+
+    def _walk(self, node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            labels = {each.name for each in node.matchers.matchers}
+            self.setdefault(str(node.name), set()).update(labels)
+        for name in ("lhs", "rhs", "expr", "vector_selector"):
+            if (below := getattr(node, name, None)) is not None:
+                self._walk(below)
+        for each in getattr(node, "args", ()):
+            self._walk(each)
+
+
+def queries(topology=SMALL):
+    panels = json.loads(grafana(topology))["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = [
+        re.sub(r"\$(cluster|vhost)", ".*", expr.replace("$__rate_interval", "1m")) for expr in asked
+    ]
+    (group,) = yaml.safe_load(alerts(topology))["groups"]
+    return [*asked, *(rule["expr"] for rule in group["rules"])]
+
+
+def grouped_by(query):
+    return {
+        label.strip() for each in re.findall(r"by \((.*?)\)", query) for label in each.split(",")
+    }
+
+
+def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrape):
+    ladder.publish("mail", 8000)
+    exchange, channel = (
+        f"rabbitmq_detailed_{by}_messages_published_total" for by in ("exchange", "channel")
+    )
+    end = time.monotonic() + 20
+    while not {exchange, channel} & (found := metrics(scrape)).keys():
+        assert time.monotonic() < end, "no publish is counted"
+        time.sleep(0.5)
+    # Of these two, each version has one: the queries take what there is.
+    found.setdefault(exchange, found.get(channel, set()))
+    found.setdefault(channel, found[exchange])
+
+    for query in queries():
+        asked = Selectors(query)
+        for name, labels in asked.items():
+            assert labels <= found.get(name, set()), (name, labels, query)
+        known = set().union(*(found[name] for name in asked))
+        assert grouped_by(query) <= known, query
+
+
+def test_a_query_for_a_metric_that_is_not_there_would_be_noticed(ladder, scrape):
+    assert Selectors('sum(rate(a{x="1"}[5m])) / max_over_time((b - c{y=~"2"})[5m:15s])') == {
+        "a": {"x"},
+        "b": set(),
+        "c": {"y"},
+    }
+    assert "rabbitmq_detailed_queue_messages_dlx" not in metrics(scrape)
+
+
+def hurried(rules):
+    """The same rules on a faster clock: what takes minutes takes seconds."""
+    seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "15s": "1s"}
+    return re.sub(r"\b(\d+[ms])\b", lambda time: seconds[time[1]], rules)
+
+
+@pytest.mark.slow
+def test_alerts_fire_for_what_is_wrong_and_not_for_what_is_busy(broker, ladder, scrape):
+    scrape["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    busy = broker.vhost()
+    done = threading.Event()
+    healthy = ladder.prepare(busy)
+
+    def be_busy():
+        while not done.wait(0.01):
+            ladder.publish("mail", 1000, 3000, 7000, connection=healthy)
+
+    # A relay for a queue that this publisher knows to refuse; none for one that it does not.
+    refuses = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    known = Queue("known", queue_arguments=refuses)
+    known(ladder.connection.channel()).declare()
+    publisher = threading.Thread(target=be_busy)
+    publisher.start()
+    try:
+        with Prometheus(scrape, hurried(alerts(SMALL))) as prometheus:
+            ladder.publish("gone", 1000)
+            ladder.publish("known", *[2000] * 40)
+            ladder.publish_past_the_relay("full", *[8000] * 40)
+            firing = fires_until(
+                prometheus,
+                {"BinaryDelayLevelStuck", "BinaryDelayParked", "BinaryDelayRelayFilling"},
+            )
+            for query in queries():
+                prometheus.query(query)
+            waiting = queries()[0]
+            assert sum(value for _, value in prometheus.query(waiting)) > 40
+    finally:
+        done.set()
+        publisher.join()
+        busy.delete()
+
+    where = {
+        name: {(each["vhost"], each["queue"]) for each in labels} for name, labels in firing.items()
+    }
+    assert where == {
+        "BinaryDelayLevelStuck": {(ladder.vhost, f"{SMALL.level_name(3)}.1")},
+        "BinaryDelayParked": {(ladder.vhost, SMALL.parking)},
+        "BinaryDelayRelayFilling": {(ladder.vhost, SMALL.queue_relay_name("known"))},
+    }
+
+
+def fires_until(prometheus, names, timeout=90):
+    """What fires when these do; nothing must fire that is not among them."""
+    end = time.monotonic() + timeout
+    while True:
+        firing = prometheus.alerts()
+        assert firing.keys() <= names
+        if firing.keys() == names:
+            return firing
+        assert time.monotonic() < end, f"only {sorted(firing)} fire"
+        time.sleep(0.5)
+
+
+# -- what takes minutes, on Prometheus' own clock for tests of rules -------------------------------
+
+LEVEL = f"{SMALL.level_name(0)}.1"
+FIVE_A_SECOND = "0+75x200"
+NONE = "0x200"
+
+
+def of_queue(kind, queue, values):
+    return {
+        "series": f'rabbitmq_detailed_queue_messages{kind}{{vhost="v",queue="{queue}"}}',
+        "values": values,
+    }
+
+
+def case(held, confirmed=FIVE_A_SECOND, ready="100x200", queue=LEVEL):
+    """Fifty minutes of a queue, four scrapes a minute."""
+    counter = "rabbitmq_global_messages_dead_lettered_confirmed_total"
+    labels = 'queue_type="rabbit_quorum_queue",dead_letter_strategy="at_least_once"'
+    total = [int(each) + 100 for each in spelled(held)] if ready != NONE else spelled(held)
+    return [
+        of_queue("", queue, " ".join(map(str, total))),
+        of_queue("_ready", queue, ready),
+        of_queue("_unacked", queue, NONE),
+        {"series": f"{counter}{{{labels}}}", "values": confirmed},
+    ]
+
+
+def spelled(values):
+    """Write `8x20 0x180` out."""
+    return [each for run in values.split() for each in [run.split("x")[0]] * int(run.split("x")[1])]
+
+
+SCENES = {
+    "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
+    "nothing leaves, and more comes": (
+        case("0x20 " + " ".join(f"{40 + each}x1" for each in range(180)), "0+0x200"),
+        {"Stuck", "Late"},
+    ),
+    "busy, each scrape sees other messages on their way": (
+        case(" ".join(f"{each % 7}x1" for each in range(200)), "0+4500x200"),
+        set(),
+    ),
+    "a burst that takes six minutes to go": (
+        case(
+            "0x20 " + " ".join(f"{9000 - 375 * each}x1" for each in range(25)) + " 0x155",
+            "0x20 0+375x25 9375x155",
+        ),
+        {"Late"},
+    ),
+    "under load, more held than a worker takes, and moving": (
+        case(" ".join(f"{40 + each % 5}x1" for each in range(200)), "0+4500x200"),
+        set(),
+    ),
+    "a few three minutes late after a crash, among many": (
+        case("0x40 7x12 0x148", "0+4500x200"),
+        set(),
+    ),
+    "a few three minutes late after a crash, and nothing else": (
+        case("0x40 7x12 0x148", "0x52 7x148"),
+        {"Late"},
+    ),
+    "a relay that nobody empties": (
+        case("40x200", ready=NONE, queue=SMALL.queue_relay_name("mail")),
+        {"RelayFilling", "Unwatched"},
+    ),
+    "a few parked": (
+        case("3x200", ready=NONE, queue=SMALL.parking),
+        {"Parked", "Unwatched"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_what_fires_within_45_minutes(tmp_path, name):
+    series, fires = SCENES[name]
+    (tmp_path / "rules.yml").write_text(alerts(SMALL))
+    expressions = " or ".join(
+        f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{each}",'
+        f'alertstate="firing"}}[45m]))'
+        for each in ("LevelStuck", "Parked", "RelayFilling", "Late", "Unwatched")
+    )
+    names = {"Stuck": "LevelStuck"}
+    expected = [
+        {"labels": f'{{alertname="BinaryDelay{names.get(each, each)}"}}', "value": 1}
+        for each in sorted(fires)
+    ]
+    test = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": series,
+                "promql_expr_test": [
+                    {"expr": expressions, "eval_time": "45m", "exp_samples": expected}
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+
+    done = subprocess.run(
+        [TOOL, "test", "rules", "test.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("topology", [Topology(), SMALL], ids=lambda topology: topology.prefix)
+def test_rules_are_what_promtool_takes(tmp_path, topology):
+    (tmp_path / "rules.yml").write_text(alerts(topology))
+
+    done = subprocess.run(
+        [TOOL, "check", "rules", tmp_path / "rules.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "SUCCESS: 5 rules found" in done.stdout, done.stdout + done.stderr

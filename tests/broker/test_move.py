@@ -1,0 +1,996 @@
+"""Redrive, migrate and transfer on a real broker: nothing lost, nothing early."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import amqp
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.transport import native_delayed_delivery as native
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.admin import (
+    Live,
+    Management,
+    OperationError,
+    UnreachableError,
+    create,
+    migrate,
+    plan,
+    redrive,
+    refill,
+)
+from kombu_binary_delay.admin.mover import bearable
+from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
+from kombu_binary_delay.admin.redrive import dump, load
+from kombu_binary_delay.batching.batch import PublishBatch
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+
+
+@pytest.fixture
+def plain(vhost):
+    return partial(Connection, vhost.url, transport_options={"confirm_publish": True})
+
+
+@pytest.fixture
+def management(broker, plain):
+    with plain() as connection:
+        return Management.of(connection, broker.management_url)
+
+
+@pytest.fixture
+def small(topology):
+    return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+@dataclass(frozen=True)
+class Site:
+    vhost: Any
+    plain: Any
+    management: Any
+
+    def migrate(self, source, to, exchange=None, **settings):
+        there = ours(self.vhost, **(settings or SETTINGS))
+        return migrate(self.plain, there, self.management, source, to, exchange=exchange)
+
+
+@pytest.fixture
+def site(vhost, plain, management):
+    return Site(vhost, plain, management)
+
+
+SETTINGS = {"tick": 1000, "radix": 2, "levels": 4}
+
+
+def ours(vhost, **settings):
+    return partial(
+        Connection,
+        vhost.url,
+        transport="kombu_binary_delay:Transport",
+        transport_options={"binary_delay": settings},
+    )
+
+
+def publish(connection, queue, *delays, exchange="", **more):
+    for delay in delays:
+        connection.Producer().publish(
+            f"{delay}", exchange=exchange, routing_key=queue, headers={"x-delay": delay, **more}
+        )
+
+
+@pytest.fixture
+def allow(broker, vhost):
+    """Let messages come back to quorum queues so many times, and no more."""
+
+    def allow(times):
+        policy = {"pattern": ".*", "definition": {"delivery-limit": times}}
+        broker.api("PUT", f"policies/{vhost.name}/limit", policy)
+
+        def is_told():
+            rows = vhost.queues()
+            return all(row.get("policy") == "limit" for row in rows if row["type"] == "quorum")
+
+        wait_until(is_told)
+
+    return allow
+
+
+def waiting(vhost, topology):
+    """Count what waits in a ladder, by the queues that hold any."""
+    counts = vhost.waiting(*(each.name for each in topology.whole.queues))
+    return {name: count for name, count in counts.items() if count}
+
+
+def wait_until(ready, timeout=20):
+    end = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+# -- redrive -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parked(connect, vhost, small):
+    """Three messages whose queue is gone, and one for a key that nobody has bound."""
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    Queue("x", Exchange("events", "topic"), "other.#")(connection.channel()).declare()
+    publish(connection, "gone", 1000, 1000, 1000, mine=1)
+    publish(connection, "order.paid", 1000, exchange="events")
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+    return connection
+
+
+def by_destination(found):
+    return {
+        (each.destination.exchange, each.destination.routing_key): (each.sent, each.stays)
+        for each in found.parked
+    }
+
+
+def test_a_dry_run_counts_what_is_parked_by_destination_and_leaves_it(parked, plain, vhost, small):
+    found = redrive(plain, small, dry_run=True)
+
+    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (0, 1)}
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+
+
+def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain, vhost, small):
+    for _ in range(25):
+        found = redrive(plain, small, dry_run=True)
+
+    assert found.stays == 4
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(plain, small, dry_run=True)) == {
+        ("", "gone"): (0, 3),
+        ("events", "order.paid"): (0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("dry run", True), ("elsewhere", False), ("nobody there", False), ("file", True)],
+)
+def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
+    parked, site, small, allow, how, told, tmp_path
+):
+    assert parked
+    allow(3)
+    management = site.management if told else None
+    for _ in range(6):
+        wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
+        with (tmp_path / "none").open("a") as file:
+            found = redrive(
+                site.plain,
+                small,
+                management,
+                only=Destination("", "other") if how in ("elsewhere", "file") else None,
+                file=file if how == "file" else None,
+                dry_run=how == "dry run",
+            )
+
+    assert found.stays == 4
+    wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(site.plain, small, dry_run=True)) == {
+        ("", "gone"): (0, 3),
+        ("events", "order.paid"): (0, 1),
+    }
+
+
+def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
+    parked, plain, vhost, small, collect
+):
+    queue = Queue("gone")(parked.channel())
+    queue.declare()
+
+    found = redrive(plain, small)
+
+    assert by_destination(found) == {("", "gone"): (3, 0), ("events", "order.paid"): (0, 1)}
+    assert any("returned" in reason for reason in found.reasons)
+    arrivals = collect(parked, [queue], 3)
+    assert [(each.body, each.exchange, each.key, each.headers) for each in arrivals] == [
+        ("1000", "", "gone", {"mine": 1})
+    ] * 3
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
+
+
+def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, small, tmp_path):
+    Queue("gone")(parked.channel()).declare()
+    with plain() as connection:
+        connection.Producer().publish(
+            "early",
+            exchange=small.parking,
+            routing_key=small.address((1, 0), Destination("", "gone")),
+            headers={"x-binary-delay": {"due": (time.time_ns() // 1_000_000) + 3_600_000}},
+        )
+
+    looked = redrive(plain, small, only=Destination("", "gone"), dry_run=True)
+    with (tmp_path / "parked.jsonl").open("w") as file:
+        found = redrive(plain, small, only=Destination("", "gone"), file=file)
+    again = redrive(plain, small, only=Destination("", "gone"))
+    Queue("elsewhere")(parked.channel()).declare()
+    away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
+
+    assert all("not due yet" in each.reasons[0] for each in (looked, found, again, away))
+    assert by_destination(found)["", "gone"] == (3, 1)
+    assert by_destination(again)["", "gone"] == (0, 1)
+    assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
+
+
+def test_what_a_full_disk_did_not_take_stays_parked(parked, site, small, tmp_path):
+    full = patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+
+    with (tmp_path / "parked").open("w") as file, full, pytest.raises(OSError, match="No space"):
+        redrive(site.plain, small, file=file)
+
+    vhost = site.vhost
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+
+
+def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
+    Queue("elsewhere")(parked.channel()).declare()
+
+    found = redrive(
+        plain, small, only=Destination("events", "order.paid"), to=Destination("", "elsewhere")
+    )
+
+    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (1, 0)}
+    assert vhost.waiting("elsewhere") == {"elsewhere": 1}
+
+
+def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
+    parked, small, collect, site, tmp_path
+):
+    plain, vhost = site.plain, site.vhost
+    queue = Queue("gone")(parked.channel())
+    queue.declare()
+    path = tmp_path / "parked.jsonl"
+
+    with path.open("w") as file:
+        found = redrive(plain, small, only=Destination("", "gone"), file=file)
+
+    assert (found.sent, found.stays) == (3, 1)
+    assert vhost.waiting("gone") == {"gone": 0}
+    with plain() as connection, path.open() as file:
+        assert refill(connection, file).sent == 3
+    arrivals = collect(parked, [queue], 3)
+    assert {(each.body, str(each.headers)) for each in arrivals} == {("1000", "{'mine': 1}")}
+
+
+def line(queue, exchange=""):
+    return dump(Destination(exchange, queue), amqp.Message("m", delivery_mode=2)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "hello",
+        "[]",
+        "5",
+        "{}",
+        line("mail").replace('"mail"', "7"),
+        line("mail").replace('"bQ=="', '"*"'),
+        line("mail").replace('"delivery_mode": 2', '"headers": {"$decimal": "x"}'),
+    ],
+)
+def test_a_file_with_a_line_that_is_none_of_ours_is_refused_and_nothing_of_it_is_sent(
+    bad, plain, vhost
+):
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        with pytest.raises(OperationError, match="line 3 is not what redrive"):
+            refill(connection, io.StringIO(f"{line('mail')}\n{bad}\n"))
+
+    assert vhost.waiting("mail") == {"mail": 0}
+
+
+def test_what_a_file_has_and_no_way_is_told_and_the_rest_is_sent(plain, vhost):
+    good, gone, nowhere = line("mail"), line("gone"), line("k", "no such exchange")
+    left: list[str] = []
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+        done = refill(
+            connection, io.StringIO(f"{good}{gone}\n{good}{nowhere}{good}"), left=left.append
+        )
+
+    assert (done.sent, done.left) == (3, 2)
+    assert any("returned" in each for each in done.reasons)
+    assert "there is no exchange 'no such exchange'" in done.reasons
+    assert sorted(left) == sorted([gone, nowhere])
+    assert vhost.waiting("mail") == {"mail": 3}
+
+
+def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_told(plain):
+    left: list[str] = []
+    lines = [line(f"q{number}") for number in range(5)]
+    connection = plain()
+    connection.connect()
+    sock = connection.connection.transport.sock
+
+    class Cutting(io.StringIO):
+        def seek(self, *args):
+            sock.shutdown(socket.SHUT_RDWR)
+            return super().seek(*args)
+
+    with sock, connection, pytest.raises((UnreachableError, OSError)):
+        refill(connection, Cutting("".join(lines)), left=left.append)
+
+    assert sorted(left) == lines
+
+
+# -- migrate -------------------------------------------------------------------------------------
+
+
+def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, site):
+    vhost = site.vhost
+    plain = site.plain
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
+    queue.declare()
+    sent = time.time()
+    publish(connection, "order.paid", 3000, 4000, 3500, exchange="events", mine=1)
+    publish(connection, "mail", 5000)
+
+    with plain() as operator:
+        planned = plan(operator, Live.read(site.management), old)
+    done = site.migrate(old, small)
+
+    assert planned.messages == 4
+    assert (done.moved, done.left, done.poison) == (4, 0, 0)
+    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
+    arrivals = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 4)
+    for arrival in arrivals:
+        assert arrival.at - sent >= float(arrival.body) / 1000
+        assert arrival.at - sent < float(arrival.body) / 1000 + 2.5
+        assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
+    assert sorted((each.exchange, each.key) for each in arrivals) == [
+        ("", "mail"),
+        *[("events", "order.paid")] * 3,
+    ]
+
+
+def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, site):
+    plain = site.plain
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    with plain() as operator:
+        native.declare_native_delayed_delivery_exchanges_and_queues(operator, "quorum")
+        queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(operator.channel())
+        queue.declare()
+        native.bind_queue_to_native_delayed_delivery_exchange(operator, queue)
+        due = datetime.now(timezone.utc) + timedelta(seconds=4)
+        operator.Producer().publish(
+            "task",
+            exchange="celery_delayed_27",
+            routing_key=native.calculate_routing_key(4, "tasks.new"),
+            headers={"task": "t", "id": "1", "eta": due.isoformat()},
+        )
+
+    done = site.migrate(FOREIGN_LADDERS["celery"], small)
+
+    assert done.moved == 1
+    (arrival,) = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 1)
+    assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
+    assert arrival.at >= due.timestamp()
+    assert "x-death" not in arrival.headers
+
+
+@pytest.fixture
+def celerys(site, small):
+    """Celery's native ladder, and a way to publish to it as its programs do."""
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    celery = FOREIGN_LADDERS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+
+    def delay(*keys):
+        with site.plain() as operator:
+            for key in keys:
+                operator.Producer().publish(
+                    key,
+                    exchange="celery_delayed_27",
+                    routing_key=native.calculate_routing_key(9, key),
+                )
+
+    return delay
+
+
+def lead(url, exchange, *keys):
+    """Bind an exchange to Celery's ladder, as a worker does."""
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        Exchange(exchange, "topic")(channel).declare()
+        for key in keys:
+            channel.exchange_bind(exchange, "celery_delayed_delivery", f"#.{key}")
+
+
+def destinations(vhost, topology):
+    """Take what waits in a ladder, and tell where it goes."""
+    found = []
+    with vhost.connect() as reader:
+        for name in waiting(vhost, topology):
+            channel = reader.channel()
+            while (message := channel.basic_get(name, no_ack=True)) is not None:
+                found.append(topology.parse(message.delivery_info["routing_key"])[1])
+            channel.close()
+    return sorted(found)
+
+
+def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
+    vhost, small, site, celerys
+):
+    lead(vhost.url, "a", "one", "two")
+    lead(vhost.url, "b", "two")
+    celerys("one", "two", "none")
+
+    with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
+        site.migrate(FOREIGN_LADDERS["celery"], small)
+    site.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
+
+    wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
+    assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
+
+
+def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
+    connect, collect, small, site, celerys
+):
+    assert celerys
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    queue = Queue("mail")(connection.channel())
+    queue.declare()
+    sent = time.time()
+    connection.Producer().publish(
+        "m", routing_key="mail", headers={"x-delay": 5000}, expiration=0.7
+    )
+
+    done = migrate(site.plain, site.plain, site.management, small, FOREIGN_LADDERS["celery"])
+
+    assert done.moved == 1
+    (arrival,) = collect(connect(), [queue], 1)
+    assert arrival.at - sent >= 5
+    assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
+
+
+def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, site, celerys):
+    celery = FOREIGN_LADDERS["celery"]
+    lead(vhost.url, "tasks", "new")
+    celerys("new")
+    other = broker.vhost()
+    try:
+        there = partial(Connection, other.url)
+        with there() as operator:
+            create(operator, celery, celery.whole)
+            api = Management.of(operator, broker.management_url)
+        left = migrate(site.plain, there, site.management, celery, celery, there=api)
+        lead(other.url, "tasks", "new")
+        moved = migrate(site.plain, there, site.management, celery, celery, there=api)
+    finally:
+        other.delete()
+
+    assert (left.moved, left.left, moved.moved) == (0, 1, 1)
+
+
+def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, site):
+    if small.queue_type == "classic":
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    celery = FOREIGN_LADDERS["celery"]
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    exchange = Exchange("events", "direct")
+    Queue("mail", exchange, "mail")(connection.channel()).declare()
+    Queue("here")(connection.channel()).declare()
+    publish(connection, "here", 9000)
+    publish(connection, "gone", 9000)
+    publish(connection, "mail", 9000, exchange="events")
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+        done = migrate(site.plain, site.plain, site.management, small, celery)
+
+    assert (done.moved, done.left) == (1, 2)
+    assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
+    assert any("does not know the exchange 'events'" in reason for reason in done.reasons)
+    waits = f"{small.level_name(3)}.1"
+    wait_until(lambda: vhost.waiting(waits) == {waits: 2})
+
+
+def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
+    connect, vhost, small, site, allow
+):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    tall = Topology(Ladder.binary(10, 1000))
+    connection = connect(confirm_publish=True, binary_delay={**SETTINGS, "levels": 10})
+    Queue("mail", Exchange("events", "direct"), "mail")(connection.channel()).declare()
+    publish(connection, "mail", 200_000, exchange="events", mine=1)
+    allow(3)
+
+    celery = FOREIGN_LADDERS["celery"]
+    with site.plain() as operator:
+        create(operator, celery, celery.whole)
+    for _ in range(6):
+        done = migrate(site.plain, site.plain, site.management, tall, celery)
+
+    assert (done.moved, done.left) == (0, 1)
+    (name,) = waiting(vhost, tall)
+    with vhost.connect() as reader:
+        message = reader.channel().basic_get(name)
+    digits, destination = tall.parse(message.delivery_info["routing_key"])
+    assert name == f"{tall.level_name(len(digits) - 1)}.1"
+    assert destination == Destination("events", "mail")
+    assert message.headers["mine"] == 1
+    due, left = message.headers["x-binary-delay"]["due"], tall.ladder.delay(digits)
+    assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
+
+
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site, allow):
+    if small.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 9000)
+    allow(0)
+
+    with pytest.raises(OperationError, match="delivery limit of 0"):
+        site.migrate(small, Topology(Ladder.binary(4, 500)))
+
+
+@pytest.mark.parametrize(
+    ("row", "times"),
+    [
+        ({"type": "quorum"}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 5}}, 2),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 3}}, 1),
+        ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 1}}, 1),
+        (
+            {
+                "type": "quorum",
+                "arguments": {"x-delivery-limit": 100},
+                "effective_policy_definition": {"delivery-limit": 8},
+            },
+            4,
+        ),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": -1}}, 10),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 1000}}, 10),
+        ({"type": "quorum", "arguments": [], "effective_policy_definition": []}, 10),
+        ({"type": "classic", "effective_policy_definition": {"delivery-limit": 0}}, 10),
+    ],
+)
+def test_a_message_comes_back_half_as_often_as_its_queue_allows(row, times):
+    assert bearable("q", row) == times
+
+
+@pytest.mark.parametrize(
+    ("topology", "key", "headers", "left", "again"),
+    [
+        # Of 8 + 2 + 1 s, in the queue of 8 s.
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@..q", {}, 9.5, (3, "0.1.0.1.@..q", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@.e.a.b", {}, 2.5, (1, "1.1.@.e.a.b", None)),
+        (Topology(Ladder.binary(4, 1000)), "1.1.0.1.@!..q", {}, -5, (0, "1.@!..q", None)),
+        (
+            Topology(Ladder.binary(4, 1000)),
+            "1.1.0.1.@..q",
+            {"CC": ["1.1.0.1.@..r.s"]},
+            4,
+            (2, "0.0.1.@..q", ["0.0.1.@..r.s"]),
+        ),
+        # What is due later than its way takes is left alone, and so is what cannot be read.
+        (Topology(Ladder.binary(4, 1000)), "1.@..q", {}, 5, None),
+        (Topology(Ladder.binary(4, 1000)), "what", {}, 5, None),
+        (
+            FOREIGN_LADDERS["celery"],
+            "0." * 24 + "1.0.1.1.q.r",
+            {},
+            9.5,
+            (27, "0." * 24 + "1.0.1.0.q.r", None),
+        ),
+        (
+            FOREIGN_LADDERS["nservicebus"],
+            "0." * 24 + "1.0.1.1.q",
+            {},
+            3,
+            (1, "0." * 26 + "1.1.q", None),
+        ),
+    ],
+)
+def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
+    topology, key, headers, left, again
+):
+    now = 1_000_000
+    due = {"x-binary-delay": {"due": now + round(left * 1000)}}
+    properties = {"application_headers": {**due, **headers}, "priority": 3}
+
+    found = put_back(Source("q", topology, 8000, 3), key, properties, now)
+
+    if again is None:
+        assert found is None
+        return
+    level, key, copies = again
+    copies = {} if copies is None else {"CC": copies}
+    assert found == (
+        topology.level_name(level),
+        key,
+        {"application_headers": {**due, **copies}, "priority": 3},
+    )
+
+
+def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, site):
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", *[60_000] * 5)
+    there = ours(vhost, **{**SETTINGS, "levels": 10})()
+    there.connect()
+    sock = there.connection.transport.sock
+
+    def cut(_):
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    with sock, pytest.raises(UnreachableError, match="went away"):
+        migrate(
+            site.plain,
+            lambda: there,
+            site.management,
+            old,
+            Topology(Ladder.binary(10, 1000), queue_type=small.queue_type),
+            progress=cut,
+        )
+
+    wait_until(lambda: sum(waiting(vhost, old).values()) == 5)
+
+
+def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
+    connect, collect, small, site
+):
+    plain = site.plain
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    queue = Queue("tasks")(connection.channel())
+    queue.declare()
+    due = datetime.now(timezone.utc) + timedelta(seconds=3)
+    with plain() as operator:
+        for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
+            operator.Producer().publish(
+                name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
+            )
+
+    done = site.migrate("tasks", small)
+
+    assert (done.moved, done.kept) == (1, 2)
+    arrivals = collect(connect("amqp"), [queue], 3)
+    assert [each.body for each in arrivals] == ["a", "b", "later"]
+    assert arrivals[2].at >= due.timestamp()
+
+
+@pytest.mark.parametrize("name", ["endpoint", "an.end.point"])
+def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, site):
+    vhost = site.vhost
+    plain = site.plain
+    if broker.release not in ((3, 10), (4, 0)):
+        pytest.skip("both ladders of NServiceBus stand on RabbitMQ 3.10 to 4.2 only")
+    v1, v2 = FOREIGN_LADDERS["nservicebus-v1"], FOREIGN_LADDERS["nservicebus"]
+    with plain() as operator:
+        create(operator, v1, v1.whole + v2.whole)
+        Queue(name)(operator.channel()).declare()
+        for delay, elapsed in VECTORS:
+            sent = datetime.now(timezone.utc) - timedelta(seconds=elapsed)
+            digits = v1.ladder.digits(delay * 1000)
+            operator.Producer().publish(
+                f"{delay}",
+                exchange=v1.level_name(level_at(v1, delay, elapsed)),
+                routing_key=v1.address(digits, Destination("", name)),
+                headers={
+                    "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
+                    "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+                },
+            )
+        operator.Producer().publish("?", exchange=v1.level_name(9), routing_key="1." * 20)
+
+    done = migrate(plain, plain, site.management, v1, v2)
+
+    # The one of no delay left has gone on at once, to the endpoint.
+    assert (done.moved, done.left) == (len(VECTORS), 0)
+    wait_until(lambda: vhost.waiting(name)[name] >= 1)
+    waiting = vhost.waiting(*(each.name for each in v2.whole.queues))
+    levels = [level for (_, elapsed), (_, level) in VECTORS.items() if level > 1]
+    assert {key for key, count in waiting.items() if count} >= {
+        v2.level_name(level) for level in levels
+    }
+
+
+#: NServiceBus's own: (delay, elapsed) -> (remaining, level of entry), in seconds.
+VECTORS = {
+    (10, 10): (0, 0),
+    (32, 30): (2, 1),
+    (64, 30): (34, 5),
+    (128, 30): (98, 6),
+    (86_400, 43_200): (43_200, 15),
+    (604_800, 259_200): (345_600, 18),
+}
+
+
+def level_at(ladder, delay, elapsed):
+    """Tell the level in which a message waits, so many seconds after it was sent; at last, too."""
+    digits = ladder.ladder.digits(delay * 1000)
+    waits = [level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if digit]
+    left = {level: sum(2**each for each in waits if each < level) for level in waits}
+    return next(level for level in waits if delay - elapsed >= left[level])
+
+
+@pytest.mark.parametrize("queue", ["some-endpoint", "some.end.point"])
+@pytest.mark.parametrize("delay", VECTORS)
+def test_what_remains_is_what_nservicebus_says(queue, delay):
+    v1, v2 = FOREIGN_LADDERS["nservicebus-v1"], FOREIGN_LADDERS["nservicebus"]
+    now = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+    headers = {
+        "NServiceBus.TimeSent": f"{now - timedelta(seconds=delay[1]):%Y-%m-%d %H:%M:%S:%f Z}",
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay[0],
+    }
+    key = v1.address(v1.ladder.digits(delay[0] * 1000), Destination("", queue))
+    epoch = round(now.timestamp() * 1000)
+    at = level_at(v1, *delay)
+
+    found = read(Source("q", v1, 2**at * 1000, at), key, {"application_headers": headers}, epoch)
+
+    assert found is not None
+    left, level = VECTORS[delay]
+    digits = v2.ladder.digits(remaining(found.due, epoch))
+    assert (remaining(found.due, epoch), v2.height(digits)) == (left * 1000, level)
+    assert v2.parse(v2.address(digits, found.destination)) == (digits, Destination("", queue))
+
+
+def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited():
+    topology = Topology(Ladder.binary(4, 1000))
+    key = topology.address((1, 0, 1, 1), Destination("", "mail"))
+
+    found = read(Source("q", topology, 8000, 3), key, {}, 1_000_000)
+    lower = read(Source("q", topology, 2000, 1), key, {}, 1_000_000)
+
+    assert found is not None
+    assert lower is not None
+    assert (found.due, lower.due) == (1_011_000, 1_003_000)
+
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+
+
+def nservicebus(delay, sent, retried=None):
+    """Say as NServiceBus does how many seconds ago a message was sent, and with which delay."""
+    times = {"NServiceBus.TimeSent": sent, "NServiceBus.Retries.Timestamp": retried}
+    return {
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+        **{
+            name: f"{NOW - timedelta(seconds=ago):%Y-%m-%d %H:%M:%S:%f Z}"
+            for name, ago in times.items()
+            if ago is not None
+        },
+    }
+
+
+def in_seconds(seconds):
+    return NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "delay", "headers", "left"),
+    [
+        # All of 60 s: 32, 16, 8 and 4. In the queue of 32 s, at least 28 s are left.
+        ("nservicebus", 5, 60, nservicebus(60, sent=10), 50),
+        ("nservicebus", 5, 60, nservicebus(60, sent=20, retried=5), 55),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=3600, retried=33), 60),
+        ("nservicebus", 5, 60, nservicebus(60, sent=-1), 60),
+        ("nservicebus", 2, 60, nservicebus(60, sent=3600), 4),
+        # A stock worker resends our header with its retry.
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(-5)}, "eta": in_seconds(50)}, 50),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}, "eta": in_seconds(50)}, 55),
+        ("celery", 5, 60, {"x-binary-delay": {"due": in_seconds(55)}}, 55),
+        ("celery", 5, 60, {"eta": in_seconds(50)}, 50),
+    ],
+)
+def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, delay, headers, left):
+    ladder = FOREIGN_LADDERS[name]
+    now = round(NOW.timestamp() * 1000)
+    headers = {"task": "t", **headers}
+    if "x-binary-delay" in headers:
+        headers["x-binary-delay"] = {
+            "due": round(headers["x-binary-delay"]["due"].timestamp() * 1000)
+        }
+    key = ladder.address(ladder.ladder.digits(delay * 1000), Destination("", "q"))
+    source = Source("x", ladder, 2**level * 1000, level)
+
+    found = read(source, key, {"application_headers": headers}, now)
+
+    assert found is not None
+    assert remaining(found.due, now) == left * 1000
+
+
+def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, site):
+    plain = site.plain
+    old = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
+    with plain() as operator:
+        create(operator, old, old.whole)
+        operator.Producer().publish("?", exchange=old.level_name(3), routing_key="0.0.0.1.what")
+        operator.Producer().publish(
+            "??",
+            exchange=old.level_name(3),
+            routing_key="0.0.0.1.@..mail",
+            headers={"task": "t", "eta": "tomorrow"},
+        )
+
+    done = site.migrate(old, small)
+
+    assert (done.moved, done.poison) == (0, 2)
+    arrivals = collect(connect("amqp"), [Queue(done.poison_queue, no_declare=True)], 2)
+    assert {each.body for each in arrivals} == {"?", "??"}
+    assert {each.headers["x-binary-delay-poison"]["queue"] for each in arrivals} == {
+        f"{old.level_name(3)}.1"
+    }
+
+
+def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, site):
+    vhost = site.vhost
+    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    Queue("mail")(connection.channel()).declare()
+    sent = time.time()
+    publish(connection, "mail", 4000, 5000)
+    other = broker.vhost()
+    try:
+        with ours(other, **SETTINGS)() as there:
+            queue = Queue("mail")(there.channel())
+            queue.declare()
+            done = migrate(site.plain, ours(other, **SETTINGS), site.management, small, small)
+            arrivals = collect(there, [queue], 2)
+    finally:
+        other.delete()
+
+    assert done.moved == 2
+    assert all(each.at - sent >= float(each.body) / 1000 for each in arrivals)
+    assert vhost.waiting("mail") == {"mail": 0}
+
+
+_MIGRATE = """
+import sys
+from functools import partial
+from kombu import Connection
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.admin import Management, migrate
+url, api, kind = sys.argv[1:]
+plain = partial(Connection, url)
+with plain() as connection:
+    management = Management.of(connection, api)
+ours = partial(
+    Connection, url, transport="kombu_binary_delay:Transport",
+    transport_options={"binary_delay": {"tick": 1000, "radix": 2, "levels": 10}},
+)
+old = Topology(Ladder.binary(12, 500), queue_type=kind)
+print("go", flush=True)
+migrate(plain, ours, management, old, Topology(Ladder.binary(10, 1000), queue_type=kind))
+"""
+
+
+def fill(connection, count, delay):
+    """Delay numbered messages on the connection's ladder."""
+    channel = connection.channel()
+    Queue("mail")(channel).declare()
+    with PublishBatch(channel) as batch:
+        for number in range(count):
+            headers = {"x-delay": delay(number), "number": number}
+            message = amqp.Message(str(number), application_headers=headers, delivery_mode=2)
+            batch.publish(message, "", "mail", tag=number)
+
+
+def numbers(vhost, topology):
+    """Take what waits in a ladder, and tell how often each number is there."""
+    found: Counter[int] = Counter()
+    with vhost.connect() as reader:
+        for name in vhost.waiting(*(each.name for each in topology.whole.queues)):
+            channel = reader.channel()
+            while (message := channel.basic_get(name, no_ack=True)) is not None:
+                found[message.headers["number"]] += 1
+            channel.close()
+    return found
+
+
+@pytest.mark.slow
+def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
+    # More than fit into the broker's hands at once, on many levels: acknowledgements come in bulk.
+    old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
+    new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
+    fill(
+        connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 20}),
+        3000,
+        lambda n: 60_000 * (1 + n % 99),
+    )
+
+    done = site.migrate(old, new, tick=1000, radix=2, levels=20)
+
+    assert done.moved == 3000
+    assert numbers(vhost, new) == dict.fromkeys(range(3000), 1)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost, small):
+    kind = small.queue_type
+    old = Topology(Ladder.binary(12, 500), queue_type=kind)
+    fill(
+        connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 12}),
+        4000,
+        lambda n: 120_000 + n,
+    )
+
+    def start():
+        argv = [sys.executable, "-c", _MIGRATE, vhost.url, broker.management_url, kind]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ})
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go\n"
+        return process
+
+    for seconds in (0.4, 0.7, 1.0):
+        process = start()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    process = start()
+    assert process.wait(120) == 0
+    process.stdout.close()
+
+    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
+    found = numbers(vhost, Topology(Ladder.binary(10, 1000), queue_type=kind))
+    assert found.keys() == set(range(4000))
+
+
+def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
+    connect, vhost, small, site
+):
+    old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
+    connection = connect(
+        confirm_publish=True, binary_delay={"tick": 2000, "radix": 2, "levels": 10}
+    )
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 500_000)
+
+    done = site.migrate(old, small)
+
+    assert (done.moved, done.left) == (0, 1)
+    assert "outside of 0 to 15000 ms" in done.reasons[0]
+    wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
+
+
+def test_a_queue_that_does_not_exist_is_named(small, site):
+    with pytest.raises(OperationError, match="'nowhere' does not exist"):
+        site.migrate("nowhere", small)
+
+
+def test_a_message_in_a_file_is_what_it_was():
+    headers = {
+        "bytes": b"\xff\x00",
+        "time": datetime(2030, 1, 31, 12),  # noqa: DTZ001 - as py-amqp reads one
+        "decimal": Decimal("1.5"),
+        "nested": {"list": [1, None, True, {"$bytes": "not ours"}]},
+    }
+    message = amqp.Message(b"\xff body", application_headers=headers, delivery_mode=2)
+
+    destination, again = load(dump(Destination("x", "k"), message))
+
+    assert destination == Destination("x", "k")
+    assert (again.body, again.properties) == (message.body, message.properties)

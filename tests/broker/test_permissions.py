@@ -1,0 +1,551 @@
+"""Exactly which permissions delays take on RabbitMQ, and what the ladder lets somebody do.
+
+The tables of docs/how-to/permissions.md are the tables here. Each is tested twice: what it says is
+enough, and with one line less it is not.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import amqp
+import pytest
+from amqp.exceptions import AccessRefused
+from kombu import Exchange, Producer, Queue
+
+from kombu_binary_delay import Topology, TopologyError
+from kombu_binary_delay import journal as journal_module
+from kombu_binary_delay.model.topology import Part
+
+Names = tuple[str, ...]
+KINDS = ("configure", "write", "read")
+PASSWORD = uuid.uuid4().hex
+DEFAULT = "amq.default"  # how permissions name the default exchange
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a user may do: regular expressions, each to be matched as a whole."""
+
+    configure: Names = ()
+    write: Names = ()
+    read: Names = ()
+    topics: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, str]:
+        return {kind: f"^({'|'.join(getattr(self, kind))})$" for kind in KINDS}
+
+    def less_one(self) -> Iterator[tuple[str, str, Grant]]:
+        for kind in KINDS:
+            names = getattr(self, kind)
+            for name in names:
+                rest = tuple(each for each in names if each != name)
+                changed: Any = {kind: rest}
+                yield kind, name, replace(self, **changed)
+
+
+@pytest.fixture
+def login(broker, vhost) -> Iterator[Callable[[Grant], str]]:
+    """Make a user who may do what a grant says, and no more; return his URL."""
+    users: list[str] = []
+
+    def login(grant: Grant) -> str:
+        users.append(f"user-{uuid.uuid4().hex[:8]}")
+        broker.api("PUT", f"users/{users[-1]}", {"password": PASSWORD, "tags": ""})
+        broker.api("PUT", f"permissions/{vhost.name}/{users[-1]}", grant.body())
+        for exchange, write in grant.topics.items():
+            body = {"exchange": exchange, "write": write, "read": "^$"}
+            broker.api("PUT", f"topic-permissions/{vhost.name}/{users[-1]}", body)
+        return str(vhost.url_of(users[-1], PASSWORD))
+
+    yield login
+    for user in users:
+        broker.api("DELETE", f"users/{user}")
+
+
+# -- what RabbitMQ checks ----------------------------------------------------------------------
+
+LEAD = {"x-dead-letter-exchange": "x"}
+ALTERNATE = {"alternate-exchange": "x"}
+CHECKS: dict[str, tuple[Callable[[Any], object], Grant]] = {
+    "declare an exchange": (
+        lambda channel: channel.exchange_declare("new", "topic", auto_delete=False),
+        Grant(configure=("new",)),
+    ),
+    "declare an exchange with an alternate": (
+        lambda channel: channel.exchange_declare(
+            "new", "topic", auto_delete=False, arguments=ALTERNATE
+        ),
+        Grant(configure=("new",), read=("new",), write=("x",)),
+    ),
+    "declare a queue": (
+        lambda channel: channel.queue_declare("new", durable=True, auto_delete=False),
+        Grant(configure=("new",)),
+    ),
+    "declare a queue that dead-letters": (
+        lambda channel: channel.queue_declare(
+            "new", durable=True, auto_delete=False, arguments=LEAD
+        ),
+        Grant(configure=("new",), read=("new",), write=("x",)),
+    ),
+    "bind a queue": (
+        lambda channel: channel.queue_bind("q", "x", "k"),
+        Grant(write=("q",), read=("x",)),
+    ),
+    "bind an exchange": (
+        lambda channel: channel.exchange_bind("y", "x", "k"),
+        Grant(write=("y",), read=("x",)),
+    ),
+    "publish": (
+        lambda channel: channel.basic_publish_confirm(amqp.Message("m"), "x", "k"),
+        Grant(write=("x",)),
+    ),
+    "publish to a queue by its name": (
+        lambda channel: channel.basic_publish_confirm(amqp.Message("m"), "", "q"),
+        Grant(write=(re.escape(DEFAULT),)),
+    ),
+    "consume": (lambda channel: channel.basic_consume("q"), Grant(read=("q",))),
+}
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_what_rabbitmq_checks_itself(vhost, login, what):
+    call, grant = CHECKS[what]
+
+    def allowed(grant: Grant) -> bool:
+        url = login(grant)
+        user, _, rest = url.removeprefix("amqp://").partition(f":{PASSWORD}@")
+        with amqp.Connection(
+            rest.partition("/")[0], userid=user, password=PASSWORD, virtual_host=vhost.name
+        ) as connection:
+            try:
+                call(connection.channel())
+            except AccessRefused:
+                return False
+        return True
+
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True, auto_delete=False)
+        for exchange in ("x", "y"):
+            channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
+        for kind, name, less in grant.less_one():
+            assert not allowed(less), f"without {kind} on {name}"
+        assert allowed(grant)
+
+
+# -- what each role takes ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def names(topology) -> dict[str, str]:
+    """What the docs call these names, as regular expressions."""
+    return {
+        "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
+        "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[1-3]",
+        "delivery": re.escape(topology.delivery),
+        "parking": re.escape(topology.parking),
+        "mirror": re.escape(topology.mirror_name("events")),
+        "mirror of headers": re.escape(topology.mirror_name("by-headers")),
+        "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
+        "journal": r"kbd\.v1\.journal(\.turn)?",
+    }
+
+
+#: A publisher who makes the ladder where it does not stand.
+PUBLISHER = Grant(
+    configure=("level exchanges", "level queues", "delivery", "parking"),
+    write=("level exchanges", "level queues", "delivery", "parking"),
+    read=("level exchanges", "level queues", "delivery", "parking"),
+)
+#: Per queue that is delayed to by its name.
+PER_QUEUE = Grant(write=("mail",))
+#: Per headers exchange that is delayed to and was declared on the same connection.
+PER_HEADERS = Grant(
+    configure=("mirror of headers", "relay-to-exchange", "by-headers"),
+    write=("mirror of headers", "relay-to-exchange", "by-headers"),
+    read=("mirror of headers", "relay-to-exchange"),
+)
+#: A consumer who declares and binds what it consumes from: on its own names, and on the ladder.
+CONSUMER = Grant(configure=("mail", "events"), write=("mail",), read=("mail", "events"))
+CONSUMER_ON_LADDER = Grant(
+    configure=("delivery", "parking", "mirror"),
+    write=("parking", "mirror"),
+    read=("delivery", "parking", "mirror"),
+)
+#: Where an administrator has made all of it, and ``declare`` is ``"never"``.
+PUBLISHER_NEVER = Grant(write=("level exchanges",))
+CONSUMER_NEVER = Grant(read=("mail",))
+
+
+def together(*grants: Grant) -> Grant:
+    names: Any = {
+        kind: tuple(dict.fromkeys(name for grant in grants for name in getattr(grant, kind)))
+        for kind in KINDS
+    }
+    return Grant(**names)
+
+
+@pytest.fixture
+def granted(login, names):
+    """Log a user in with a grant of a table."""
+
+    def granted(grant: Grant) -> str:
+        real: Any = {
+            kind: tuple(names.get(name, re.escape(name)) for name in getattr(grant, kind))
+            for kind in KINDS
+        }
+        return str(login(Grant(**real, topics=grant.topics)))
+
+    return granted
+
+
+def forget_the_ladder(vhost):
+    for row in vhost.queues():
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/{row['name']}")
+    for row in vhost.exchanges():
+        vhost.broker.api("DELETE", f"exchanges/{vhost.name}/{row['name']}")
+
+
+def publish(connection, body, exchange="", key="mail", delay=1, **options):
+    Producer(connection.default_channel).publish(
+        body, exchange=exchange, routing_key=key, headers={"x-delay": delay}, **options
+    )
+
+
+@pytest.mark.parametrize("confirm_publish", [False, True], ids=["no-confirm", "confirm"])
+def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
+    vhost, connect, granted, collect, confirm_publish
+):
+    whole = together(PUBLISHER, PER_QUEUE)
+    grants = [*whole.less_one(), ("", "", whole)]
+    for kind, name, grant in grants:
+        forget_the_ladder(vhost)
+        with vhost.connect() as plain:
+            plain.channel().queue_declare("mail", durable=True, auto_delete=False)
+        connection = connect(url=granted(grant), confirm_publish=confirm_publish)
+        if name:
+            with pytest.raises(TopologyError, match=r"access.* refused.*permission") as refusal:
+                # Two levels, so that one leads to the other.
+                publish(connection, "never", delay=625)
+            assert "configure, write and read on names that begin with 'kbd.'" in str(
+                refusal.value
+            ), f"without {kind} on {name}"
+            assert ("write on the queue 'mail'" in str(refusal.value)) == (name == "mail")
+        else:
+            publish(connection, "works", delay=625)
+        connection.release()
+
+    assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]
+
+
+def test_a_publisher_to_a_headers_exchange_needs_write_on_it_for_the_relay(
+    vhost, connect, granted, collect
+):
+    exchange = Exchange("by-headers", "headers")
+    queue = Queue("mail", exchange, binding_arguments={"x-match": "all"})
+    whole = together(PUBLISHER, PER_HEADERS)
+    for kind, name, grant in [
+        (kind, name, together(PUBLISHER, less)) for kind, name, less in PER_HEADERS.less_one()
+    ] + [("", "", whole)]:
+        forget_the_ladder(vhost)
+        # It exists, and so does its queue, without our knowing.
+        plain = connect("amqp")
+        queue(plain.default_channel).declare()
+        connection = connect(url=granted(grant))
+        if name == "by-headers" and kind == "configure":
+            # To declare what exists takes the permission too; that is RabbitMQ's, not ours.
+            with pytest.raises(AccessRefused):
+                exchange(connection.default_channel).declare()
+            continue
+        exchange(connection.default_channel).declare()
+        if name:
+            with pytest.raises(TopologyError, match="write on the exchange 'by-headers'"):
+                publish(connection, "never", exchange="by-headers")
+        else:
+            publish(connection, "works", exchange="by-headers")
+            (arrival,) = collect(plain, [Queue("mail", no_declare=True)], 1)
+            assert arrival.body == "works"
+
+
+def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
+    vhost, connect, granted, collect, caplog
+):
+    queue = Queue("mail", Exchange("events", "topic"), "order.*")
+    for kind, name, grant in [
+        (kind, name, together(CONSUMER, less)) for kind, name, less in CONSUMER_ON_LADDER.less_one()
+    ] + [("", "", together(CONSUMER, CONSUMER_ON_LADDER))]:
+        forget_the_ladder(vhost)
+        caplog.clear()
+        connection = connect(url=granted(grant))
+        queue(connection.default_channel).declare()
+        connection.Consumer(queue).consume()
+        assert ("permissions configure, write and read" in caplog.text) == bool(name), (
+            f"without {kind} on {name}: {caplog.text}"
+        )
+        connection.release()
+
+    administrator = connect()
+    publish(administrator, 1, "events", "order.paid")
+    publish(administrator, 2)
+    bare = Queue("mail", no_declare=True)
+    consumer = connect(url=granted(together(CONSUMER, CONSUMER_ON_LADDER)))
+    assert {each.body for each in collect(consumer, [bare], 2)} == {1, 2}
+
+
+#: The journal's stream, as one of the ladder's own, and the way to it.
+JOURNAL = Grant(configure=("journal",), write=("journal", DEFAULT), read=("journal",))
+
+
+def test_a_journal_that_may_not_be_written_to_disturbs_no_consumer(
+    vhost, connect, granted, collect, caplog
+):
+    if vhost.broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    enough = together(CONSUMER, CONSUMER_ON_LADDER, JOURNAL)
+    bare = Queue("mail", no_declare=True)
+    Queue("mail")(connect().default_channel).declare()
+    for grant in enough, replace(enough, write=tuple(set(enough.write) - {DEFAULT})):
+        journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+        consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
+        for number in range(3):
+            publish(connect(), number)
+            assert [each.body for each in collect(consumer, [bare], 1)] == [number]
+        ended = caplog.text.count("the journal ends on this connection")
+        assert ended == (0 if DEFAULT in grant.write else 1)
+
+
+def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn_its_type(
+    vhost, connect, granted, caplog
+):
+    with vhost.connect() as plain:
+        plain.channel().exchange_declare("events", "topic", durable=True, auto_delete=False)
+    queue = Queue("mail", Exchange("events", no_declare=True), "order.*")
+    own = replace(CONSUMER, configure=("mail",))
+
+    connection = connect(url=granted(together(own, CONSUMER_ON_LADDER)))
+    queue(connection.default_channel).declare()
+    connection.Consumer(queue).consume()
+
+    assert "configure on the exchange 'events'" in caplog.text
+
+
+# -- without the right to declare --------------------------------------------------------------
+
+NEVER = {"declare": "never"}
+
+
+@pytest.fixture
+def made_beforehand(connect, topology):
+    """All that the roles below need, made by an administrator as docs/how-to/operate.md has it."""
+    administrator = connect("amqp")
+    channel = administrator.default_channel
+    part = sum(topology.levels[:4], topology.base) + topology.mirror("events")
+    events = Exchange("events", "topic")
+    for name, key in (("mail", "order.*"), ("secret", "secret.#")):
+        Queue(name, events, key, channel=channel).declare()
+        mirrored = topology.mirror_bindings("events", "topic", name, key, to_queue=True)
+        part += topology.to_queue(name) + Part(bindings=mirrored)
+    for queue in part.queues:
+        arguments = dict(queue.arguments)
+        channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments)
+    for exchange in part.exchanges:
+        arguments = dict(exchange.arguments)
+        channel.exchange_declare(
+            exchange.name, exchange.type, durable=True, auto_delete=False, arguments=arguments
+        )
+    for each in part.bindings:
+        bind = channel.queue_bind if each.to_queue else channel.exchange_bind
+        bind(each.destination, each.source, each.key, arguments=dict(each.arguments))
+    return connect(binary_delay=NEVER)
+
+
+@pytest.mark.parametrize("confirm_publish", [False, True], ids=["no-confirm", "confirm"])
+def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_only(
+    made_beforehand, connect, granted, collect, confirm_publish
+):
+    options = {"binary_delay": NEVER, "confirm_publish": confirm_publish}
+    connection = connect(url=granted(PUBLISHER_NEVER), **options)
+    publish(connection, 1)
+    publish(connection, 2, "events", "order.paid")
+    consumer = connect(url=granted(CONSUMER_NEVER), binary_delay=NEVER)
+
+    arrivals = collect(consumer, [Queue("mail", no_declare=True)], 2)
+
+    assert {each.body: (each.exchange, each.key) for each in arrivals} == {
+        1: ("", "mail"),
+        2: ("events", "order.paid"),
+    }
+
+
+def test_without_the_right_to_write_to_the_levels_a_publish_is_refused_with_the_remedy(
+    made_beforehand, connect, granted
+):
+    remedy = r"access to exchange 'kbd\.v1.*level-00'.* refused.*the permission write on that exch"
+    confirming = connect(url=granted(Grant()), binary_delay=NEVER, confirm_publish=True)
+    with pytest.raises(TopologyError, match=remedy):
+        publish(confirming, "never")
+
+    # Without confirms the refusal comes when it comes, as an error of the channel.
+    connection = connect(url=granted(Grant()), binary_delay=NEVER)
+    publish(connection, "never")
+    with pytest.raises(AccessRefused, match=remedy):
+        connection.drain_events(timeout=5)
+
+
+def test_without_read_on_the_queue_a_consumer_is_refused_by_rabbitmq(
+    made_beforehand, connect, granted
+):
+    consumer = connect(url=granted(Grant()), binary_delay=NEVER)
+    with pytest.raises(AccessRefused, match="queue 'mail'"):
+        consumer.Consumer(Queue("mail", no_declare=True)).consume()
+
+
+def test_who_may_only_write_to_the_levels_can_neither_see_nor_take_what_waits(
+    made_beforehand, connect, granted, topology
+):
+    user = connect(url=granted(PUBLISHER_NEVER), binary_delay=NEVER)
+    queue = topology.levels[0].queues[0].name
+    for call in (
+        lambda channel: channel.basic_get(queue),
+        lambda channel: channel.basic_get(topology.parking),
+        lambda channel: channel.queue_purge(queue),
+        lambda channel: channel.queue_delete(queue),
+        lambda channel: channel.queue_bind(queue, topology.delivery, "#"),
+        lambda channel: channel.exchange_delete(topology.delivery),
+    ):
+        with pytest.raises(AccessRefused):
+            call(user.channel())
+
+
+# -- what the ladder lets one do ---------------------------------------------------------------
+
+
+def test_who_may_write_to_the_levels_reaches_every_queue_that_the_ladder_leads_to(
+    made_beforehand, connect, granted, collect
+):
+    """RabbitMQ checks no permission when it dead-letters, so this is a right, and documented."""
+    user = connect(url=granted(PUBLISHER_NEVER), binary_delay=NEVER, confirm_publish=True)
+    for exchange, key in (("events", "secret.plan"), ("", "secret")):
+        with pytest.raises(AccessRefused):
+            Producer(user.channel()).publish("now", exchange=exchange, routing_key=key)
+        publish(user, key, exchange, key)
+
+    arrivals = collect(made_beforehand, [Queue("secret", no_declare=True)], 2)
+    assert {each.body for each in arrivals} == {"secret", "secret.plan"}
+
+
+def test_who_may_write_to_the_levels_reaches_nothing_that_the_ladder_does_not_lead_to(
+    made_beforehand, vhost, connect, granted, topology
+):
+    with vhost.connect() as plain:
+        channel = plain.channel()
+        channel.queue_declare("apart", durable=True, auto_delete=False)
+        channel.queue_bind("apart", "events", "apart")
+        user = connect(url=granted(PUBLISHER_NEVER), binary_delay=NEVER, confirm_publish=True)
+        publish(user, 1, "events", "apart")
+        publish(user, 2, "", "apart")
+        deadline = time.monotonic() + 10
+        while vhost.waiting(topology.parking) != {topology.parking: 2}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert vhost.waiting("apart") == {"apart": 0}
+
+
+def only(topology: Topology, pattern: str, levels: int = 4) -> dict[str, str]:
+    """Topic permissions that let a user delay to what a pattern says: one for each level."""
+    return {topology.level_name(level): pattern for level in range(levels)}
+
+
+#: The patterns of the docs: for a queue, and for some keys of an exchange.
+TO_MAIL = r"^([0-9]+\.)+@\.\.mail$"
+TO_ORDERS = r"^([0-9]+\.)+@\.events\.order\."
+
+
+@pytest.mark.parametrize(
+    "case",
+    [(TO_MAIL, {("", "mail")}), (TO_ORDERS, {("events", "order.paid"), ("events", "order.new")})],
+    ids=["a queue", "some keys of an exchange"],
+)
+def test_topic_permissions_on_the_levels_restrict_where_a_user_can_delay_to(
+    made_beforehand, connect, granted, topology, case
+):
+    pattern, allowed = case
+    url = granted(replace(PUBLISHER_NEVER, topics=only(topology, pattern)))
+    user = connect(url=url, binary_delay=NEVER, confirm_publish=True)
+    refused = {
+        ("", "mail"),
+        ("", "secret"),
+        ("", "mail.secret"),
+        ("events", "order.paid"),
+        ("events", "order.new"),
+        ("events", "secret.order.paid"),
+        ("events.order", "x"),
+        ("other", "order.paid"),
+        ("", "@.events.order.paid"),
+        ("", "1.@..mail"),
+    } - allowed
+
+    for delay in (1, 1500):
+        for exchange, key in allowed:
+            publish(user, "x", exchange, key, delay)
+        for exchange, key in refused:
+            with pytest.raises(TopologyError, match="topic permission write"):
+                publish(user, "x", exchange, key, delay)
+
+
+def test_topic_permissions_cover_further_keys_since_rabbitmq_4(
+    broker, made_beforehand, connect, granted, topology
+):
+    """Before, a message's CC and BCC headers pass them by: RabbitMQ's own gap, and documented."""
+    url = granted(replace(PUBLISHER_NEVER, topics=only(topology, TO_MAIL)))
+    user = connect(url=url, binary_delay=NEVER, confirm_publish=True)
+    covered = broker.release >= (4, 0)
+
+    def publish_with(name: str) -> None:
+        Producer(user.default_channel).publish(
+            "x", routing_key="mail", headers={"x-delay": 1, name: ["secret"]}
+        )
+
+    for name in ("CC", "BCC"):
+        if covered:
+            with pytest.raises(TopologyError, match="topic permission write"):
+                publish_with(name)
+        else:
+            publish_with(name)
+
+
+def test_who_may_not_read_the_mirror_of_an_exchange_cannot_bind_to_its_delayed_messages(
+    made_beforehand, connect, granted, topology
+):
+    mirror = topology.mirror_name("events")
+    spy = Grant(configure=("spy",), write=("spy",), read=("spy",))
+    with pytest.raises(AccessRefused):
+        spy_on(connect(url=granted(spy)), mirror)
+
+    # It is the same right as read on the exchange itself, and the docs say so.
+    spy_on(connect(url=granted(replace(spy, read=("spy", "mirror")))), mirror)
+
+
+def spy_on(connection: Any, exchange: str) -> None:
+    channel = connection.default_channel
+    channel.queue_declare("spy", durable=True, auto_delete=False)
+    channel.queue_bind("spy", exchange, "#")
+
+
+def test_an_relay_is_never_made_by_who_may_not_write_to_its_exchange(connect, granted, vhost):
+    with vhost.connect() as plain:
+        plain.channel().exchange_declare("by-headers", "headers", durable=True, auto_delete=False)
+    less = replace(PER_HEADERS, write=("mirror of headers", "relay-to-exchange"))
+    connection = connect(url=granted(together(PUBLISHER, less)))
+    Exchange("by-headers", "headers")(connection.default_channel).declare()
+
+    with pytest.raises(TopologyError, match="write on the exchange 'by-headers'"):
+        publish(connection, "never", exchange="by-headers", key="")
+
+    assert not [row["name"] for row in vhost.queues() if ".relay-to-" in row["name"]]

@@ -1,0 +1,156 @@
+"""A Kombu program written for the delayed-message plugin runs unchanged, and there is no plugin."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from kombu import Connection, Exchange, Queue
+
+from dev.broker import SETTLES_SOON, Broker
+from kombu_binary_delay import DelayError
+
+#: 100 ms are little on a machine that is busy: what is late then may change places.
+ROUNDS = 4
+
+
+def delayed(name: str, kind: str) -> Exchange:
+    return Exchange(name, type="x-delayed-message", arguments={"x-delayed-type": kind})
+
+
+def send(connection: Connection, body: object, exchange: str, key: str, delay: object) -> None:
+    connection.Producer().publish(
+        body, exchange=exchange, routing_key=key, headers={"x-delay": delay}
+    )
+
+
+def test_the_broker_has_no_plugin_for_it(broker):
+    nodes = broker.api("GET", "nodes")
+    types = {each["name"] for node in nodes for each in node["exchange_types"]}
+    assert "x-delayed-message" not in types
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
+@pytest.mark.parametrize("tick", [100, 125])
+def test_delays_arrive_in_due_order_where_the_exchange_routes_them(connect, collect, kind, tick):
+    """To the tick: by default, 400 and 500 ms are both four ticks, and come as they were sent."""
+    connection = connect(binary_delay={"tick": tick})
+    exchange = delayed("x", kind)
+    mine = Queue("mine", exchange, "order.*" if kind == "topic" else "order.paid")
+    other = Queue("other", exchange, "other")
+    for queue in (mine, other):
+        queue(connection.default_channel).declare()
+    delays = [500, 100, 300, 200, 100, 400]
+    # Else the first of them makes the levels, and the second has to wait for that.
+    send(connection, "warm-up", "x", "order.paid", 7 * tick)
+    collect(connection, [mine], 1, more=0)
+    due = sorted(delays, key=lambda delay: -(-delay // tick))
+
+    orders = []
+    for _ in range(ROUNDS):
+        start = time.time()
+        for delay in delays:
+            send(connection, delay, "x", "order.paid", delay)
+        arrivals = collect(connection, [mine], len(delays), more=0)
+        assert sorted(each.body for each in arrivals) == sorted(delays)
+        assert all(each.at >= start + each.body / 1000 for each in arrivals)
+        assert {(each.exchange, each.key) for each in arrivals} == {("x", "order.paid")}
+        orders.append([each.body for each in arrivals])
+        if orders[-1] == due:
+            break
+    assert orders[-1] == due, orders
+    others = [each.body for each in collect(connection, [other], 0)]
+    assert len(others) == (1 + len(orders) * len(delays) if kind == "fanout" else 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [None, {}, {"x-delayed-type": "x-delayed-message"}, {"x-delayed-type": 5}],
+    ids=["no arguments", "missing", "itself", "a number"],
+)
+def test_a_type_that_is_missing_or_its_own_is_refused(connect, vhost, arguments):
+    connection = connect()
+    exchange = Exchange("x", type="x-delayed-message", arguments=arguments)
+    with pytest.raises(DelayError, match="needs the argument 'x-delayed-type' to be the type"):
+        exchange(connection.default_channel).declare()
+    assert vhost.exchanges() == []
+
+
+@pytest.mark.parametrize("delay", [300, 300.0, 299.5, "300", "300.0", "3e2"])
+def test_a_delay_may_be_an_int_a_float_or_a_string_of_one(connect, collect, delay):
+    connection = connect()
+    queue = Queue("q", delayed("x", "direct"), "k")
+    queue(connection.default_channel).declare()
+    start = time.time()
+
+    send(connection, "x", "x", "k", delay)
+
+    (arrival,) = collect(connection, [queue], 1, more=0)
+    assert arrival.at - start >= float(delay) / 1000
+
+
+def test_an_exchange_bound_behind_the_delayed_one_is_reached(connect, collect):
+    connection = connect()
+    channel = connection.default_channel
+    first, behind = delayed("x", "topic"), Exchange("behind", "fanout")
+    queue = Queue("q", behind)
+    first(channel).declare()
+    queue(channel).declare()
+    behind(channel).bind_to(first, "order.#")
+    start = time.time()
+
+    send(connection, "hit", "x", "order.paid", 300)
+    send(connection, "miss", "x", "other", 300)
+
+    (arrival,) = collect(connection, [queue], 1)
+    assert arrival.body == "hit"
+    assert arrival.at - start >= 0.3
+
+
+def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology):
+    """The plugin delivers at once what is delayed by more than 2^32 - 1 ms."""
+    connection = connect()
+    queue = Queue("q", delayed("x", "direct"), "k")
+    queue(connection.default_channel).declare()
+
+    for delay in (2**32 - 1, 2**32, 2**32 + 1, 2**33):
+        send(connection, delay, "x", "k", delay)
+
+    time.sleep(1)
+    assert vhost.waiting("q") == {"q": 0}
+    levels = [queue.name for level in topology.levels for queue in level.queues]
+    assert sum(vhost.waiting(*levels).values()) == 4
+
+
+@pytest.fixture
+def mortal() -> Iterator[Broker]:
+    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON) as broker:
+        yield broker
+
+
+@pytest.mark.slow
+def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(mortal, collect):
+    vhost = mortal.vhost()
+    path = "kombu_binary_delay:Transport"
+    queue = Queue("q", delayed("x", "direct"), "k")
+    delays = [1000, 30_000]
+    with Connection(vhost.url, transport=path) as connection:
+        queue(connection.default_channel).declare()
+        sent = time.time()
+        for delay in delays:
+            send(connection, delay, "x", "k", delay)
+        connection.default_channel.queue_declare("q", passive=True)
+    time.sleep(1.5)  # a quorum queue that is younger may come back empty
+    mortal.stop()
+    time.sleep(max(0, sent + 2 - time.time()))  # the first is due while the broker is down
+    mortal.start()
+
+    with Connection(vhost.url, transport=path) as connection:
+        arrivals = collect(connection, [queue], 2, timeout=120)
+
+    assert [each.body for each in arrivals] == delays
+    assert all(each.at >= sent + each.body / 1000 for each in arrivals)
+    assert all(one.at < other.at for one, other in pairwise(arrivals))

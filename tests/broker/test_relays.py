@@ -1,0 +1,115 @@
+"""A destination queue that refuses messages holds up nobody but itself."""
+
+import time
+
+import pytest
+from kombu import Exchange, Producer, Queue
+
+REFUSED = 100  # more than the 32 that a level's dead-letter worker has in hand
+
+
+@pytest.fixture(autouse=True)
+def _at_least_once(topology):
+    if topology.queue_type != "quorum":
+        pytest.skip("classic levels, before RabbitMQ 3.10, drop what a full queue refuses")
+
+
+def publish(connection, exchange, key, delay=500):
+    Producer(connection.default_channel).publish(
+        time.time(), exchange=exchange, routing_key=key, headers={"x-delay": delay}
+    )
+
+
+def full(queue_type, exchange, **arguments):
+    limit = {"x-queue-type": queue_type, "x-max-length": 1, **arguments}
+    return Queue("full", exchange, "full", queue_arguments=limit)
+
+
+@pytest.mark.parametrize("publisher_is", ["told", "not told", "too early"])
+@pytest.mark.parametrize("exchange", ["", "x"], ids=["default-exchange", "direct-exchange"])
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_a_full_queue_that_rejects_delays_no_other(
+    connect, collect, queue_type, exchange, publisher_is
+):
+    exchange = Exchange(exchange, "direct")
+    bad = full(queue_type, exchange, **{"x-overflow": "reject-publish"})
+    good = Queue("good", exchange, "good")
+    worker, publisher = connect(), connect(confirm_publish=True)
+    if publisher_is == "too early":
+        # Nobody can tell it yet what kind of a queue this is.
+        publish(publisher, exchange, "full", delay=3_600_000)
+    for queue in (bad, good):
+        queue(worker.default_channel).declare()
+    worker.default_channel.basic_get("good")
+    if publisher_is == "told":
+        for queue in (bad, good):
+            queue(publisher.default_channel).declare()
+
+    for _ in range(REFUSED):
+        publish(publisher, exchange, "full")
+    for _ in range(5):
+        publish(publisher, exchange, "good")
+
+    arrivals = collect(worker, [good], 5)
+    assert max(arrival.at - arrival.body for arrival in arrivals) < 1.5
+    # Those that found room come as any others do; the rest wait for their turn in the relay.
+    (first, *_) = collect(worker, [bad], 1)
+    assert (first.exchange, first.key, first.headers) == (exchange.name, "full", {})
+
+
+def test_a_queue_that_rejects_by_a_policy_has_an_relay_where_the_settings_say_so(
+    broker, vhost, connect, collect, topology
+):
+    broker.api(
+        "PUT",
+        f"policies/{vhost.name}/full",
+        {"pattern": "^full$", "apply-to": "queues", "definition": {"overflow": "reject-publish"}},
+    )
+    connection = connect(binary_delay={"relays": ["f?ll"]})
+    queues = full("quorum", Exchange("")), Queue("good")
+    for queue in queues:
+        queue(connection.default_channel).declare()
+
+    for _ in range(REFUSED):
+        publish(connection, "", "full")
+    publish(connection, "", "good")
+
+    (arrival,) = collect(connection, [queues[1]], 1)
+    assert arrival.at - arrival.body < 1.5
+    assert topology.queue_relay_name("full") in {row["name"] for row in vhost.queues()}
+    assert topology.queue_relay_name("good") not in {row["name"] for row in vhost.queues()}
+
+
+@pytest.mark.parametrize("exchange", ["", "x"])
+def test_a_queue_with_an_relay_gets_each_message_once_and_in_full(connect, collect, exchange):
+    """Also from those who led to the queue itself before its relay was made."""
+    exchange = Exchange(exchange, "direct")
+    queue = full("quorum", exchange, **{"x-overflow": "reject-publish", "x-max-length": 1000})
+    early, late, declaring = connect(), connect(), connect()
+    plain = connect("amqp").default_channel
+    queue(plain).declare()
+    if exchange.name:
+        early.default_channel.queue_bind("full", exchange.name, "full")
+    publish(early, exchange, "full")
+    queue(declaring.default_channel).declare()
+    publish(declaring, exchange, "full")
+    publish(late, exchange, "full")
+    publish(early, exchange, "full")
+
+    arrivals = collect(declaring, [queue], 4)
+
+    assert len({arrival.body for arrival in arrivals}) == len(arrivals) == 4
+    assert {(each.exchange, each.key) for each in arrivals} == {(exchange.name, "full")}
+
+
+def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vhost):
+    queue = full("quorum", Exchange(""), **{"x-overflow": "reject-publish"})
+    connection = connect()
+    queue(connection.default_channel).declare()
+    publish(connection, "", "full")
+    connection.default_channel.queue_delete("full")
+
+    end = time.monotonic() + 10
+    while vhost.waiting(topology.parking) != {topology.parking: 1}:
+        assert time.monotonic() < end, "nothing was parked"
+        time.sleep(0.1)

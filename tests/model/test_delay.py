@@ -1,0 +1,113 @@
+"""What a message's headers say about when it is due."""
+
+import json
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from kombu_binary_delay import DelayError
+from kombu_binary_delay.model.delay import due_time, headers_of_body, plain_exchange
+
+NOW = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+
+def at(seconds):
+    return datetime.fromtimestamp(NOW // SECOND, timezone.utc) + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("headers", "delay"),
+    [
+        ({}, None),
+        ({"x-delay": 0}, None),
+        ({"x-delay": 1500}, 1_500_000),
+        ({"x-delay": 1500.0}, 1_500_000),
+        ({"x-delay": 0.0001}, 1),
+        ({"x-delay": "1500"}, 1_500_000),
+        ({"x-delay": Decimal("1.5")}, 1500),
+        ({"x-delay": 2**32}, 2**32 * 1000),
+        # A Celery message of protocol 2 has a task header; another program's eta is its own.
+        ({"eta": "soon"}, None),
+        ({"task": "t", "eta": None}, None),
+        ({"task": "t", "eta": at(2).isoformat()}, 2 * SECOND),
+        ({"task": "t", "eta": at(2)}, 2 * SECOND),
+        ({"task": "t", "eta": at(-2).isoformat()}, -2 * SECOND),
+        ({"task": "t", "eta": at(0.000001).isoformat()}, 1),
+        ({"task": "t", "eta": at(2).replace(tzinfo=None).isoformat()}, 2 * SECOND),
+        ({"task": "t", "eta": at(2).replace(tzinfo=None).isoformat() + "Z"}, 2 * SECOND),
+        (
+            {"task": "t", "eta": at(2).astimezone(timezone(timedelta(hours=5.5))).isoformat()},
+            2 * SECOND,
+        ),
+        # Where both ask, neither is broken.
+        ({"task": "t", "eta": at(2).isoformat(), "x-delay": 3000}, 3 * SECOND),
+        ({"task": "t", "eta": at(4).isoformat(), "x-delay": 3000}, 4 * SECOND),
+    ],
+)
+def test_a_header_tells_when_a_message_is_due(headers, delay):
+    assert due_time(headers, NOW) == (None if delay is None else NOW + delay)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        -0.001,
+        float("nan"),
+        float("inf"),
+        "",
+        "soon",
+        "nan",
+        None,
+        True,
+        [],
+        b"5",
+        10**400,
+        "1e999",
+    ],
+)
+def test_an_x_delay_that_is_no_delay_is_refused_with_its_value(value):
+    with pytest.raises(DelayError, match="x-delay") as refusal:
+        due_time({"x-delay": value}, NOW)
+    assert repr(value) in str(refusal.value)
+
+
+@pytest.mark.parametrize("eta", ["", "soon", "2030-13-01T00:00:00", 5, [], True])
+def test_an_eta_that_does_not_parse_is_refused_with_its_value(eta):
+    with pytest.raises(DelayError, match="ISO 8601") as refusal:
+        due_time({"task": "t", "eta": eta}, NOW)
+    assert repr(eta) in str(refusal.value)
+
+
+def test_an_exchange_of_the_plugins_type_becomes_the_one_it_routes_like():
+    assert plain_exchange({"x-delayed-type": "topic", "other": 1}) == ("topic", {"other": 1})
+
+
+@pytest.mark.parametrize(
+    "arguments", [None, {}, {"x-delayed-type": "x-delayed-message"}, {"x-delayed-type": 5}]
+)
+def test_a_missing_or_self_referring_type_is_refused(arguments):
+    with pytest.raises(DelayError, match="x-delayed-type"):
+        plain_exchange(arguments)
+
+
+TASK_BODY = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": at(2).isoformat()}
+ASKED = {"task": "t", "eta": at(2).isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "headers"),
+    [
+        ("application/json", json.dumps(TASK_BODY), ASKED),
+        ("application/json", json.dumps(TASK_BODY).encode(), ASKED),
+        ("application/x-python-serialize", json.dumps(TASK_BODY), {}),
+        ("application/json", json.dumps({"eta": "soon"}), {}),
+        ("application/json", json.dumps([[], {}, {}]), {}),
+        ("application/json", "no json", {}),
+        ("application/json", b"\xff", {}),
+    ],
+)
+def test_a_body_of_protocol_1_says_what_headers_say_in_protocol_2(content_type, body, headers):
+    assert headers_of_body({"content_type": content_type}, body) == headers

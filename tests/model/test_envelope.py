@@ -1,0 +1,122 @@
+"""What travels with a delayed message is taken off again, to the last byte."""
+
+from copy import deepcopy
+
+import pytest
+
+from kombu_binary_delay import Topology
+from kombu_binary_delay.model.address import Destination, format_address, parse_address
+from kombu_binary_delay.model.envelope import HEADER, carried, unwrap, wrap
+
+TOPOLOGY = Topology()
+DIGITS = (1, 0, 0, 0)
+QUEUE = Destination("", "q")
+OURS = TOPOLOGY.level_name(3) + ".1"
+
+
+def packed(headers, destination=QUEUE, **properties):
+    given = {**properties, "application_headers": headers}
+    before = deepcopy(given)
+    result = wrap(given, destination, 5, lambda each: format_address(DIGITS, each), TOPOLOGY.owns)
+    assert given == before, "the caller's own properties must stay as they are"
+    return result
+
+
+def unpacked(properties, deaths=()):
+    """Let the ladder do to a message what a broker does, and take it off again."""
+    properties = deepcopy(properties)
+    headers = properties["application_headers"]
+    if deaths:
+        headers["x-death"] = list(deaths) + headers.get("x-death", [])
+        headers.setdefault("x-first-death-queue", deaths[-1]["queue"])
+        headers["x-last-death-queue"] = deaths[0]["queue"]
+    unwrap(properties, TOPOLOGY.owns)
+    return properties
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties"),
+    [
+        ({"mine": 1}, {}),
+        ({"mine": {"deep": [1, "2"]}}, {"expiration": "7000", "priority": 3}),
+        ({"CC": ["other", "third"]}, {}),
+        ({"x-death": [{"queue": "theirs", "count": 2}], "x-first-death-queue": "theirs"}, {}),
+        (
+            {
+                "x-death": [{"queue": "b"}, {"queue": "a"}],
+                "x-first-death-queue": "a",
+                "x-last-death-queue": "b",
+            },
+            {},
+        ),
+        ({"x-death": "not a list"}, {}),
+    ],
+)
+def test_a_message_comes_out_as_it_went_in(headers, properties):
+    wrapped, _ = packed({**headers, "x-delay": 1000}, **properties)
+
+    arrived = unpacked(wrapped, [{"queue": OURS}, {"queue": OURS}])
+
+    assert arrived == {**properties, "application_headers": headers}
+
+
+def test_on_the_ladder_nothing_cuts_the_delay_short_or_looks_like_a_dead_letter_cycle():
+    wrapped, _ = packed({"x-death": [{"queue": "theirs"}]}, expiration="5")
+
+    assert "expiration" not in wrapped
+    assert "x-death" not in wrapped["application_headers"]
+    assert wrapped["application_headers"][HEADER]["due"] == 5
+
+
+def test_a_death_after_the_ladder_stays_and_stands_before_older_ones():
+    wrapped, _ = packed({"x-death": [{"queue": "old"}], "x-first-death-queue": "old"})
+
+    arrived = unpacked(wrapped, [{"queue": "new"}, {"queue": OURS}])["application_headers"]
+
+    assert arrived["x-death"] == [{"queue": "new"}, {"queue": "old"}]
+    assert arrived["x-first-death-queue"] == "old"
+    assert arrived["x-last-death-queue"] == "new"
+
+
+def test_wrapping_again_what_a_stranger_left_wrapped_does_not_grow():
+    once, _ = packed({"mine": 1})
+    once["application_headers"]["x-death"] = [{"queue": OURS}]
+
+    twice, _ = packed(once["application_headers"])
+
+    assert twice == packed({"mine": 1})[0]
+
+
+def test_each_key_of_cc_and_bcc_becomes_an_address():
+    wrapped, _ = packed({"CC": ["a"], "BCC": ["b"]}, Destination("x", "k"))
+
+    headers = wrapped["application_headers"]
+    assert parse_address(headers["CC"][0])[1] == Destination("x", "a")
+    assert parse_address(headers["BCC"][0])[1] == Destination("x", "b")
+
+
+def test_a_destination_too_long_for_its_address_travels_beside_it():
+    destination = Destination("", "q" * 255)
+
+    wrapped, key = packed({}, destination)
+
+    assert parse_address(key, carried(wrapped["application_headers"]))[1] == destination
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        {"expiration": 5, "cc": 5, "to": 5, "death": 5},
+        {"to": [1, 2], "cc": [1]},
+    ],
+)
+def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
+    properties = {"application_headers": {"mine": 1, HEADER: forged}}
+
+    assert carried(properties["application_headers"]) is None
+    assert unpacked(properties) == {"application_headers": {"mine": 1}}

@@ -1,0 +1,112 @@
+"""Other systems' ladders, exactly as those systems make them."""
+
+import pytest
+
+from kombu_binary_delay import AddressError, DelayError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS, NSERVICEBUS_V1
+from kombu_binary_delay.model.simulate import walk
+from kombu_binary_delay.model.topology import Binding
+
+ADDRESS = Destination("", "some-address")
+WHOLE_SECONDS = [0, 1, 2, 3, 10, 15, 28, 86_400, 2**28 - 2, 2**28 - 1]
+
+
+@pytest.fixture
+def native():
+    """Kombu's side of Celery's own ladder."""
+    return pytest.importorskip(
+        "kombu.transport.native_delayed_delivery", reason="Kombu has Celery's ladder since 5.5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("delay", "level"),
+    [(0, 0), (1, 0), (2, 1), (3, 1), (10, 3), (15, 3), (28, 4), (2**28 - 2, 27), (2**28 - 1, 27)],
+)
+@pytest.mark.parametrize("ladder", [NSERVICEBUS, NSERVICEBUS_V1])
+def test_a_message_enters_nservicebus_where_nservicebus_lets_it_enter(ladder, delay, level):
+    digits = ladder.ladder.digits(delay * 1000)
+
+    key = ladder.address(digits, ADDRESS)
+
+    assert ladder.entry(digits) == ladder.level_name(level)
+    assert key == ".".join(f"{delay:028b}") + ".some-address"
+    assert ladder.parse(key) == (digits, ADDRESS)
+
+
+@pytest.mark.parametrize("delay", WHOLE_SECONDS[1:])
+def test_a_message_enters_celerys_ladder_at_the_top_with_the_key_that_kombu_computes(delay, native):
+    digits = CELERY.ladder.digits(delay * 1000)
+
+    assert CELERY.entry(digits) == "celery_delayed_27"
+    assert CELERY.address(digits, Destination("", "a.b")) == native.calculate_routing_key(
+        delay, "a.b"
+    )
+
+
+@pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
+def test_a_delay_beyond_28_bits_of_seconds_is_refused(ladder):
+    with pytest.raises(DelayError, match="268435455000"):
+        ladder.ladder.digits(2**28 * 1000)
+
+
+@pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
+@pytest.mark.parametrize("delay", WHOLE_SECONDS)
+def test_a_message_waits_its_delay_and_reaches_its_address(ladder, delay):
+    digits = ladder.ladder.digits(delay * 1000)
+    part = ladder.whole + ladder.to_queue("a.b")
+
+    path = walk(part, ladder.entry(digits), ladder.address(digits, Destination("", "a.b")))
+
+    assert path.total == delay * 1000
+    assert path.arrived == {"a.b"}
+
+
+@pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
+@pytest.mark.parametrize(
+    ("destination", "complaint"),
+    [
+        (Destination("x", "k"), "does not know the exchange 'x'"),
+        (Destination("", ""), "1 to 199"),
+        (Destination("", "k" * 200), "takes 200 bytes"),
+    ],
+)
+def test_what_an_ancestor_cannot_address_is_refused(ladder, destination, complaint):
+    with pytest.raises(AddressError, match=complaint):
+        ladder.address((1,), destination)
+
+
+@pytest.mark.parametrize("key", ["", "orders", "0.1.@..orders", "0." * 28, "2." * 28 + "orders"])
+@pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
+def test_what_is_no_key_of_an_ancestor_is_not_read(ladder, key):
+    with pytest.raises(AddressError):
+        ladder.parse(key)
+
+
+def test_the_names_and_arguments_of_nservicebus_are_its_own():
+    queues = {queue.name: dict(queue.arguments) for queue in NSERVICEBUS.whole.queues}
+    first = {queue.name: dict(queue.arguments) for queue in NSERVICEBUS_V1.whole.queues}
+
+    assert list(queues) == [f"nsb.v2.delay-level-{level:02d}" for level in range(28)]
+    assert list(first) == [f"nsb.delay-level-{level:02d}" for level in range(28)]
+    assert queues["nsb.v2.delay-level-03"] == {
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-message-ttl": 8000,
+        "x-dead-letter-exchange": "nsb.v2.delay-level-02",
+    }
+    assert first["nsb.delay-level-00"] == {
+        "x-queue-mode": "lazy",
+        "x-message-ttl": 1000,
+        "x-dead-letter-exchange": "nsb.delay-delivery",
+    }
+    level = NSERVICEBUS.levels[27]
+    assert {(each.destination, each.key, each.to_queue) for each in level.bindings} == {
+        ("nsb.v2.delay-level-27", "1.#", True),
+        ("nsb.v2.delay-level-26", "0.#", False),
+    }
+    assert NSERVICEBUS.to_queue("orders").bindings == (
+        Binding("nsb.v2.delay-delivery", "orders", "#.orders"),
+    )

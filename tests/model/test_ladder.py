@@ -1,0 +1,110 @@
+"""A delay is a number in a positional system."""
+
+import pytest
+
+from kombu_binary_delay import DelayError, Ladder, LadderError
+from kombu_binary_delay.model.ladder import MAX_TTL
+
+
+def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
+    for ladder in (Ladder.uniform(), Ladder.binary()):
+        assert ladder.maximum == (2**31 - 1) * 125
+        assert ladder.maximum >= 8.5 * 365.25 * 86_400_000
+
+    assert set(Ladder.binary().radices) == {2}
+
+
+@pytest.mark.parametrize(
+    ("ladder", "delay", "digits"),
+    [
+        # Ten seconds on four levels of one second: eight, then two.
+        (Ladder.binary(4, 1000), 10_000, (1, 0, 1, 0)),
+        # Radix 4 with a smallest delay of two seconds: 255 s round up to 2 * 128 s.
+        (Ladder(2000, (4, 4, 4, 4)), 255_000, (2, 0, 0, 0)),
+        # A mixed radix counts like minutes and hours.
+        (Ladder(1000, (24, 60, 60)), 3_661_000, (1, 1, 1)),
+        (Ladder.binary(3, 125), 1, (1,)),
+        (Ladder.binary(3, 125), 0, ()),
+        (Ladder.binary(3, 125), 125.001, (1, 0)),
+        (Ladder.binary(3, 125), 875, (1, 1, 1)),
+    ],
+)
+def test_a_delay_is_written_in_digits_rounded_up_to_ticks(ladder, delay, digits):
+    assert ladder.digits(delay) == digits
+
+
+@pytest.mark.parametrize("delay", [-1, 875.001, 10**18, float("nan"), float("inf")])
+def test_a_delay_outside_the_ladder_is_refused_by_name(delay):
+    with pytest.raises(DelayError, match=r"0 to 875 ms"):
+        Ladder.binary(3, 125).digits(delay)
+
+
+@pytest.mark.parametrize(
+    ("tick", "radices", "complaint"),
+    [
+        (125, (), "at least one level"),
+        (125, (2, 1), "radix .* >= 2, got 1"),
+        (125, (2, 2.0), "radix .* got 2.0"),
+        (0, (2,), "tick .* >= 1, got 0"),
+        (True, (2,), "tick"),
+        (1.5, (2,), "tick"),
+        (MAX_TTL + 1, (2,), "x-message-ttl"),
+        (MAX_TTL // 2, (4,), "x-message-ttl"),
+        (1, (2,) * 40, "routing key.*fewer levels"),
+        (1, (2,) * 10_000, "fewer levels"),
+        (1, (11,) * 27, "fewer levels"),
+    ],
+)
+def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
+    with pytest.raises(LadderError, match=complaint):
+        Ladder(tick, radices)
+
+
+@pytest.mark.parametrize(
+    ("radix", "tick", "name"),
+    [
+        (2, 125, "125ms-2x31"),
+        (4, 125, "125ms-2x1-4x15"),
+        (10, 125, "125ms-3x1-10x9"),
+        (2, 1, "1ms-2x31"),
+        # A level more would wait longer than RabbitMQ lets a message wait.
+        (2, 1000, "1000ms-2x29"),
+        (4, 500, "500ms-3x1-4x14"),
+        (4, 1000, "1000ms-2x1-4x14"),
+        (3, 2000, "2000ms-2x1-3x17"),
+    ],
+)
+def test_a_ladder_reaches_the_default_range_and_not_much_more_or_what_rabbitmq_can_have(
+    radix, tick, name
+):
+    ladder = Ladder.uniform(radix, tick=tick)
+
+    assert ladder.name == name
+    assert ladder.maximum >= (2**31 - 1) * tick or ladder.maximum + tick > MAX_TTL
+
+
+@pytest.mark.parametrize("levels", [0, -1, 2.5, "4"])
+def test_a_binary_ladder_needs_a_whole_number_of_levels(levels):
+    with pytest.raises(LadderError):
+        Ladder.binary(levels)
+
+
+@pytest.mark.parametrize("digits", [(1, 0, 0, 0), (1, 0, 2), (-1,)])
+def test_digits_of_another_ladder_are_refused(digits):
+    with pytest.raises(LadderError):
+        Ladder.binary(3).delay(digits)
+
+
+def test_a_ladder_is_its_name():
+    ladder = Ladder(2000, (4, 4, 2, 10))
+
+    assert ladder.name == "2000ms-4x2-2x1-10x1"
+    assert Ladder.from_name(ladder.name) == ladder
+
+
+@pytest.mark.parametrize(
+    "name", ["", "125ms", "125ms-2x0", "0ms-2x1", "125ms-2x1-", "1ms-2x999999"]
+)
+def test_what_is_no_name_of_a_ladder_is_refused(name):
+    with pytest.raises(LadderError):
+        Ladder.from_name(name)

@@ -1,0 +1,119 @@
+"""Whatever goes wrong ends a verb with its exit code, and names are shown as they are."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from contextlib import suppress
+
+import amqp
+import click
+import pytest
+from click.testing import CliRunner
+from kombu.exceptions import OperationalError
+
+from kombu_binary_delay import errors
+from kombu_binary_delay.admin import (
+    Management,
+    OperationError,
+    RefusedError,
+    UnreachableError,
+)
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.command import verb
+from kombu_binary_delay.cli.connect import Target
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (RefusedError("why"), 3),
+        (UnreachableError("why"), 4),
+        (errors.UnconfirmedError("why"), 4),
+        (amqp.NotFound("why"), 4),
+        (OperationalError("why"), 4),
+        (ConnectionError("why"), 4),
+        (OperationError("why"), 2),
+        (errors.TopologyError("why"), 2),
+        (errors.SettingsError("why"), 2),
+        (click.UsageError("why"), 2),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, code):
+    @click.command()
+    @verb
+    def fail(site, out):
+        raise raised
+
+    in_words, as_json = (
+        CliRunner().invoke(fail, arguments, obj=Target()) for arguments in ([], ["--json"])
+    )
+
+    assert (in_words.exit_code, as_json.exit_code) == (code, code)
+    assert "why" in in_words.output
+    assert "why" in json.loads(as_json.output)["error"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"what\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwhat",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 101 + b"\r\n",
+    ],
+    ids=["nothing", "no HTTP", "too little", "no JSON", "too many headers"],
+)
+def test_a_management_api_that_answers_nonsense_cannot_be_reached(answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError), server.accept()[0] as taken:
+                taken.recv(9999)
+                taken.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        management = Management(f"http://127.0.0.1:{server.getsockname()[1]}", "/", "u", "p")
+
+        with pytest.raises(UnreachableError, match="does not answer"):
+            management.get("overview")
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "name", [":a[/x]b", ":[red]foo", "[bold]", ":x:warning:y", "events:[link=x]k", "\\[a]"]
+)
+def test_names_are_shown_as_they_are(name):
+    done = CliRunner().invoke(binary_delay, ["explain", "10s", "--to", name])
+
+    assert done.exit_code == 0, done.output
+    key = name.partition(":")[2] or name
+    assert done.output.count(key) >= 2, done.output
+
+
+@pytest.fixture
+def no_rich(monkeypatch):
+    """Let imports fail as they do without the extra ``cli``."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "rich":
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "kombu_binary_delay.cli.output", raising=False)
+    monkeypatch.delattr("kombu_binary_delay.cli.output", raising=False)
+
+
+@pytest.mark.usefixtures("no_rich")
+def test_without_rich_nothing_is_done_that_could_not_be_shown_and_json_is_to_be_had():
+    nowhere = ["-b", "amqp://127.0.0.1:1//"]
+
+    refused = CliRunner().invoke(binary_delay, [*nowhere, "teardown", "--force"])
+    as_json = CliRunner().invoke(binary_delay, ["explain", "10s", "--json"])
+    exported = CliRunner().invoke(binary_delay, ["export", "mermaid"])
+
+    assert (refused.exit_code, "this needs Rich" in refused.output) == (2, True)
+    assert json.loads(as_json.output)["delay"] == 10_000
+    assert exported.output.startswith("flowchart")

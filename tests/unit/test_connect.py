@@ -1,0 +1,190 @@
+"""Where the command works: TLS wherever it was asked for, and no secret in what it prints."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import trustme
+from celery import Celery
+from click.testing import CliRunner
+
+from kombu_binary_delay.admin import Management, UnreachableError
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.connect import Target
+
+SSL_PATH = "kombu_binary_delay:SSLTransport"
+
+
+def site_of(**conf: Any) -> Target:
+    app = Celery("shop", broker="amqp://guest:guest@rabbit//", set_as_current=False)
+    app.conf.update(conf)
+    return Target.of(app, None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_secure"),
+    [
+        ({}, False),
+        ({"broker_transport": "kombu_binary_delay:Transport"}, False),
+        ({"broker_transport": "pyamqp"}, False),
+        ({"broker_transport": SSL_PATH}, True),
+        ({"broker_transport": "amqps"}, True),
+        ({"broker_transport": SSL_PATH, "broker_url": ["amqp://a//", "amqp://b//"]}, True),
+        ({"broker_use_ssl": {"ca_certs": "ca.pem"}}, True),
+        ({"broker_transport": SSL_PATH, "broker_use_ssl": {"ca_certs": "ca.pem"}}, True),
+    ],
+)
+def test_what_an_app_asks_to_be_over_tls_is(conf, is_secure):
+    site = site_of(**conf)
+
+    for connection in (site.plain(), site.delaying()):
+        assert bool(connection.transport.client.ssl) is is_secure
+        assert connection.transport.default_connection_params["port"] == (
+            5671 if is_secure else 5672
+        )
+        if "broker_use_ssl" in conf:
+            assert connection.ssl == conf["broker_use_ssl"]
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps", "binary-delays"])
+def test_what_a_url_says_of_tls_is_read_as_our_transport_reads_it(scheme):
+    query = "?ssl_ca_certs=ca.pem&connect_timeout=3&ssl_cert_reqs=CERT_REQUIRED"
+    site = Target.of(
+        None, f"{scheme}://rabbit/shop{query};{scheme}://u:&ssl_p@other/shop", None, {}
+    )
+
+    for connection in (site.plain(), site.delaying()):
+        assert connection.transport.client.ssl == {
+            "ca_certs": "ca.pem",
+            "cert_reqs": ssl.CERT_REQUIRED,
+        }
+        assert connection.virtual_host == "shop"
+    assert site.url.count("ssl_") == 1, "that one is a password"
+
+
+def test_an_app_logs_in_as_it_does_itself():
+    site = site_of(broker_login_method="EXTERNAL")
+
+    assert site.plain().login_method == site.delaying().login_method == "EXTERNAL"
+
+
+def connected(**more: Any) -> Any:
+    """What Kombu knows of a connection that is made."""
+    given = {"hostname": "rabbit", "ssl": False, "userid": "us:er", "password": "p@ss"}
+    return SimpleNamespace(**{**given, "virtual_host": "/", "connection": object(), **more})
+
+
+class Late:
+    """A connection of Kombu's that tells of TLS, and of its host, when it is made."""
+
+    hostname, ssl, userid, password, virtual_host = "first", False, "u", "p", "/"
+
+    @property
+    def connection(self) -> object:
+        self.hostname, self.ssl = "second", True
+        return self
+
+
+@pytest.mark.parametrize(
+    ("connection", "url", "found"),
+    [
+        (connected(), None, ("http://rabbit:15672", "us:er", "p@ss")),
+        (connected(ssl=True), None, ("https://rabbit:15671", "us:er", "p@ss")),
+        (connected(hostname="::1"), None, ("http://[::1]:15672", "us:er", "p@ss")),
+        (Late(), None, ("https://second:15671", "u", "p")),
+        (connected(), "https://api/x/", ("https://api/x", "us:er", "p@ss")),
+        (connected(), "http://me:p%40ss%2F@api:1", ("http://api:1", "me", "p@ss/")),
+        (connected(), "http://m%40e@[::1]:1", ("http://[::1]:1", "m@e", "p@ss")),
+    ],
+)
+def test_the_management_api_is_found_beside_the_broker_or_where_it_is_said_to_be(
+    connection, url, found
+):
+    management = Management.of(connection, url)
+
+    assert (management.url, management.user, management.password) == found
+
+
+def test_the_authority_that_the_app_trusts_counts_for_the_management_api_too(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            for _ in range(2):
+                taken, _ = listener.accept()
+                with taken, suppress(OSError), server.wrap_socket(taken, server_side=True) as safe:
+                    safe.recv(9999)
+                    safe.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            Management.of(connected(ssl=True), url).get("overview")
+        trusting = connected(ssl={"ca_certs": str(tmp_path / "ca.pem")})
+        assert Management.of(trusting, url).get("overview") == {}
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:15672",
+        "us:hush@ush:15672",
+        "http://us:hush/ush@host:15672",
+        "http://us:12/hush@host:15672",
+        "http://us:12?hush@host:15672",
+        "http://us:12#hush@host:15672",
+        "http://us:hush]@[host:15672",
+        "ftp://us:hush@host",
+    ],
+)
+def test_what_is_no_url_of_a_management_api_is_refused_and_no_password_repeated(url):
+    with pytest.raises(UnreachableError, match="is no URL of a management API") as raised:
+        Management.of(connected(), url)
+
+    assert "ush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("foo://us:hush@host//", "must be a RabbitMQ"),
+        ("redis://us:hush@host/0", "must be a RabbitMQ"),
+        ("memory://", "must be a RabbitMQ"),
+        ("amqp://us:hu/sh@host//", "percent-encoded"),
+        ("amqp://a//;amqps://us:hu#sh@host//", "percent-encoded"),
+        ("amqp://us:hu?sh@host//", "percent-encoded"),
+    ],
+)
+def test_what_is_no_broker_of_ours_is_refused_and_no_password_repeated(url, words):
+    done = CliRunner().invoke(binary_delay, ["-b", url, "status"])
+    moved = CliRunner().invoke(binary_delay, ["transfer", "--to-broker", url])
+
+    for each in (done, moved):
+        assert (each.exit_code, words in " ".join(each.output.split())) == (2, True)
+        assert not [part for part in ("hush", "hu", "sh@") if part in each.output.lower()]
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ({"broker_transport_options": {"binary_delay": ["x"]}}, "must be a mapping"),
+        ({"broker_transport": "no.such:Transport"}, "cannot be loaded"),
+        ({"broker_transport": "what"}, "cannot be loaded"),
+        ({"broker_url": "redis://localhost"}, "must be a RabbitMQ"),
+    ],
+)
+def test_an_app_that_cannot_be_is_refused(conf, words):
+    with pytest.raises(click.UsageError, match=words):
+        site_of(**conf)

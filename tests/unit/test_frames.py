@@ -1,0 +1,98 @@
+"""What a batch writes is, byte for byte, what py-amqp writes."""
+
+from typing import Any
+
+import amqp
+import pytest
+from amqp import spec
+from amqp.method_framing import frame_writer
+from amqp.serialization import dumps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_binary_delay.batching.frames import UNWRITABLE, Messages
+
+names = st.text(max_size=60)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | names
+values = st.recursive(
+    scalars,
+    lambda nested: st.lists(nested, max_size=3) | st.dictionaries(names, nested, max_size=3),
+    max_leaves=5,
+)
+#: By the letters that py-amqp has for the types of properties.
+kinds = {
+    "s": names,
+    "o": st.integers(0, 255),
+    "F": st.dictionaries(names, values, max_size=3),
+    "L": st.integers(0, 2**40),
+}
+properties = {name: st.none() | kinds[kind] for name, kind in amqp.Message.PROPERTIES}
+publishes = st.fixed_dictionaries(
+    {
+        "body": (st.binary(max_size=300) | st.text(max_size=90)).map(lambda body: body * 90),
+        "properties": st.fixed_dictionaries({}, optional=properties),
+        "exchange": names,
+        "routing_key": names,
+        "flags": st.tuples(st.booleans(), st.booleans()),
+    }
+)
+
+
+class Wire:
+    """A connection, and its transport, that keep what is written."""
+
+    def __init__(self, frame_max):
+        self.frame_max, self.bytes_sent, self.transport, self.written = frame_max, 0, self, b""
+        self.frame_writer = frame_writer(self, self)
+
+    def write(self, data):
+        self.written += bytes(data)
+
+
+@given(st.lists(publishes, min_size=1, max_size=3), st.integers(8192, 9000))
+def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
+    theirs, ours = Wire(frame_max), Wire(frame_max)
+    together = Messages(ours, 7)
+    for each in publishes:
+        each["properties"]["content_encoding"] = "utf-8"
+        arguments = dumps("Bssbb", (0, each["exchange"], each["routing_key"], *each["flags"]))
+        message = amqp.Message(each["body"], **each["properties"])
+        theirs.frame_writer(1, 7, spec.Basic.Publish, arguments, message)
+        together.add(**each)
+    together.send()
+    assert ours.written == theirs.written
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exchange": "x" * 256},
+        {"exchange": 5},
+        {"body": 5},
+        {"properties": {"priority": 256}},
+        {"properties": {"message_id": "x" * 256}},
+        {"properties": {"message_id": 5}},
+        {"properties": {"application_headers": {"unwritable": object()}}},
+        {"properties": {"application_headers": {None: "unwritable"}}},
+    ],
+    ids=str,
+)
+def test_of_what_cannot_be_written_nothing_is(wrong):
+    wire = Wire(1000)
+    together = Messages(wire, 1)
+    good: dict[str, Any] = {
+        "body": b"",
+        "properties": {},
+        "exchange": "",
+        "routing_key": "",
+        "flags": (False,) * 2,
+    }
+    together.add(**good)
+    size = together.size
+    with pytest.raises(UNWRITABLE):
+        together.add(**{**good, **wrong})
+    assert together.size == size
+    together.add(**good)
+    together.send()
+    half = len(wire.written) // 2
+    assert wire.written == wire.written[:half] * 2
