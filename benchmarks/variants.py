@@ -17,9 +17,9 @@ from kombu.transport.native_delayed_delivery import (
     calculate_routing_key,
     declare_native_delayed_delivery_exchanges_and_queues,
 )
+from kombu_binary_delay.executor import declare
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.channel import bind, declare_part
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS
@@ -80,7 +80,7 @@ class OnLadder(Variant):
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
         part = self.topology.whole + self.topology.to_queue(INBOX)
-        declare_part(channel, _shortened(part, self.longest) if self.longest else part)
+        declare(channel, _shortened(part, self.longest) if self.longest else part)
 
     def enter(self, channel: amqp.Channel, delay: int) -> Entry:
         del channel
@@ -155,16 +155,16 @@ class OwnQueues(OnLadder):
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         super().declare(vhost, channel)
         topology = self.topology
-        declare_part(channel, topology.own_base)
+        declare(channel, topology.own_base)
         for level in range(topology.ladder.levels):
-            bind(channel, topology.own_enter(level))
+            declare(channel, Part(bindings=topology.own_enter(level)))
         self._made: set[tuple[int, ...]] = set()
 
     def enter(self, channel: amqp.Channel, delay: int) -> Entry:
         digits = self.topology.ladder.digits(delay)
         if digits not in self._made:
             self._made.add(digits)
-            declare_part(channel, self.topology.own_queue(digits))
+            declare(channel, self.topology.own_queue(digits))
         return super().enter(channel, delay)._replace(exchange=self.topology.own, wait=delay)
 
 

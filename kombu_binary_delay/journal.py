@@ -28,8 +28,8 @@ from amqp.exceptions import NotFound, ResourceLocked
 from kombu.log import get_logger
 
 from .batching.batch import PublishBatch
-from .channel import declare_part
 from .errors import AddressError, BinaryDelayError, TopologyError
+from .executor import declare
 from .model.address import Destination
 from .model.delay import due_time
 from .model.envelope import HEADER
@@ -226,7 +226,7 @@ class Journal:
         return True
 
     def _declare(self, channel: Any) -> None:
-        declare_part(channel, self._part)
+        declare(channel, self._part)
 
     def _note(
         self,
@@ -357,8 +357,7 @@ class _Desk:
                 connection.ensure_connection(max_retries=once, interval_start=0)
             else:
                 connection.ensure_connection(max_retries=3)
-        declarer = self._connection.connection.binary_delay
-        journal: Journal | None = declarer.journal
+        journal: Journal | None = self._connection.connection.delay_journal
         if journal is None:
             return
         event = {**journal.event(properties, exchange, key), **more}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 from kombu import Connection, Queue
+from kombu_binary_delay.executor import declare
 
 from dev.broker import SETTLES_SOON, Broker, BrokerError
 from dev.cluster import Cluster
@@ -25,7 +26,6 @@ from dev.faults.tasks import send
 from dev.processes import Process, Processes
 from dev.worker import Worker
 from kombu_binary_delay import Settings, Topology
-from kombu_binary_delay.channel import declare_part
 from kombu_binary_delay.model.versions import QUORUM_SINCE
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Environment:
         for queue in queues:
             part += self.topology.to_queue(queue)
         with self.vhost.connect() as connection:
-            declare_part(connection.channel(), part)
+            declare(connection.channel(), part)
         time.sleep(OLD_ENOUGH)
 
     def publisher(

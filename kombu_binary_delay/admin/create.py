@@ -9,7 +9,7 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.topology import IMITABLE, Part, Topology
 
 from .errors import OperationError
@@ -36,9 +36,9 @@ def create(connection: Any, topology: Topology, part: Part, *, dry_run: bool = F
     queues = [each.name for each in part.queues]
     stand = standing(connection, "exchange", exchanges), standing(connection, "queue", queues)
     if not dry_run:
-        channel = OwnChannel(connection.connection, topology.namespace)
-        with channel.lend("the ladder") as lent:
-            declare_part(lent, part)
+        executor = Executor(connection.connection, topology.namespace)
+        with executor.channel("the ladder") as channel:
+            declare(channel, part)
     return Creation(
         tuple(name for name in exchanges if name not in stand[0]),
         tuple(name for name in queues if name not in stand[1]),

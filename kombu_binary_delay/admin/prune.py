@@ -11,7 +11,7 @@ from typing import Any
 
 from amqp.exceptions import ResourceLocked
 
-from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.topology import Part, Topology
 
 from .errors import RefusedError
@@ -73,10 +73,10 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             if name not in filled:
                 channel.queue_delete(name)
     finally:
-        with OwnChannel(connection.connection, topology.namespace).lend("the queues") as lent:
+        with Executor(connection.connection, topology.namespace).channel("the queues") as lent:
             standing = {row["name"] for row in management.here("queues")}
             again = tuple(each for each in bindings if each.destination in standing)
-            declare_part(lent, Part(bindings=again))
+            declare(lent, Part(bindings=again))
         channel.queue_delete(f"{topology.own}.lock")
         channel.close()
     removed = tuple(name for name in empty if name not in standing)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.channel import OwnChannel, declare_part
+from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.topology import Binding, Exchange, Part, Topology
 
 from .errors import OperationError, RefusedError
@@ -179,9 +179,9 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     except BaseException as exc:
         # Whoever interrupts is not to leave it half removed. The connection may be what broke.
         with connection.clone() as again:
-            own = OwnChannel(again.connection, topology.namespace)
-            with own.lend("the ladder") as lent:
-                declare_part(lent, _part(live, exchanges))
+            executor = Executor(again.connection, topology.namespace)
+            with executor.channel("the ladder") as lent:
+                declare(lent, _part(live, exchanges))
         if isinstance(exc, OperationError):
             raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
         raise

@@ -168,9 +168,10 @@ class PublishBatch:
         self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
-        self._declarer = getattr(self._connection, "binary_delay", None)
+        router = getattr(self._connection, "delay_router", None)
+        self._journal = getattr(self._connection, "delay_journal", None)
         #: In microseconds.
-        self._tick = self._declarer.topology.ladder.tick * 1000 if self._declarer else 1
+        self._tick = router.topology.ladder.tick * 1000 if router else 1
         self._own: _ConfirmChannel | None = None
         self._messages: Any = None
         #: Whether any message was to be confirmed within some time.
@@ -332,13 +333,13 @@ class PublishBatch:
     def _pack(self, entry: _Entry, now: int) -> None:
         """Write its delay."""
         due = entry.due or 0
-        packed = self.channel.delayed(
-            entry.message.properties, due, now, entry.exchange, entry.routing_key
+        plan = self.channel.plan(
+            entry.message.properties, due, entry.exchange, entry.routing_key, now
         )
         ticks = max(-((now - due) // self._tick), 0)
         # A callback may have flushed it meanwhile.
         if not entry.sent:
-            entry.packed = packed
+            entry.packed = plan.properties, plan.exchange, plan.routing_key
             entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
 
     def _gather(self, room: int) -> list[_Entry]:
@@ -395,8 +396,8 @@ class PublishBatch:
         """Tell the journal of what was sent; that may run a callback, too."""
         while self._to_note:
             entry = self._to_note.popleft()
-            if self._declarer is not None and self._declarer.journal is not None:
-                self._declarer.journal.scheduled(*entry.written)
+            if self._journal is not None:
+                self._journal.scheduled(*entry.written)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -610,10 +611,10 @@ class _ConfirmChannel(amqp.Channel):
         self.refusal = error_for_code(
             reply_code, reply_text, (class_id, method_id), amqp.ChannelError
         )
-        declarer = getattr(self.connection, "binary_delay", None)
-        if reply_code == NotFound.code and declarer and declarer.topology.is_named_in(reply_text):
+        router = getattr(self.connection, "delay_router", None)
+        if reply_code == NotFound.code and router and router.topology.is_named_in(reply_text):
             # It is declared again for the next delayed message.
-            declarer.forget()
+            router.lost()
         self.collect()
 
 

@@ -79,7 +79,7 @@ def _declare_unless_known(maybe_declare: Any) -> Any:
         channel = producer.channel if entity else None
         connection: Any = getattr(channel, "connection", None)
         if (
-            getattr(connection, "binary_delay", None) is not None
+            getattr(connection, "delay_router", None) is not None
             # What Kombu asks of its copy.
             and entity.can_cache_declaration
             and hash(entity) in connection.client.declared_entities

@@ -214,6 +214,15 @@ class Topology:
         return f"{self.delivery_prefix}.delivery"
 
     @cached_property
+    def to_queues(self) -> str:
+        """The name of the exchange that leads straight to queues, by their names.
+
+        It is the alternate of the delivery exchange, so it sees what finds no way there: a queue
+        with a relay is reached by the relay, and never both ways.
+        """
+        return f"{self.delivery_prefix}.to-queues"
+
+    @cached_property
     def parking(self) -> str:
         """The name of the parking queue, and of the exchange before it."""
         return f"{self.delivery_prefix}.parking"
@@ -249,8 +258,13 @@ class Topology:
     def base(self) -> Part:
         """The parking queue and the delivery exchange: what the levels stand on."""
         parking = Queue(self.parking, (("x-queue-type", self.queue_type),))
+        to_queues = (("alternate-exchange", self.to_queues),)
         return Part(
-            (Exchange(self.parking, "fanout"), self._exchange(self.delivery)),
+            (
+                Exchange(self.parking, "fanout"),
+                self._exchange(self.to_queues),
+                Exchange(self.delivery, "topic", to_queues),
+            ),
             (parking,),
             (Binding(self.parking, self.parking, ""),),
         )
@@ -360,8 +374,10 @@ class Topology:
             return destination
 
     def to_queue(self, queue: str) -> Part:
-        """Lead from delivery to a queue that is addressed through the default exchange."""
-        return Part(bindings=(Binding(self.delivery, queue, f"#.{route(Destination('', queue))}"),))
+        """Lead straight to a queue that is addressed through the default exchange."""
+        return Part(
+            bindings=(Binding(self.to_queues, queue, f"#.{route(Destination('', queue))}"),)
+        )
 
     def queue_relay_name(self, queue: str) -> str:
         """Name the relay of a queue, and the exchange behind it."""
@@ -375,8 +391,9 @@ class Topology:
         """
         name = self.queue_relay_name(queue)
         relay = Queue(name, self._waiting(0, name))
-        way = f"#.{route(Destination('', queue), relay=True)}"
-        behind = Exchange(name, "fanout", (("alternate-exchange", self.parking),))
+        way = f"#.{route(Destination('', queue))}"
+        # Where the queue was made anew, a program that knows its arguments leads straight to it.
+        behind = Exchange(name, "fanout", (("alternate-exchange", self.to_queues),))
         return Part(
             (behind,), (relay,), (Binding(self.delivery, name, way), Binding(name, queue, ""))
         )

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from amqp import Channel
 from kombu import Exchange, Producer, Queue
+from kombu_binary_delay.executor import Executor
 
 from kombu_binary_delay import (
     DelayError,
@@ -16,7 +17,6 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
-from kombu_binary_delay.channel import OwnChannel
 
 
 def ladder_names(vhost):
@@ -87,8 +87,9 @@ def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
         ) as sent:
             producer.publish("first", routing_key="q", headers={"x-delay": 60_000})
         calls = [call.args[1:3] for call in sent.call_args_list]
-    # Open a channel; the base; the way to the queue; five levels; the bindings of two; the message.
-    assert len(calls) <= 27
+    # Open a channel; the base; the way to the queue; five levels and their queues; the bindings of
+    # two; the message.
+    assert len(calls) <= 46
 
 
 def test_a_delay_that_is_refused_declares_nothing_and_the_channel_still_works(connect, vhost):
@@ -189,7 +190,7 @@ def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
         producer.publish("before", routing_key="q", headers={"x-delay": 2125}, declare=[queue])
         # Messages enter by other exchanges, so no publish is refused.
         connect("amqp").default_channel.exchange_delete(topology.level_name(1))
-        monkeypatch.setattr("kombu_binary_delay.levels.LOOK_AGAIN", 0)
+        monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
         producer.publish("after", routing_key="q", headers={"x-delay": 125})
 
     assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
@@ -233,7 +234,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
 def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
     connection = connect()
     kind = "x-modulus-of-mine"
-    connection.connection.binary_delay.declared_exchange("x", kind)
+    connection.connection.delay_router.declared_exchange("x", kind)
 
     with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
@@ -324,7 +325,7 @@ def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collec
     Producer(made.default_channel).publish("1", routing_key="q", headers={"x-delay": 1})
     before = ladder_names(vhost)
     connection = connect(binary_delay={"declare": "never"})
-    with patch("kombu_binary_delay.channel.OwnChannel.lend") as declared:
+    with patch("kombu_binary_delay.executor.Executor.channel") as declared:
         Producer(connection.default_channel).publish("2", routing_key="q", headers={"x-delay": 1})
 
     arrived = sorted(arrival.body for arrival in collect(connection, [queue], 2))
@@ -358,7 +359,7 @@ def test_settings_shape_the_ladder(connect, collect, vhost):
 def test_classic_queues_are_used_with_one_clear_warning(connect, caplog):
     settings = {"queue_type": "classic", "namespace": "warned"}
     with (
-        patch("kombu_binary_delay.declare._warned", set()),
+        patch("kombu_binary_delay.executor._warned", set()),
         caplog.at_level(logging.WARNING, "kombu_binary_delay"),
     ):
         connect(binary_delay=settings).connect()
@@ -462,16 +463,16 @@ def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, colle
 
 
 def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):
-    own = OwnChannel(connect().connection, "kbd")
-    with own.lend("a queue") as channel:
+    executor = Executor(connect().connection, "kbd")
+    with executor.channel("a queue") as channel:
         channel.queue_declare("there")
     with (
         pytest.raises(KeyboardInterrupt),
-        own.lend("the same") as channel,
+        executor.channel("the same") as channel,
         patch.object(channel, "wait", side_effect=KeyboardInterrupt),
     ):
         channel.queue_declare("there")
-    with pytest.raises(TopologyError, match="no queue 'missing'"), own.lend("another") as channel:
+    with pytest.raises(TopologyError, match="no queue 'missing'"), executor.channel("another") as channel:
         channel.queue_declare("missing", passive=True)
 
 
@@ -489,7 +490,8 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
         connect("amqp").Producer().publish(body, routing_key="q")
         time.sleep(0.3)
     with pytest.raises(ValueError, match="bad"):
-        connection.default_channel.connection.binary_delay.delivery.lay_base_again()
+        with connection.connection.delay_executor.channel("a queue") as channel:
+            channel.queue_declare("q", passive=True)
     assert received == ["bad"]
     assert "blocking_read" in vars(connection.connection)
 

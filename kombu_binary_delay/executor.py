@@ -1,0 +1,278 @@
+"""The router's commands made real, on a channel of our own on the user's connection.
+
+A refusal closes that channel, and never the user's. Nothing here decides: each command is done, and
+what came of it is sent back. It must not import the router or the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import (
+    AccessRefused,
+    ChannelError,
+    NotFound,
+    PreconditionFailed,
+    RecoverableConnectionError,
+    ResourceLocked,
+)
+from kombu.log import get_logger
+
+from .buffering import FrameBuffer
+from .commands import Answer, AskType, Command, Delete, Ensure, Look, Steps, Unbind, Warn
+from .errors import BinaryDelayError, TopologyError
+from .model.topology import Binding, Part
+
+logger = get_logger(__name__)
+
+#: Warnings that this process has written, and is to write no more.
+_warned: set[str] = set()
+#: The types that an exchange is asked for, the commonest first.
+_TYPES = ("direct", "topic", "fanout", "headers")
+#: An alternate exchange has a name. Where this stands in its place, RabbitMQ refuses to make the
+#: exchange, and finds it unlike any that exists: such a declaration asks, and never changes.
+_NO_NAME = {"alternate-exchange": 1}
+
+
+class Executor:
+    """One connection's means to talk to the broker about the ladder.
+
+    :param connection: of py-amqp; where it has a ``frame_buffer``, frames for other channels are
+        kept meanwhile.
+    :param namespace: for the text of an error.
+    """
+
+    def __init__(self, connection: Any, namespace: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._buffer: FrameBuffer = getattr(connection, "frame_buffer", None) or FrameBuffer(
+            connection
+        )
+        self._channel: Any = None
+        #: Is called with the broker's refusal of a message that was published on the channel.
+        self.on_refused_publish: Callable[[BaseException], object] = lambda _: None
+
+    def run(self, steps: Steps) -> None:
+        """Do the commands of the router, one after the other.
+
+        :raises TopologyError: where the broker refuses one, and the router takes it for an error.
+        """
+        answer: Any = None
+        error: TopologyError | None = None
+        with suppress(StopIteration):
+            while True:
+                command = steps.throw(error) if error is not None else steps.send(answer)
+                answer = error = None
+                try:
+                    answer = self._do(command)
+                except TopologyError as exc:
+                    error = exc
+
+    @contextmanager
+    def channel(self, what: str, needs: str = "") -> Iterator[Any]:
+        """Yield the declaration channel; frames for other channels are kept until it is released.
+
+        :param what: what is declared, for the text of an error.
+        :param needs: the permission that this takes on something that is not the ladder's.
+        :raises TopologyError: where the broker refuses.
+        """
+        with self._buffer.closed(), self._explained(what, needs):
+            channel = self._open()
+            try:
+                yield channel
+            except (ChannelError, BinaryDelayError):
+                # The broker's answer, or our reading of it.
+                raise
+            except BaseException:
+                # Interrupted: the answer to this would be taken for that to the next.
+                self._abandon(channel)
+                raise
+
+    # -- the commands --------------------------------------------------------------------------
+
+    def _do(self, command: Command) -> Any:
+        if isinstance(command, Warn):
+            if command.text not in _warned:
+                logger.warning("%s", command.text)
+            if command.once:
+                _warned.add(command.text)
+        elif isinstance(command, AskType):
+            return self._ask_type(command.exchange)
+        elif isinstance(command, Look):
+            return self._look(command)
+        elif isinstance(command, Ensure):
+            return self._ensure(command)
+        elif isinstance(command, Unbind):
+            with self.channel(command.what) as channel:
+                unbind(channel, command.bindings)
+        else:
+            self._delete(command)
+        return Answer.DONE
+
+    def _ensure(self, command: Ensure) -> Answer:
+        with self.channel(command.what, command.needs) as channel:
+            try:
+                if command.lock:
+                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
+                declare(channel, command.part)
+                if command.lock:
+                    channel.queue_delete(command.lock)
+            except NotFound:
+                return Answer.MISSING
+            except ResourceLocked:
+                return Answer.LOCKED
+        return Answer.DONE
+
+    def _look(self, command: Look) -> Answer:
+        with self.channel("the ladder") as channel:
+            try:
+                for exchange in command.exchanges:
+                    channel.exchange_declare(exchange, "", passive=True, nowait=True)
+                for queue in command.queues:
+                    channel.queue_declare(queue, passive=True, nowait=True)
+                _wait(channel)
+            except NotFound:
+                return Answer.MISSING
+        return Answer.DONE
+
+    def _ask_type(self, exchange: str) -> str | Answer | None:
+        what = f"the type of the exchange {exchange!r}"
+        with self.channel(what) as channel:
+            try:
+                channel.exchange_declare(exchange, "", passive=True)
+            except NotFound:
+                return Answer.MISSING
+        left = list(_TYPES)
+        while left:
+            kind = left.pop(0)
+            with self.channel(what, f"configure on the exchange {exchange!r}") as channel:
+                try:
+                    channel.exchange_declare(exchange, kind, durable=True, arguments=_NO_NAME)
+                except PreconditionFailed as exc:
+                    refusal = str(exc.reply_text)
+            names = (exchange, getattr(self._connection, "virtual_host", None))
+            # The broker names what it finds unlike: the type that it was given, or something else.
+            if refusal.count(f"'{kind}'") <= names.count(kind):
+                return kind
+            # It names the type that it has, too: that one is next.
+            left.sort(key=lambda each: f"'{each}'" not in refusal)
+        return None
+
+    def _delete(self, command: Delete) -> None:
+        with self.channel(command.what) as channel:
+            for exchange in command.exchanges:
+                channel.exchange_delete(exchange)
+            for queue in command.queues:
+                channel.queue_delete(queue)
+
+    # -- the channel ---------------------------------------------------------------------------
+
+    def _open(self) -> Any:
+        if self._connection.channels is None:
+            raise RecoverableConnectionError("the connection is closed")
+        if self._channel is None or not self._channel.is_open:
+            # Not our own class of channel: what we declare is not to be followed.
+            self._channel = _DeclarationChannel(self._connection, self._refused)
+            self._buffer.pass_through(self._channel.channel_id)
+            self._channel.open()
+        return self._channel
+
+    def _abandon(self, channel: Any) -> None:
+        """Close a channel without waiting, and ignore what is still to come for it."""
+        self._channel = None
+        with suppress(OSError, amqp.AMQPError):
+            channel.is_closing = True
+            channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+
+    def _refused(self, error: BaseException, method: tuple[int, int]) -> None:
+        if method == spec.Basic.Publish:
+            self.on_refused_publish(error)
+        # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
+        if self._buffer.declaring or method != spec.Basic.Publish:
+            raise error
+
+    @contextmanager
+    def _explained(self, what: str, needs: str) -> Iterator[None]:
+        try:
+            yield
+        except AccessRefused as exc:
+            raise TopologyError(
+                f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
+                f"permissions configure, write and read on names that begin with "
+                f"'{self._namespace}.'{needs and f', and {needs}'}; or make the topology "
+                f"beforehand and set declare to 'never'"
+            ) from exc
+        except PreconditionFailed as exc:
+            remedy = ""
+            if "inequivalent arg" in str(exc.reply_text):
+                remedy = "; it stands with other arguments: delete it, or set another namespace"
+            raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
+        except ChannelError as exc:
+            raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
+
+
+class _DeclarationChannel(amqp.Channel):
+    """A channel that, where the broker closes it, raises in nobody's code but ours."""
+
+    def __init__(
+        self, connection: Any, refused: Callable[[BaseException, tuple[int, int]], None]
+    ) -> None:
+        super().__init__(connection)
+        self._on_refusal = refused
+
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        try:
+            super()._on_close(reply_code, reply_text, class_id, method_id)
+        except ChannelError as exc:
+            self._on_refusal(exc, (class_id, method_id))
+
+
+def declare(channel: Any, part: Part) -> None:
+    """Declare a part on a channel, and wait until the broker has."""
+    for queue in part.queues:
+        channel.queue_declare(
+            queue.name,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(queue.arguments),
+            nowait=True,
+        )
+    for exchange in part.exchanges:
+        channel.exchange_declare(
+            exchange.name,
+            exchange.type,
+            durable=True,
+            auto_delete=False,
+            arguments=dict(exchange.arguments),
+            nowait=True,
+        )
+    for binding in part.bindings:
+        _bind(channel, binding)
+    _wait(channel)
+
+
+def unbind(channel: Any, bindings: Iterable[Binding]) -> None:
+    """Remove bindings."""
+    for each in bindings:
+        remove = channel.queue_unbind if each.to_queue else channel.exchange_unbind
+        remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
+
+
+def _bind(channel: Any, binding: Binding) -> None:
+    call = channel.queue_bind if binding.to_queue else channel.exchange_bind
+    call(
+        binding.destination,
+        binding.source,
+        binding.key,
+        nowait=True,
+        arguments=dict(binding.arguments),
+    )
+
+
+def _wait(channel: Any) -> None:
+    """Wait for one answer, which comes after all that was sent without waiting."""
+    channel.basic_qos(0, 0, a_global=False)

@@ -1,0 +1,729 @@
+"""What one connection knows about the broker, and every decision taken from it. Pure.
+
+Asked for a publish, the router answers with a :class:`Plan`; told of a delivery, with its
+:class:`Delivery`; told of what a program declares, binds or deletes, with the commands that this
+calls for (:mod:`.commands`). What exists on the broker is one set, :attr:`Router.existing`: a plan
+needs what is missing from it, which is nearly always nothing.
+
+It must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from .commands import Answer, AskType, Delete, Ensure, Look, Steps, Unbind, Warn
+from .errors import AddressError, TopologyError
+from .model.address import Destination
+from .model.delay import X_DELAY
+from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
+from .model.foreign import FOREIGN_BY_DELIVERY
+from .model.topology import IMITABLE, Binding, Part, Topology
+from .model.versions import QUORUM_SINCE, URGENT, is_since
+from .settings import Settings
+
+#: After how many microseconds to look whether what existed still does.
+LOOK_AGAIN = 30_000_000
+#: The most queues for one delay each that a connection makes, and the delays that it counts.
+MAX_DIRECT_QUEUES = 64
+MAX_DELAYS = 1024
+#: How often to begin anew where the ladder is deleted while it is declared.
+_ATTEMPTS = 3
+
+_HEADERS = "application_headers"
+#: The types of the exchanges that every RabbitMQ has.
+_BUILT_IN: dict[str, str | None] = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.topic": "topic",
+}
+#: What can be in the set of what exists, besides exchanges, queues and bindings of the user's.
+_BASE = "base"
+_BINDINGS = "bindings"
+
+
+class Plan(NamedTuple):
+    """How to publish a message, and what has to exist before: keys of :attr:`Router.existing`."""
+
+    exchange: str
+    routing_key: str
+    properties: dict[str, Any]
+    needs: frozenset[Hashable]
+
+
+class Delivery(NamedTuple):
+    """Where a message that came by a ladder had been published to."""
+
+    destination: Destination
+    properties: dict[str, Any]
+
+
+class Bound(NamedTuple):
+    """A binding of the user's, from an exchange to a queue or another exchange."""
+
+    exchange: str
+    destination: str
+    key: str
+    to_queue: bool
+
+
+# What can exist. As tuples they are compared by their fields, so each has its kind.
+
+
+class Level(NamedTuple):
+    """A level, and all below it, of one of the connection's ladders."""
+
+    lane: int
+    height: int
+    kind: str = "level"
+
+
+class Way(NamedTuple):
+    """The way from the delivery exchange to a queue that is addressed by its name."""
+
+    queue: str
+    kind: str = "way"
+
+
+class Target(NamedTuple):
+    """An exchange to delay to, with a relay where it routes by headers."""
+
+    exchange: str
+    kind: str = "target"
+
+
+class Mirror(NamedTuple):
+    """The mirror of an exchange."""
+
+    exchange: str
+    kind: str = "mirror"
+
+
+class Direct(NamedTuple):
+    """The queue that serves one whole delay."""
+
+    lane: int
+    digits: tuple[int, ...]
+    kind: str = "direct"
+
+
+_NOTHING: frozenset[Hashable] = frozenset()
+
+
+class Router:
+    """The mind of one connection.
+
+    :param settings: of the transport.
+    :param server: the properties that the broker sent when the connection opened.
+    """
+
+    def __init__(self, settings: Settings, server: Mapping[str, Any]) -> None:
+        self._settings, self._server = settings, server
+        self._can_quorum = is_since(server, QUORUM_SINCE)
+        self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
+        self._declares = settings.declare != "never"
+        self._queue_per_delay = settings.queue_per_delay
+        self._ladders = self.topology.lanes(settings.lanes)
+        self._lanes = len(self._ladders)
+        self._keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
+        if self._keeps_urgent_apart:
+            self._ladders.append(self.topology.for_urgent())
+        #: What is known to exist on the broker.
+        self.existing: set[Hashable] = set()
+        #: The types of exchanges; None for one that delayed messages cannot reach.
+        self._types = dict(_BUILT_IN)
+        #: Of queues that this connection declared, whether they refuse messages while full.
+        self._refusing: dict[str, bool] = {}
+        #: Queues that can be addressed by their names, and bindings: those made here, in order.
+        self._queues: dict[str, None] = {}
+        self._bound: dict[Bound, None] = {}
+        self._heights: dict[int, int] = {}
+        self._looked = 0
+        #: Whether a level that exists may be taken to have all that is below it.
+        self._trusts = True
+        self._published = 0
+        self._delays: dict[Direct, bool] = {}
+        self._warned: set[str] = set()
+
+    def opened(self) -> Steps:
+        """Warn of what a connection that has just been opened cannot promise."""
+        asked = self._settings.queue_type == "classic"
+        if asked or (self._settings.queue_type is None and not self._can_quorum):
+            product = f"{self._server.get('product')} {self._server.get('version', '')}"
+            reason = "the settings ask for it" if asked else f"{product} has no better"
+            yield Warn(
+                f"delayed messages wait in classic queues, since {reason}: a broker that crashes "
+                f"can lose those that are moving between levels; quorum queues (RabbitMQ 3.10 and "
+                f"later) do not",
+                once=True,
+            )
+
+    # -- a publish -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        properties: dict[str, Any],
+        due: int | None,
+        exchange: str,
+        routing_key: str,
+        now: int,
+    ) -> Plan:
+        """Plan how to publish a message that asks for a delay.
+
+        :param due: microseconds since the epoch; None for a delay of zero.
+        :param now: the same, of the publisher's clock.
+        :raises DelayError: where the delay is longer than the ladder.
+        :raises AddressError: where the destination does not fit into the routing key.
+        :raises TopologyError: where a delayed message cannot reach the exchange.
+        """
+        headers = properties.get(_HEADERS) or {}
+        if due is None or due <= now:
+            if X_DELAY in headers:
+                headers = {name: headers[name] for name in headers if name != X_DELAY}
+                properties = {**properties, _HEADERS: headers}
+            return Plan(exchange, routing_key, properties, _NOTHING)
+        destination = Destination(exchange, routing_key)
+        if exchange:
+            destination = self.topology.unwrap(destination, carried(headers))
+            self._refuse_unreachable(destination.exchange)
+        lane = self._lane(properties)
+        ladder = self._ladders[lane]
+        digits = ladder.ladder.digits((due - now) / 1000)
+        # To be safe, an exchange whose type is not known is taken for one that reads wildcards.
+        topic = bool(exchange) and self._types.get(destination.exchange, "topic") == "topic"
+        properties, key = wrap(
+            properties,
+            destination,
+            -(-due // 1000),
+            lambda each: ladder.address(digits, each, topic=topic),
+            ladder.owns,
+        )
+        if ladder.delay_header:
+            properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
+        needs = self._missing(lane, digits, destination, headers, now)
+        return Plan(self._entry(ladder, digits), key, properties, needs)
+
+    def _lane(self, properties: Mapping[str, Any]) -> int:
+        """Choose the ladder for a message: by its id, so that a message keeps its lane."""
+        if self._keeps_urgent_apart and (properties.get("priority") or 0) >= URGENT:
+            return self._lanes
+        if self._lanes == 1:
+            return 0
+        name = properties.get("message_id") or properties.get("correlation_id")
+        self._published += 1
+        return (crc32(str(name).encode()) if name else self._published) % self._lanes
+
+    def _entry(self, ladder: Topology, digits: tuple[int, ...]) -> str:
+        """Name the exchange to publish a message to."""
+        if self._queue_per_delay:
+            return ladder.own
+        if self._declares:
+            return ladder.entry(digits)
+        # Who may do no more than publish does that where RabbitMQ checks topic permissions.
+        return ladder.level_of(digits)
+
+    def _missing(
+        self,
+        lane: int,
+        digits: tuple[int, ...],
+        destination: Destination,
+        headers: Mapping[str, Any],
+        now: int,
+    ) -> frozenset[Hashable]:
+        if not self._declares:
+            return _NOTHING
+        exchange, key = destination
+        wanted: list[Hashable] = [
+            _BINDINGS,
+            Level(lane, self._ladders[lane].needs(digits)),
+            Target(exchange) if exchange else Way(key),
+        ]
+        if not exchange:
+            wanted += map(Way, further_keys(dict(headers)))
+        if self._queue_per_delay:
+            wanted.append(Direct(lane, digits))
+        # A clock that was set back makes it look sooner, never later.
+        if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
+            return _NOTHING
+        return frozenset(wanted)
+
+    def _refuse_unreachable(self, exchange: str) -> None:
+        kind = self._types.get(exchange, "topic")
+        if kind not in (*IMITABLE, "headers"):
+            raise TopologyError(
+                f"the exchange {exchange!r} is of {f'the type {kind!r}' if kind else 'a type'} "
+                f"that reads routing keys in its own way, while a delayed message arrives with "
+                f"another; delay to a direct, topic, fanout or headers exchange instead"
+            )
+        if kind != "headers":
+            return
+        for bound in self._bound:
+            reads_keys = self._types.get(bound.destination) in ("direct", "topic")
+            if bound.exchange == exchange and not bound.to_queue and reads_keys:
+                raise TopologyError(
+                    f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
+                    f"reads routing keys, and a delayed message arrives there with another; bind "
+                    f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
+                )
+
+    def prepare(self, needs: Iterable[Hashable], now: int) -> Steps:
+        """Let all exist that a plan needs.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        wanted = set(needs)
+        if not 0 <= now - self._looked < LOOK_AGAIN:
+            yield from self._look_again(now)
+        for _ in range(_ATTEMPTS):
+            # The levels last: the delivery side finds out whether a part of the whole is gone.
+            for each in sorted(wanted - self.existing, key=_place):
+                yield from self._make(each)
+            if _BINDINGS in self.existing:
+                return
+
+    def _make(self, wanted: Hashable) -> Steps:
+        if isinstance(wanted, Way):
+            return self._lead_to(wanted.queue)
+        if isinstance(wanted, Target):
+            return self._reach(wanted.exchange)
+        if isinstance(wanted, Level):
+            return self._raise_to(wanted)
+        if isinstance(wanted, Direct):
+            return self._serve(wanted)
+        return self._repeat_bindings()
+
+    def _look_again(self, now: int) -> Steps:
+        """Look whether what this connection relies on still exists: nobody else would tell."""
+        self._looked = now
+        if self._heights and _BASE in self.existing:
+            exchanges, queues = _names(self.topology.base)
+            for lane, height in self._heights.items():
+                parts = self._ladders[lane].levels[: height + 1]
+                exchanges += [self._ladders[lane].level_name(at) for at in range(height + 1)]
+                queues += [queue.name for part in parts for queue in part.queues]
+            if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
+                self.lost()
+        # A queue may have been deleted, and made anew, by a program that we do not see.
+        self.existing = {each for each in self.existing if not isinstance(each, (Way, Target))}
+
+    def lost(self) -> None:
+        """Forget what exists: the broker has shown that something of ours is gone."""
+        self.existing.clear()
+        self._delays.clear()
+        self._trusts = False
+
+    # -- the ladder side -----------------------------------------------------------------------
+
+    def _raise_to(self, wanted: Level) -> Steps:
+        """Declare the levels up to a height, lowest first, and as high as they once were.
+
+        A level's exchange is declared after all that is below it. So where all of them exist, and
+        the highest takes its own bindings again, the rest exists too: one question for a new
+        connection. Unless somebody has deleted a part of it: then all are declared again.
+        """
+        if wanted in self.existing:
+            return
+        ladder = self._ladders[wanted.lane]
+        height = max(wanted.height, self._heights.get(wanted.lane, wanted.height))
+        what = f"the levels up to {height}"
+        levels = ladder.levels
+        part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
+        found: Any = Answer.MISSING
+        if self._trusts:
+            exchanges = (ladder.level_name(level) for level in range(height + 1))
+            queues = (queue.name for queue in part.queues)
+            found = yield Look(tuple(exchanges), tuple(queues))
+            if found is Answer.DONE and height >= 0:
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                bindings = levels[0].bindings + levels[height].bindings
+                found = yield Ensure(Part(bindings=bindings), what)
+        if found is Answer.MISSING:
+            self.existing.discard(_BASE)
+            yield from self._lay_base()
+            yield Ensure(part, what)
+            # Whoever makes a level sees to it that the one above leads there, if it exists.
+            for above in levels[height + 1 :]:
+                if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
+                    break
+        if self._queue_per_delay:
+            enter = sum((ladder.own_enter(level) for level in range(height + 1)), ())
+            yield Ensure(ladder.own_base + Part(bindings=enter), "the ways into the levels")
+        self._heights[wanted.lane] = height
+        self.existing.update(Level(wanted.lane, each) for each in range(-1, height + 1))
+
+    def _serve(self, wanted: Direct) -> Steps:
+        """Give a delay a queue of its own, from its second use on, and to the first few only.
+
+        An application whose delays hardly ever repeat would litter the broker with queues.
+        """
+        if wanted not in self._delays:
+            if len(self._delays) == MAX_DELAYS:
+                self._delays = {each: True for each, served in self._delays.items() if served}
+            self._delays[wanted] = False
+        elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
+            ladder = self._ladders[wanted.lane]
+            # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
+            command = Ensure(
+                ladder.own_queue(wanted.digits), "a queue for one delay", lock=f"{ladder.own}.lock"
+            )
+            if (yield command) is Answer.DONE:
+                self._delays[wanted] = True
+                self.existing.add(wanted)
+
+    def _lay_base(self) -> Steps:
+        if _BASE not in self.existing:
+            yield Ensure(self.topology.base, "the delivery exchange and the parking queue")
+            self.existing.add(_BASE)
+
+    # -- the delivery side ---------------------------------------------------------------------
+
+    def _refuses(self, queue: str) -> bool:
+        """Whether a queue is to be reached by a relay, since it may refuse messages.
+
+        One whose arguments are not known may; so may one that the settings name, by a policy.
+        """
+        return self.topology.can_have_relays and (
+            self._refusing.get(queue, True)
+            or self.topology.wants_relay(queue, self._settings.relays)
+        )
+
+    def _lead_to(self, queue: str) -> Steps:
+        """Lead to a queue that is addressed through the default exchange."""
+        # No queue has an empty name; to bind, that is the one that a channel declared last.
+        if not queue or Way(queue) in self.existing:
+            return
+        by_relay = self._refuses(queue)
+        way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
+        command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
+        answer = yield from self._on_the_base(command)
+        if answer is Answer.DONE:
+            self.existing.add(Way(queue))
+            self._warned.discard(queue)
+        elif answer is Answer.LOCKED:
+            raise TopologyError(
+                f"the queue {queue!r} is exclusive to another connection, which RabbitMQ lets "
+                f"nobody else bind; delay to a queue that is not exclusive"
+            )
+        elif not self.topology.parking:
+            raise TopologyError(
+                f"the queue {queue!r} does not exist, and this ladder has no place where a "
+                f"message without a destination could wait; declare the queue first"
+            )
+        else:
+            self._queues.pop(queue, None)
+            yield from self._warn_parked(
+                queue, f"the queue {queue!r} does not exist", "it is declared and bound"
+            )
+
+    def _reach(self, exchange: str) -> Steps:
+        """See to it that an exchange exists, and has a relay where it routes by headers."""
+        if (yield Look((exchange,))) is Answer.MISSING:
+            self._types.pop(exchange, None)
+            yield from self._warn_parked(
+                exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
+            )
+            return
+        # Who may not ask for its type may still publish.
+        with suppress(TopologyError):
+            yield from self._type_of(exchange)
+        if self._types.get(exchange) == "headers" and self.topology.mirrors:
+            # The mirrors of others are for those who bind queues to them.
+            yield from self._mirror_exchange(exchange)
+        self.existing.add(Target(exchange))
+        self._warned.discard(exchange)
+
+    def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
+        if name not in self._warned:
+            self._warned.add(name)
+            yield Warn(
+                f"{why}: delayed messages for it are parked in {self.topology.parking!r} unless "
+                f"{unless} before they are due"
+            )
+
+    def _mirror_exchange(self, exchange: str) -> Steps:
+        if Mirror(exchange) in self.existing:
+            return
+        by_headers = self._types.get(exchange) == "headers"
+        topology = self.topology
+        command = Ensure(
+            topology.exchange_relay(exchange) if by_headers else topology.mirror(exchange),
+            f"the way to the exchange {exchange!r}",
+            f"write on the exchange {exchange!r}" if by_headers else "",
+        )
+        yield from self._on_the_base(command)
+        self.existing.add(Mirror(exchange))
+
+    def _mirror_binding(self, bound: Bound) -> Steps:
+        """Repeat a binding of the user's on the mirror of its exchange."""
+        if bound in self.existing:
+            return
+        kind = yield from self._type_of(bound.exchange)
+        if not bound.to_queue:
+            yield from self._type_of(bound.destination)
+            yield from self._mirror_exchange(bound.destination)
+        yield from self._mirror_exchange(bound.exchange)
+        if kind is not Answer.MISSING and kind not in IMITABLE:
+            self.existing.add(bound)
+            return
+        by_relay = bound.to_queue and self._refuses(bound.destination)
+        mirrors = self._mirrors_of(bound, by_relay=by_relay)
+        part = self.topology.queue_relay(bound.destination) if by_relay else Part()
+        command = Ensure(
+            part + Part(bindings=mirrors),
+            f"the binding of {bound.destination!r}",
+            f"write on {bound.destination!r}" if bound.to_queue else "",
+        )
+        answer = yield from self._on_the_base(command)
+        if answer is not Answer.DONE:
+            # What it binds went away since, and its bindings with it.
+            self._bound.pop(bound, None)
+            return
+        if bound.to_queue and self.topology.can_have_relays:
+            # By one of the two ways only: somebody who knew less, or more, may have made the other.
+            other = self._mirrors_of(bound, by_relay=not by_relay)
+            yield Unbind(other, command.what)
+        self.existing.add(bound)
+
+    def _unmirror(self, bound: Bound) -> Steps:
+        """Undo what :meth:`_mirror_binding` did, here or in another process."""
+        self.existing.discard(bound)
+        kind = yield from self._type_of(bound.exchange)
+        if kind is not Answer.MISSING and kind not in IMITABLE:
+            return
+        for by_relay in {False, bound.to_queue and self.topology.can_have_relays}:
+            yield Unbind(
+                self._mirrors_of(bound, by_relay=by_relay), f"the removal of the binding {bound}"
+            )
+
+    def _mirrors_of(self, bound: Bound, *, by_relay: bool) -> tuple[Binding, ...]:
+        topology, target = self.topology, bound.destination
+        return topology.mirror_bindings(
+            bound.exchange,
+            self._types.get(bound.exchange) or "topic",
+            topology.queue_relay_name(target) if by_relay else target,
+            bound.key,
+            to_queue=bound.to_queue,
+        )
+
+    def _on_the_base(self, command: Ensure) -> Any:
+        """Ensure a part that the delivery side carries; where that is gone, make it first."""
+        yield from self._lay_base()
+        answer = yield command
+        if answer is not Answer.MISSING:
+            return answer
+        exchanges, queues = _names(self.topology.base)
+        sources = {each.source for each in command.part.bindings}
+        declared = {each.name for each in command.part.exchanges}
+        exchanges += [name for name in sources - declared if self.topology.owns(name)]
+        if (yield Look(tuple(dict.fromkeys(exchanges)), tuple(queues))) is Answer.DONE:
+            return Answer.MISSING
+        self.lost()
+        yield from self._lay_base()
+        return (yield command)
+
+    def _type_of(self, exchange: str) -> Any:
+        """Ask for the type of an exchange, if nobody here has declared it."""
+        if exchange not in self._types:
+            answer = yield AskType(exchange)
+            if answer is Answer.MISSING:
+                return answer
+            self._types[exchange] = answer
+        return self._types[exchange]
+
+    # -- what the program declares, binds and deletes ------------------------------------------
+
+    @property
+    def _is_active(self) -> bool:
+        return _BINDINGS in self.existing
+
+    def consuming(self) -> Steps:
+        """Repeat what was bound so far for delayed messages: the connection begins to consume."""
+        if not self._declares or self._is_active:
+            return
+        try:
+            yield from self._repeat_bindings()
+        except TopologyError as exc:
+            # Once is enough: what is consumed next would only be refused the same again.
+            self.existing.add(_BINDINGS)
+            yield Warn(f"delayed messages may not reach the queues bound here: {exc}")
+
+    def _repeat_bindings(self) -> Steps:
+        for _ in range(_ATTEMPTS):
+            if self._bound or self._queues:
+                yield from self._lay_base()
+            for queue in list(self._queues):
+                yield from _quietly(self._lead_to(queue))
+            for bound in list(self._bound):
+                yield from _quietly(self._mirror_binding(bound))
+            # Else a part of the whole was found to be gone, and what came before is missing.
+            if not (self._bound or self._queues) or _BASE in self.existing:
+                break
+        self.existing.add(_BINDINGS)
+
+    def declared_exchange(self, exchange: str, exchange_type: str) -> None:
+        """Take note of an exchange's type."""
+        if exchange:
+            self._types[exchange] = exchange_type
+
+    def declared_queue(
+        self, queue: str, arguments: Mapping[str, Any] | None, *, passive: bool
+    ) -> Steps:
+        """Take note of a queue that can be addressed by its name, and lead to it.
+
+        :param passive: whether it was only looked for, so that its arguments are not known.
+        """
+        if self._is_private(queue):
+            return
+        self._queues[queue] = None
+        if not passive:
+            refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
+            self._refusing[queue] = refuses
+            # Whoever declares it may have made it anew; whoever looks has not.
+            self.existing.discard(Way(queue))
+            if refuses and self.topology.queue_type == "classic":
+                yield Warn(
+                    f"the queue {queue!r} rejects messages while it is full: delayed ones that "
+                    f"come from classic queues are lost then; quorum queues keep them",
+                    once=True,
+                )
+        yield from self._followed(self._lead_to(queue))
+
+    def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+        """Take note of a binding, and repeat it if this connection delays or consumes."""
+        if self._mirrors(exchange, destination):
+            bound = Bound(exchange, destination, key, to_queue)
+            self._bound[bound] = None
+            # Whoever binds again may know that what we made has gone meanwhile.
+            self.existing -= {bound, Mirror(exchange), Mirror(destination)}
+            yield from self._followed(self._mirror_binding(bound))
+
+    def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+        """Undo what :meth:`bound` did, here or in another process."""
+        if self._mirrors(exchange, destination):
+            bound = Bound(exchange, destination, key, to_queue)
+            self._bound.pop(bound, None)
+            if self._declares:
+                yield from _quietly(self._unmirror(bound))
+
+    def deleted_queue(self, queue: str) -> None:
+        """Forget a queue; the broker has removed its bindings, ours among them."""
+        self._queues.pop(queue, None)
+        self._refusing.pop(queue, None)
+        self.existing.discard(Way(queue))
+        self._forget(each for each in self._bound if each.to_queue and each.destination == queue)
+
+    def deleted_exchange(self, exchange: str) -> Steps:
+        """Remove the mirror of an exchange that is gone."""
+        self._types.pop(exchange, None)
+        if not self._mirrors(exchange):
+            return
+        self.existing -= {Mirror(exchange), Target(exchange)}
+        self._forget(
+            each
+            for each in self._bound
+            if exchange in (each.exchange, None if each.to_queue else each.destination)
+        )
+        if self._declares:
+            # What a relay held would expire into nothing, now that its exchange is gone.
+            command = Delete(
+                (self.topology.mirror_name(exchange),),
+                (self.topology.exchange_relay_name(exchange),),
+                f"the removal of the way to {exchange!r}",
+            )
+            yield from _quietly(_one(command))
+
+    def _followed(self, steps: Steps) -> Steps:
+        """Do what the program's own call, which has succeeded already, does not depend on."""
+        if not self._is_active:
+            return
+        yield from _quietly(steps)
+        if not self._is_active:
+            # It has shown that a part of the whole is gone.
+            yield from _quietly(self._repeat_bindings())
+
+    def _forget(self, gone: Iterable[Bound]) -> None:
+        for bound in list(gone):
+            del self._bound[bound]
+            self.existing.discard(bound)
+
+    def _mirrors(self, *names: str) -> bool:
+        """Whether what is between these exchanges and queues is repeated on the delivery side."""
+        return self.topology.mirrors and not any(self._is_private(name) for name in names)
+
+    def _is_private(self, name: str) -> bool:
+        """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
+        return (
+            not name
+            or self.topology.owns(name)
+            or name.endswith(".pidbox")
+            or name == "celeryev"
+            or name.startswith("celeryev.")
+        )
+
+    # -- a delivery ----------------------------------------------------------------------------
+
+    def received(
+        self, exchange: str, routing_key: str, properties: dict[str, Any], queue: str
+    ) -> Delivery | None:
+        """Return how a message was published that came by a ladder; None where it came by none.
+
+        :param queue: the queue that it was taken from, so far as that is known.
+        """
+        headers = properties.get(_HEADERS)
+        # Another system's ladder may lead here, too.
+        ladder = FOREIGN_BY_DELIVERY.get(exchange, self.topology)
+        on_ladder = ladder.owns(exchange)
+        if not on_ladder and not (headers and HEADER in headers):
+            return None
+        found = Destination(exchange, routing_key)
+        try:
+            _, destination = ladder.parse(routing_key, carried(headers or {}))
+        except AddressError:
+            pass
+        else:
+            # Elsewhere, the exchange is the user's: a relay led to it, or a dead letter.
+            found = Destination(exchange, destination.routing_key)
+            if on_ladder:
+                found = self._published_to(ladder, destination, found, queue)
+        if headers:
+            properties = {**properties, _HEADERS: dict(headers)}
+            unwrap(properties, ladder.owns)
+            if on_ladder and ladder.delay_header:
+                properties[_HEADERS].pop(ladder.delay_header, None)
+        return Delivery(found, properties)
+
+    def _published_to(
+        self, ladder: Topology, written: Destination, arrived: Destination, queue: str
+    ) -> Destination:
+        """Choose what the consumer is told: a retry is published there.
+
+        A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
+        a retry of what came that way goes to the queue that it came from, by our own ladder.
+        """
+        if ladder.mirrors or written.routing_key in self._queues:
+            return written
+        return Destination("", queue) if queue else arrived
+
+
+def _place(wanted: Hashable) -> int:
+    return (str, Way, Target, Level, Direct).index(type(wanted))
+
+
+def _names(part: Part) -> tuple[list[str], list[str]]:
+    return [each.name for each in part.exchanges], [each.name for each in part.queues]
+
+
+def _one(command: Delete) -> Steps:
+    yield command
+
+
+def _quietly(steps: Steps) -> Steps:
+    try:
+        yield from steps
+    except (TopologyError, AddressError) as exc:
+        yield Warn(f"delayed messages may not arrive as others do: {exc}")
