@@ -206,6 +206,8 @@ class Router:
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
+        # A message without an id that is planned again is to stay in its lane.
+        self._published += not needs
         return Plan(self._entry(ladder, digits), key, properties, needs)
 
     def _lane(self, properties: Mapping[str, Any]) -> int:
@@ -215,7 +217,6 @@ class Router:
         if self._lanes == 1:
             return 0
         name = properties.get("message_id") or properties.get("correlation_id")
-        self._published += 1
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
     def _entry(self, ladder: Topology, digits: tuple[int, ...]) -> str:

@@ -7,8 +7,9 @@ delays come out right is a property of the table that it is given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .topology import Binding, Exchange, Part, Queue
 
@@ -56,9 +57,13 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
 
 
 def route_message(
-    exchanges: dict[str, Exchange], bindings: Iterable[Binding], exchange: str, key: str
+    exchanges: Mapping[str, Exchange],
+    bindings: Iterable[Binding],
+    exchange: str,
+    key: str,
+    headers: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Tell the queues that a message published to ``exchange`` reaches at once."""
+    """Return the queues that a message published to ``exchange`` reaches at once."""
     reached: set[str] = set()
     seen: set[str] = set()
     ahead = deque([exchange])
@@ -68,7 +73,7 @@ def route_message(
             continue
         seen.add(name)
         kind = exchanges[name].type if name in exchanges else "direct"
-        taken = [b for b in bindings if b.source == name and _matches(kind, b.key, key)]
+        taken = [b for b in bindings if b.source == name and _matches(kind, b, key, headers or {})]
         reached.update(b.destination for b in taken if b.to_queue)
         ahead.extend(b.destination for b in taken if not b.to_queue)
         if not taken and name in exchanges:
@@ -108,10 +113,14 @@ def _skip_hashes(pattern: list[str], states: set[int]) -> set[int]:
     return closed
 
 
-def _matches(kind: str, pattern: str, key: str) -> bool:
+def _matches(kind: str, binding: Binding, key: str, headers: Mapping[str, Any]) -> bool:
     if kind == "fanout":
         return True
-    return matches_topic(pattern, key) if kind == "topic" else pattern == key
+    if kind == "headers":
+        wanted = dict(binding.arguments)
+        mode = any if wanted.pop("x-match", "all") == "any" else all
+        return mode(headers.get(name) == value for name, value in wanted.items())
+    return matches_topic(binding.key, key) if kind == "topic" else binding.key == key
 
 
 def _ttl(queue: Queue | None) -> str | int | None:

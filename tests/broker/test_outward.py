@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 from amqp import Channel
 from kombu import Exchange, Producer, Queue
-from kombu_binary_delay.executor import Executor
 
 from kombu_binary_delay import (
     DelayError,
@@ -17,6 +16,7 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
+from kombu_binary_delay.executor import Executor
 
 
 def ladder_names(vhost):
@@ -472,7 +472,10 @@ def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect
         patch.object(channel, "wait", side_effect=KeyboardInterrupt),
     ):
         channel.queue_declare("there")
-    with pytest.raises(TopologyError, match="no queue 'missing'"), executor.channel("another") as channel:
+    with (
+        pytest.raises(TopologyError, match="no queue 'missing'"),
+        executor.channel("another") as channel,
+    ):
         channel.queue_declare("missing", passive=True)
 
 

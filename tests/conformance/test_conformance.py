@@ -19,5 +19,5 @@ from tests.conformance.record import expected
         for column, case in expected()
     ],
 )
-def test_it_holds(case, world):
-    case.steps(world)
+def test_it_holds(case, program):
+    case.steps(program)

@@ -8,11 +8,11 @@ from celery import Celery
 from kombu import Producer
 
 from dev.broker import Broker
+from tests.conformance.program import LATER, SOON
 from tests.conformance.table import Table
-from tests.conformance.world import LATER, SOON
 
 if TYPE_CHECKING:
-    from tests.conformance.broker_world import BrokerWorld
+    from tests.conformance.real import RealProgram
 
 table = Table(broker=True)
 
@@ -21,65 +21,65 @@ CONFIRMS = {"off": False, "on": True}
 
 
 @table.cases("a quorum queue is a destination, publisher confirms {}", CONFIRMS)
-def _(world: BrokerWorld, *, value: bool) -> None:
-    into_queues_of(world, "quorum", confirms=value)
+def _(program: RealProgram, *, value: bool) -> None:
+    into_queues_of(program, "quorum", confirms=value)
 
 
 @table.cases("a classic queue is a destination, publisher confirms {}", CONFIRMS)
-def _(world: BrokerWorld, *, value: bool) -> None:
-    into_queues_of(world, "classic", confirms=value)
+def _(program: RealProgram, *, value: bool) -> None:
+    into_queues_of(program, "classic", confirms=value)
 
 
-def into_queues_of(world: BrokerWorld, kind: str, *, confirms: bool) -> None:
-    world.new_process(confirm_publish=confirms)
-    world.queue("q", **{"x-queue-type": kind})
-    world.exchange("x", "topic")
-    world.bind("q", "x", "#")
+def into_queues_of(program: RealProgram, kind: str, *, confirms: bool) -> None:
+    program.new_process(confirm_publish=confirms)
+    program.queue("q", **{"x-queue-type": kind})
+    program.exchange("x", "topic")
+    program.bind("q", "x", "#")
     for number in range(20):
-        world.publish(f"by name {number}", "", "q", delay=SOON + number)
-        world.publish(f"by exchange {number}", "x", "k", delay=SOON + number)
-    world.expect({"q": [f"by {way} {n}" for way in ("name", "exchange") for n in range(20)]})
+        program.publish(f"by name {number}", "", "q", delay=SOON + number)
+        program.publish(f"by exchange {number}", "x", "k", delay=SOON + number)
+    program.expect({"q": [f"by {way} {n}" for way in ("name", "exchange") for n in range(20)]})
 
 
 @table.case("with publisher confirms, a publish returns when the ladder has the message")
-def _(world: BrokerWorld) -> None:
-    world.new_process(confirm_publish=True)
-    world.queue("q")
-    world.publish(1, key="q", delay=3_600_000)
-    assert world.waiting(1) == 1
+def _(program: RealProgram) -> None:
+    program.new_process(confirm_publish=True)
+    program.queue("q")
+    program.publish(1, key="q", delay=3_600_000)
+    assert program.waiting(1) == 1
 
 
 @table.case("the ladder's queues are of the type that was asked for")
-def _(world: BrokerWorld) -> None:
-    world.queue("q")
-    world.publish(1, key="q", delay=LATER)
-    levels = [row for row in world.vhost.queues() if world.topology.owns(row["name"])]
-    assert {row["type"] for row in levels} == {world.topology.queue_type}
-    world.expect({"q": [1]})
+def _(program: RealProgram) -> None:
+    program.queue("q")
+    program.publish(1, key="q", delay=LATER)
+    levels = [row for row in program.vhost.queues() if program.topology.owns(row["name"])]
+    assert {row["type"] for row in levels} == {program.topology.queue_type}
+    program.expect({"q": [1]})
 
 
 @table.case("a consumer without the transport gets the message when it is due")
-def _(world: BrokerWorld) -> None:
-    world.queue("q")
-    world.publish(1, key="q")
+def _(program: RealProgram) -> None:
+    program.queue("q")
+    program.publish(1, key="q")
     # Nothing of ours looks at the queue meanwhile.
-    world.ready("q", 1)
-    stock = world.connect("amqp").default_channel
+    program.ready("q", 1)
+    stock = program.connect("amqp").default_channel
     message = stock.message_to_python(stock.basic_get("q", no_ack=True))
     assert message.decode() == 1
 
 
 @table.case("what Celery sends with a countdown arrives as what it sends without")
-def _(world: BrokerWorld) -> None:
-    app = Celery("conformance", broker=world.vhost.url, set_as_current=False)
+def _(program: RealProgram) -> None:
+    app = Celery("conformance", broker=program.vhost.url, set_as_current=False)
     app.conf.broker_transport = "kombu_binary_delay:Transport"
-    app.conf.broker_transport_options = {"binary_delay": world.settings}
+    app.conf.broker_transport_options = {"binary_delay": program.settings}
     for countdown in (None, SOON / 1000):
         with app.connection_for_write() as connection, Producer(connection) as producer:
             app.send_task("tasks.add", (2, 2), countdown=countdown, producer=producer)
     app.close()
-    world.ready("celery", 2)
-    prompt, delayed = (world.take("celery") for _ in range(2))
+    program.ready("celery", 2)
+    prompt, delayed = (program.take("celery") for _ in range(2))
     assert delayed.headers.keys() == prompt.headers.keys()
     assert delayed.delivery_info["routing_key"] == prompt.delivery_info["routing_key"] == "celery"
     assert delayed.delivery_info["exchange"] == prompt.delivery_info["exchange"]
@@ -87,14 +87,14 @@ def _(world: BrokerWorld) -> None:
 
 
 @table.case("a restart of the broker loses nothing, whether due before or after", restarts=True)
-def _(world: BrokerWorld) -> None:
-    world.new_process(confirm_publish=True)
-    world.queue("q")
+def _(program: RealProgram) -> None:
+    program.new_process(confirm_publish=True)
+    program.queue("q")
     for number, delay in enumerate((SOON, LATER, 15_000)):
-        world.publish(number, key="q", delay=delay)
-    broker = world.vhost.broker
+        program.publish(number, key="q", delay=delay)
+    broker = program.vhost.broker
     assert isinstance(broker, Broker), "a broker that may be restarted"
     broker.restart()
-    world.new_process()
-    world.queue("q")
-    world.expect({"q": [0, 1, 2]})
+    program.new_process()
+    program.queue("q")
+    program.expect({"q": [0, 1, 2]})

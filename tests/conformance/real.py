@@ -1,4 +1,4 @@
-"""A world on a real broker: a virtual host, and connections through our transport."""
+"""A program on a real broker: a virtual host, and connections through our transport."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kombu import Connection, Producer
 from kombu import Queue as KombuQueue
 
 from kombu_binary_delay import Settings
-from tests.conformance.world import Arrival, World
+from tests.conformance.program import Arrival, Program
 
 if TYPE_CHECKING:
     from dev.broker import VHost
@@ -22,7 +22,7 @@ PATIENCE = 40.0
 MORE = 0.2
 
 
-class BrokerWorld(World):
+class RealProgram(Program):
     """One program with one connection, or one after the other.
 
     :param options: the transport's settings, as a user writes them.
@@ -38,7 +38,7 @@ class BrokerWorld(World):
         self.new_process()
 
     def connect(self, transport: str = OURS, **options: Any) -> Connection:
-        """Open a connection that lasts as long as the world."""
+        """Open a connection that lasts as long as the program."""
         if transport == OURS:
             options["binary_delay"] = self.settings
         connection = Connection(self.vhost.url, transport=transport, transport_options=options)

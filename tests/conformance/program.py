@@ -1,7 +1,7 @@
-"""What a case of the conformance suite can do, on the walk of the topology and on a broker alike.
+"""What a case of the conformance suite can do, on a simulated broker and on a real one.
 
-A world holds one user's exchanges, queues and bindings, and messages on their way. `WalkWorld` is
-pure; `BrokerWorld` is a virtual host of a real RabbitMQ.
+A program holds one user's exchanges, queues and bindings, and messages on their way.
+`SimulatedProgram` is pure; `RealProgram` is a virtual host of a real RabbitMQ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Arrival:
     properties: dict[str, Any]
 
 
-class World(ABC):
+class Program(ABC):
     """Declares, publishes and waits; what every case does, whatever it runs on."""
 
     #: Whether there is no clock, so that any delay can be waited for.
@@ -99,7 +99,7 @@ class World(ABC):
         headers: dict[str, Any] | None = None,
         **properties: Any,
     ) -> None:
-        """Publish with a delay in milliseconds; no two bodies of a world may be alike."""
+        """Publish with a delay in milliseconds; no two bodies of a program may be alike."""
         headers = dict(headers or {})
         if delay is not None:
             headers["x-delay"] = delay

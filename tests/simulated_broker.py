@@ -1,0 +1,156 @@
+"""A broker of exchanges, queues and bindings, on which the router's own commands run.
+
+It routes and dead-letters as RabbitMQ does, and has no clock: a message is followed, through what
+exists by then, to the queues in which it comes to rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Unbind, Warn
+from kombu_binary_delay.model.simulate import Wait, route_message
+from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kombu_binary_delay.commands import Command, Steps
+
+BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Where a copy of a message came to rest, and where it waited on its way."""
+
+    queue: str
+    #: The exchange that it was published to last: by its publisher, or as a dead letter.
+    exchange: str
+    waits: tuple[Wait, ...]
+
+    @property
+    def waited(self) -> int:
+        """All waits, in milliseconds."""
+        return sum(wait.ttl for wait in self.waits)
+
+
+class SimulatedBroker:
+    """One virtual host."""
+
+    def __init__(self) -> None:
+        self.exchanges = {name: Exchange(name, kind) for name, kind in BUILT_IN.items()}
+        self.queues: dict[str, Queue] = {}
+        self.bindings: dict[Binding, None] = {}
+        #: What was done, by kind, and what was written to the log.
+        self.commands: list[Command] = []
+        self.warnings: list[str] = []
+
+    # -- the commands of a router --------------------------------------------------------------
+
+    def run(self, steps: Steps) -> list[Command]:
+        """Do commands, one after the other, and return them."""
+        done: list[Command] = []
+        answer: Any = None
+        try:
+            while True:
+                command = steps.send(answer)
+                done.append(command)
+                answer = self._do(command)
+        except StopIteration:
+            self.commands += done
+            return done
+
+    def _do(self, command: Command) -> Any:
+        if isinstance(command, Warn):
+            self.warnings.append(command.text)
+        elif isinstance(command, AskType):
+            exchange = self.exchanges.get(command.exchange)
+            return Answer.MISSING if exchange is None else exchange.type
+        elif isinstance(command, Look):
+            there = self.exchanges.keys() >= {*command.exchanges}
+            return (
+                Answer.DONE
+                if there and self.queues.keys() >= {*command.queues}
+                else (Answer.MISSING)
+            )
+        elif isinstance(command, Ensure):
+            return self.declare(command.part)
+        elif isinstance(command, Unbind):
+            for binding in command.bindings:
+                self.bindings.pop(binding, None)
+        else:
+            assert isinstance(command, Delete)
+            for name in command.exchanges:
+                self.delete_exchange(name)
+            for name in command.queues:
+                self.delete_queue(name)
+        return Answer.DONE
+
+    # -- what programs declare and delete ------------------------------------------------------
+
+    def declare(self, part: Part) -> Answer:
+        """Declare all of a part up to the first binding whose ends do not exist."""
+        for queue in part.queues:
+            assert self.queues.setdefault(queue.name, queue) == queue, "inequivalent arguments"
+        for exchange in part.exchanges:
+            known = self.exchanges.setdefault(exchange.name, exchange)
+            assert known == exchange, "inequivalent arguments"
+        for binding in part.bindings:
+            ends = self.queues if binding.to_queue else self.exchanges
+            if binding.source not in self.exchanges or binding.destination not in ends:
+                return Answer.MISSING
+            self.bindings[binding] = None
+        return Answer.DONE
+
+    def delete_exchange(self, name: str) -> None:
+        """Delete an exchange, and all bindings from and to it."""
+        self.exchanges.pop(name, None)
+        for each in list(self.bindings):
+            if each.source == name or (each.destination == name and not each.to_queue):
+                del self.bindings[each]
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue, and all bindings to it."""
+        self.queues.pop(name, None)
+        for each in list(self.bindings):
+            if each.destination == name and each.to_queue:
+                del self.bindings[each]
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def follow(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> list[Rest]:
+        """Publish a message and follow each copy of it until it rests."""
+        rests: list[Rest] = []
+        ahead: list[tuple[str, tuple[Wait, ...]]] = [(exchange, ())]
+        while ahead:
+            exchange, waits = ahead.pop()
+            assert len(waits) <= len(self.queues), f"{keys} go round in a circle"
+            for name in self._route(exchange, keys, headers):
+                arguments = dict(self.queues[name].arguments)
+                ttl, onward = (
+                    arguments.get("x-message-ttl"),
+                    arguments.get("x-dead-letter-exchange"),
+                )
+                if ttl is None or onward is None:
+                    rests.append(Rest(name, exchange, waits))
+                else:
+                    ahead.append((str(onward), (*waits, Wait(name, int(ttl)))))
+        return rests
+
+    def count(self, queue: str, rests: list[Rest]) -> int:
+        """Count the copies in a queue."""
+        return Counter(each.queue for each in rests)[queue]
+
+    def _route(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> set[str]:
+        if not exchange:
+            return {key for key in keys if key in self.queues}
+        reached = (
+            route_message(self.exchanges, self.bindings, exchange, key, headers) for key in keys
+        )
+        # What one key of a message finds no way for, its others may.
+        found: set[str] = set().union(*reached)
+        parked = {each for each in found if each.endswith(".parking")}
+        return found - parked or found
