@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 from amqp import Channel
+from amqp.exceptions import NotFound
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import (
@@ -16,6 +17,7 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
+from kombu_binary_delay.commands import Answer, AskType
 from kombu_binary_delay.executor import Executor
 
 
@@ -212,6 +214,72 @@ def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, topol
         producer.publish(12, routing_key="q", headers={"x-delay": 12 * 125})
     collect(old, [queue], 3, timeout=20)
     assert parked_in(connect, topology) <= 1  # the first, which was under way
+
+
+@pytest.mark.parametrize("what", ["a level queue", "the parking queue"])
+def test_a_publisher_finds_out_by_itself_that_a_queue_of_the_ladder_was_deleted(
+    connect, collect, topology, monkeypatch, what
+):
+    queue = Queue("q")
+    connection = connect(confirm_publish=True)
+    gone = topology.levels[0].queues[0].name if what == "a level queue" else topology.parking
+    with connection.Producer() as producer:
+        producer.publish("before", routing_key="q", headers={"x-delay": 125}, declare=[queue])
+        collect(connection, [queue], 1)
+        connect("amqp").default_channel.queue_delete(gone)
+        monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
+        producer.publish("after", routing_key="q", headers={"x-delay": 125})
+
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["after"]
+    connect("amqp").default_channel.queue_declare(gone, passive=True)
+
+
+def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
+    plain = connect("amqp").default_channel
+    asked = {
+        "transient": ("fanout", {"durable": False, "auto_delete": True}),
+        "direct": ("topic", {"durable": True, "auto_delete": False}),
+        "with alternate": ("headers", {"arguments": {"alternate-exchange": "amq.direct"}}),
+        "plain": ("direct", {}),
+    }
+    for name, (kind, options) in asked.items():
+        plain.exchange_declare(name, kind, **options)
+    plain.queue_declare("q")
+    plain.queue_bind("q", "with alternate")
+
+    executor = connect().connection.delay_executor
+    found, answers = {}, {}
+
+    def ask(into, name):
+        into[name] = yield AskType(name)
+
+    for name in (*asked, "missing"):
+        executor.run(ask(found, name))
+        executor.run(ask(answers, name))
+
+    assert found == answers
+    assert found.pop("missing") is Answer.MISSING
+    assert found == {name: kind for name, (kind, _) in asked.items()}
+    for name in asked:
+        plain.exchange_declare(name, "", passive=True)
+    with pytest.raises(NotFound):
+        plain.exchange_declare("missing", "", passive=True)
+
+
+@pytest.mark.parametrize("kind", ["exchange", "queue"])
+def test_a_delayed_publish_to_nowhere_is_parked_and_said_once(connect, topology, caplog, kind):
+    connection = connect(confirm_publish=True)
+    place = {"exchange": "nowhere"} if kind == "exchange" else {"routing_key": "nowhere"}
+    with caplog.at_level(logging.WARNING, "kombu_binary_delay"):
+        for _ in range(3):
+            connection.Producer().publish("lost", headers={"x-delay": 125}, **place)
+
+    (record,) = caplog.records
+    assert f"the {kind} 'nowhere' does not exist: delayed messages" in record.message
+    end = time.monotonic() + 10
+    while parked_in(connect, topology) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def parked_in(connect, topology):
@@ -492,9 +560,9 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     for body in ("bad", "good"):
         connect("amqp").Producer().publish(body, routing_key="q")
         time.sleep(0.3)
-    with pytest.raises(ValueError, match="bad"):
-        with connection.connection.delay_executor.channel("a queue") as channel:
-            channel.queue_declare("q", passive=True)
+    executor = connection.connection.delay_executor
+    with pytest.raises(ValueError, match="bad"), executor.channel("a queue") as channel:
+        channel.queue_declare("q", passive=True)
     assert received == ["bad"]
     assert "blocking_read" in vars(connection.connection)
 

@@ -113,3 +113,61 @@ def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vho
     while vhost.waiting(topology.parking) != {topology.parking: 1}:
         assert time.monotonic() < end, "nothing was parked"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("owner", ["without the transport", "idle", "later than the publisher"])
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_a_full_queue_delays_no_other_though_nobody_has_told_its_arguments(
+    connect, collect, queue_type, owner
+):
+    bad = full(queue_type, Exchange(""), **{"x-overflow": "reject-publish"})
+    good = Queue("good")
+    publisher, worker = connect(confirm_publish=True), connect()
+    declared_by = connect("amqp") if owner == "without the transport" else connect()
+    good(worker.default_channel).declare()
+    if owner == "later than the publisher":
+        publish(publisher, "", "full", delay=3_600_000)
+    # It neither consumes nor delays.
+    bad(declared_by.default_channel).declare()
+
+    for _ in range(REFUSED):
+        publish(publisher, "", "full")
+    for _ in range(5):
+        publish(publisher, "", "good")
+
+    arrivals = collect(worker, [good], 5)
+    assert max(arrival.at - arrival.body for arrival in arrivals) < 1.5
+
+
+def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_and_what_follows(
+    connect, collect
+):
+    worker, publisher = connect(), connect(confirm_publish=True)
+    for connection in worker, publisher:
+        Queue("full")(connection.default_channel).declare()
+    worker.default_channel.basic_get("full")
+    publish(publisher, "", "full", delay=2000)
+    worker.default_channel.queue_delete("full")
+    roomy = full("quorum", Exchange(""), **{"x-overflow": "reject-publish", "x-max-length": 1000})
+    roomy(worker.default_channel).declare()
+    publish(publisher, "", "full")
+
+    assert len({arrival.body for arrival in collect(worker, [roomy], 2)}) == 2
+
+
+def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, collect, vhost):
+    publisher = connect(confirm_publish=True)
+    mailbox = Queue("mailbox", queue_arguments={"x-expires": 500})
+    for number in (1, 2):
+        worker = connect()
+        mailbox(worker.default_channel).declare()
+        worker.default_channel.basic_get("mailbox")
+        Producer(publisher.default_channel).publish(
+            number, routing_key="mailbox", headers={"x-delay": 250}
+        )
+        assert [arrival.body for arrival in collect(worker, [mailbox], 1)] == [number]
+        worker.release()
+        end = time.monotonic() + 10
+        while "mailbox" in {row["name"] for row in vhost.queues()}:
+            assert time.monotonic() < end, "it did not expire"
+            time.sleep(0.1)
