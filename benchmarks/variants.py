@@ -17,18 +17,18 @@ from kombu.transport.native_delayed_delivery import (
     calculate_routing_key,
     declare_native_delayed_delivery_exchanges_and_queues,
 )
-from kombu_binary_delay.executor import declare
 
 from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.executor import declare
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS
+from kombu_binary_delay.model.topology import Part
 
 if TYPE_CHECKING:
     import amqp
 
     from dev.broker import VHost
-    from kombu_binary_delay.model.topology import Part
 
 INBOX = "inbox"
 

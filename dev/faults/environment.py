@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 from kombu import Connection, Queue
-from kombu_binary_delay.executor import declare
 
 from dev.broker import SETTLES_SOON, Broker, BrokerError
 from dev.cluster import Cluster
@@ -26,6 +25,7 @@ from dev.faults.tasks import send
 from dev.processes import Process, Processes
 from dev.worker import Worker
 from kombu_binary_delay import Settings, Topology
+from kombu_binary_delay.executor import declare
 from kombu_binary_delay.model.versions import QUORUM_SINCE
 
 if TYPE_CHECKING:
