@@ -23,6 +23,7 @@ from kombu import Connection, Message, Queue
 
 from dev.broker import Broker
 from kombu_binary_delay import Ladder
+from kombu_binary_delay.model.ladder import hops
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as End
@@ -129,9 +130,7 @@ def _cpu(broker: Broker) -> float:
 
 def _row(tick: int, runs: dict[int, list[Run]]) -> str:
     ladder = Ladder.binary(LADDERS[tick], tick)
-    waits = statistics.mean(
-        sum(digit > 0 for digit in ladder.digits(delay * 1000)) for delay in DELAYS
-    )
+    waits = statistics.mean(hops(ladder.digits(delay * 1000)) for delay in DELAYS)
     earliest = min(min(run.lateness) for run in runs[tick])
     if earliest < 0:
         raise AssertionError(f"a message was {-earliest:.1f} ms early")

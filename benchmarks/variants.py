@@ -23,7 +23,7 @@ from kombu_binary_delay.executor import declare
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS
-from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.parts import Part
 
 if TYPE_CHECKING:
     import amqp
@@ -86,11 +86,14 @@ class OnLadder(Variant):
         del channel
         topology, ladder = self.topology, self.topology.ladder
         digits = topology.ladder.digits(delay)
-        key, exchange = topology.address(digits, self._to), topology.entry(digits)
+        key, exchange = topology.address(digits, self._to), topology.entry_exchange(digits)
         if self.from_top:
-            key = key.replace("@", "0." * (ladder.levels - len(digits)) + "@", 1)
+            above = range(len(digits), ladder.levels)
+            zeros = "".join(f"{ladder.word(level, 0)}." for level in above)
+            key = key.replace("@", f"{zeros}@", 1)
             exchange = topology.level_name(ladder.levels - 1)
-        waits = [d * w for d, w in zip(digits, ladder.weights[-len(digits) :], strict=True) if d]
+        values = (int(digit, 2) for digit in digits)
+        waits = [d * w for d, w in zip(values, ladder.weights[-len(digits) :], strict=True) if d]
         wait = sum(min(each, self.longest or each) for each in waits)
         headers: dict[str, Any] = {HEADER: {"due": int(time.time() * 1000) + delay}}
         if topology.delay_header:
@@ -155,17 +158,17 @@ class OwnQueues(OnLadder):
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         super().declare(vhost, channel)
         topology = self.topology
-        declare(channel, topology.own_base)
+        declare(channel, topology.direct_base)
         for level in range(topology.ladder.levels):
-            declare(channel, Part(bindings=topology.own_enter(level)))
-        self._made: set[tuple[int, ...]] = set()
+            declare(channel, Part(bindings=topology.direct_bindings(level)))
+        self._made: set[tuple[str, ...]] = set()
 
     def enter(self, channel: amqp.Channel, delay: int) -> Entry:
         digits = self.topology.ladder.digits(delay)
         if digits not in self._made:
             self._made.add(digits)
-            declare(channel, self.topology.own_queue(digits))
-        return super().enter(channel, delay)._replace(exchange=self.topology.own, wait=delay)
+            declare(channel, self.topology.direct_queue(digits))
+        return super().enter(channel, delay)._replace(exchange=self.topology.direct, wait=delay)
 
 
 class Lanes(Variant):

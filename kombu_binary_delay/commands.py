@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from .model.topology import Binding, Part
+from .model.parts import Binding, Part
 
 
 class Answer(Enum):

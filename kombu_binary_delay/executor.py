@@ -25,7 +25,7 @@ from kombu.log import get_logger
 from .buffering import FrameBuffer
 from .commands import Answer, AskType, Command, Delete, Ensure, Look, Steps, Unbind, Warn
 from .errors import BinaryDelayError, TopologyError
-from .model.topology import Binding, Part
+from .model.parts import Binding, Part
 
 logger = get_logger(__name__)
 

@@ -33,7 +33,9 @@ from .executor import declare
 from .model.address import Destination
 from .model.delay import due_time
 from .model.envelope import HEADER
-from .model.topology import VERSION, Part, Queue, Topology
+from .model.ladder import hops
+from .model.parts import Part, Queue
+from .model.topology import VERSION, Topology
 from .model.versions import STREAMS_SINCE, is_since
 from .settings import KEY, STREAM, Settings
 
@@ -108,8 +110,7 @@ class Journal:
                 digits, destination = self._topology.parse(key, Destination(*to) if to else None)
             except AddressError:
                 return
-            hops = sum(digit > 0 for digit in digits)
-            more = {"ladder": self._topology.ladder.name, "hops": hops}
+            more = {"ladder": self._topology.ladder.name, "hops": hops(digits)}
         elif _due(headers) is not None:
             destination, more = Destination(exchange, key), {"hops": 0}
         else:

@@ -20,8 +20,9 @@ from .errors import AddressError, TopologyError
 from .model.address import Destination
 from .model.delay import X_DELAY
 from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from .model.foreign import FOREIGN_BY_DELIVERY
-from .model.topology import IMITABLE, Binding, Part, Topology
+from .model.foreign import ladder_of_exchange
+from .model.parts import Binding, Part
+from .model.topology import IMITABLE, Topology
 from .model.versions import QUORUM_SINCE, URGENT, is_since
 from .settings import Settings
 
@@ -108,7 +109,7 @@ class Direct(NamedTuple):
     """The queue that serves one whole delay."""
 
     lane: int
-    digits: tuple[int, ...]
+    digits: tuple[str, ...]
     kind: str = "direct"
 
 
@@ -189,7 +190,7 @@ class Router:
             return Plan(exchange, routing_key, properties, _NOTHING)
         destination = Destination(exchange, routing_key)
         if exchange:
-            destination = self.topology.unwrap(destination, carried(headers))
+            destination = self._unwrapped(destination, headers)
             self._refuse_unreachable(destination.exchange)
         lane = self._lane(properties)
         ladder = self._ladders[lane]
@@ -210,6 +211,19 @@ class Router:
         self._published += not needs
         return Plan(self._entry(ladder, digits), key, properties, needs)
 
+    def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
+        """Read what a retry of a delayed message is published to.
+
+        A foreign ladder leads to queues by their names; a retry to such a name takes our own.
+        """
+        ladder = ladder_of_exchange(destination.exchange, self.topology)
+        if ladder is None or ladder is self.topology:
+            return self.topology.unwrap(destination, carried(headers))
+        try:
+            return ladder.destination(destination.routing_key)
+        except AddressError:
+            return Destination("", destination.routing_key)
+
     def _lane(self, properties: Mapping[str, Any]) -> int:
         """Choose the ladder for a message: by its id, so that a message keeps its lane."""
         if self._keeps_urgent_apart and (properties.get("priority") or 0) >= URGENT:
@@ -219,19 +233,19 @@ class Router:
         name = properties.get("message_id") or properties.get("correlation_id")
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
-    def _entry(self, ladder: Topology, digits: tuple[int, ...]) -> str:
+    def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
         """Name the exchange to publish a message to."""
         if self._queue_per_delay:
-            return ladder.own
+            return ladder.direct
         if self._declares:
-            return ladder.entry(digits)
+            return ladder.entry_exchange(digits)
         # Who may do no more than publish does that where RabbitMQ checks topic permissions.
         return ladder.level_of(digits)
 
     def _missing(
         self,
         lane: int,
-        digits: tuple[int, ...],
+        digits: tuple[str, ...],
         destination: Destination,
         headers: Mapping[str, Any],
         now: int,
@@ -352,8 +366,8 @@ class Router:
                 if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
                     break
         if self._queue_per_delay:
-            enter = sum((ladder.own_enter(level) for level in range(height + 1)), ())
-            yield Ensure(ladder.own_base + Part(bindings=enter), "the ways into the levels")
+            enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
+            yield Ensure(ladder.direct_base + Part(bindings=enter), "the ways into the levels")
         self._heights[wanted.lane] = height
         self.existing.update(Level(wanted.lane, each) for each in range(-1, height + 1))
 
@@ -369,10 +383,8 @@ class Router:
         elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
             ladder = self._ladders[wanted.lane]
             # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
-            command = Ensure(
-                ladder.own_queue(wanted.digits), "a queue for one delay", lock=f"{ladder.own}.lock"
-            )
-            if (yield command) is Answer.DONE:
+            part, lock = ladder.direct_queue(wanted.digits), f"{ladder.direct}.lock"
+            if (yield Ensure(part, "a queue for one delay", lock=lock)) is Answer.DONE:
                 self._delays[wanted] = True
                 self.existing.add(wanted)
 
@@ -676,14 +688,14 @@ class Router:
         :param queue: the queue that it was taken from, so far as that is known.
         """
         headers = properties.get(_HEADERS)
-        # Another system's ladder may lead here, too.
-        ladder = FOREIGN_BY_DELIVERY.get(exchange, self.topology)
-        on_ladder = ladder.owns(exchange)
-        if not on_ladder and not (headers and HEADER in headers):
+        # A ladder of another system, or of an older form, may lead here, too.
+        by = ladder_of_exchange(exchange, self.topology)
+        if by is None and not (headers and HEADER in headers):
             return None
+        ladder, on_ladder = by or self.topology, by is not None
         found = Destination(exchange, routing_key)
         try:
-            _, destination = ladder.parse(routing_key, carried(headers or {}))
+            destination = ladder.destination(routing_key, carried(headers or {}))
         except AddressError:
             pass
         else:

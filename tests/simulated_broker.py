@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Unbind, Warn
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.simulate import Wait, route_message
-from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

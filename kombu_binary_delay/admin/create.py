@@ -10,7 +10,8 @@ from typing import Any
 from amqp.exceptions import NotFound
 
 from kombu_binary_delay.executor import Executor, declare
-from kombu_binary_delay.model.topology import IMITABLE, Part, Topology
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import IMITABLE, Topology
 
 from .errors import OperationError
 from .snapshot import Live, arguments

@@ -1,12 +1,13 @@
-"""The way of one message: digits, key, each queue with its wait, and when it is due. Pure."""
+"""The way of one message: bits, key, each queue with its wait, and when it is due. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.simulate import walk
-from kombu_binary_delay.model.topology import Part, Topology
+from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
 from .create import to_queue
@@ -26,8 +27,8 @@ class Explanation:
     """What becomes of one delayed message.
 
     ``asked`` and ``delay`` are the delay before and after rounding up to ticks, ``due`` the time in
-    milliseconds since the epoch; ``entry`` the exchange and ``key`` the routing key to publish to;
-    ``notes`` say when a message takes another way.
+    milliseconds since the epoch; ``digits`` are in bits, the highest first; ``exchange`` and
+    ``key`` are what to publish with; ``notes`` say when a message takes another way.
     """
 
     ladder: str
@@ -35,9 +36,9 @@ class Explanation:
     asked: float
     delay: int
     due: int
-    digits: tuple[int, ...]
+    digits: tuple[str, ...]
     weights: tuple[int, ...]
-    entry: str
+    exchange: str
     key: str
     stays: tuple[Stay, ...]
     notes: tuple[str, ...] = ()
@@ -66,18 +67,18 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     relay = not destination.exchange and topology.wants_relay(
         destination.routing_key, settings.relays
     )
-    key = topology.address(digits, destination, topic=topic, relay=relay)
+    key = topology.address(digits, destination, topic=topic)
     lane = topology.lanes(settings.lanes)[0]
-    entry = lane.level_of(digits) if settings.declare == "never" else lane.entry(digits)
+    exchange = lane.level_of(digits) if settings.declare == "never" else lane.entry_exchange(digits)
     notes = []
     part = lane.whole + _behind(topology, destination, relay=relay)
     if settings.lanes > 1:
         notes.append(f"the message id chooses one of {settings.lanes} lanes; this is the first")
     if settings.queue_per_delay and digits:
-        entry = lane.own
-        part += lane.own_base + lane.own_queue(digits)
+        exchange = lane.direct
+        part += lane.direct_base + lane.direct_queue(digits)
         notes.append("the first message of a delay that a connection publishes takes the levels")
-    way = walk(part, entry, key)
+    way = walk(part, exchange, key)
     stays, at = [], 0
     for wait in way.waits:
         stays.append(Stay(wait.queue, at, at + wait.ttl))
@@ -91,7 +92,7 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
         now + at,
         digits,
         weights,
-        entry,
+        exchange,
         key,
         tuple(stays),
         tuple(notes),

@@ -14,8 +14,9 @@ from kombu_binary_delay.errors import AddressError, BinaryDelayError, DelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import further_keys, wrap
+from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.simulate import matches_topic
-from kombu_binary_delay.model.topology import Binding, Part, Queue, Topology
+from kombu_binary_delay.model.topology import Topology
 
 from .create import create
 from .errors import OperationError
@@ -264,7 +265,7 @@ class _Mover:
             if not self._leads_to(name):
                 return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
         again = amqp.Message(message.body, **properties)
-        return Send(again, self._to.entry(digits), key, "moved", mandatory=True)
+        return Send(again, self._to.entry_exchange(digits), key, "moved", mandatory=True)
 
     def _leads_to(self, name: str) -> bool:
         """Bind a queue by its name, or tell whether a foreign ladder's own programs bound a key."""

@@ -12,7 +12,8 @@ from typing import Any
 from amqp.exceptions import ResourceLocked
 
 from kombu_binary_delay.executor import Executor, declare
-from kombu_binary_delay.model.topology import Part, Topology
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import Topology
 
 from .errors import RefusedError
 from .management import Management
@@ -46,8 +47,8 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
         tell whether it is empty.
     """
     live = Live.read(management)
-    own = f"{topology.own}."
-    names = [name for name in live.queues if name.startswith(own) and name.endswith("ms")]
+    direct = f"{topology.direct}."
+    names = [name for name in live.queues if name.startswith(direct) and name.endswith("ms")]
     filled = held(connection, management, names)
     empty = [name for name in names if name not in filled]
     if not empty or dry_run:
@@ -55,12 +56,12 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     bindings = [
         each
         for each in live.bindings
-        if each.source == topology.own and each.to_queue and each.destination in empty
+        if each.source == topology.direct and each.to_queue and each.destination in empty
     ]
     channel = connection.channel()
     try:
         # Applications hold this lock while they make such a queue.
-        channel.queue_declare(f"{topology.own}.lock", exclusive=True, auto_delete=True)
+        channel.queue_declare(f"{topology.direct}.lock", exclusive=True, auto_delete=True)
     except ResourceLocked as exc:
         raise RefusedError("an application is making a queue for a delay; try again") from exc
     try:
@@ -77,7 +78,7 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             standing = {row["name"] for row in management.here("queues")}
             again = tuple(each for each in bindings if each.destination in standing)
             declare(lent, Part(bindings=again))
-        channel.queue_delete(f"{topology.own}.lock")
+        channel.queue_delete(f"{topology.direct}.lock")
         channel.close()
     removed = tuple(name for name in empty if name not in standing)
     return Pruning(removed, tuple(name for name in names if name in standing))

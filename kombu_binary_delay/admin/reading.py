@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -61,12 +62,9 @@ def sources(topology: Topology, standing: Mapping[str, Any]) -> tuple[Source, ..
             ttl = int(dict(queue.arguments)["x-message-ttl"])
             found.append(Source(queue.name, topology, ttl, level))
     if topology.mirrors:
-        own = f"{topology.own}."
-        found += [
-            Source(name, topology, int(name[len(own) : -2]))
-            for name in standing
-            if name.startswith(own) and name.endswith("ms")
-        ]
+        direct = re.compile(rf"{re.escape(topology.direct)}\.([0-9]{{1,15}})ms")
+        matches = map(direct.fullmatch, standing)
+        found += [Source(match[0], topology, int(match[1])) for match in matches if match]
     found = [each for each in found if each.name in standing]
     return tuple(sorted(found, key=lambda each: -each.ttl))
 
@@ -141,7 +139,7 @@ def put_back(
         if not topology.mirrors:
             return topology.address(left, topology.parse(address)[1])
         way = address.split(".", len(digits))[-1]
-        return ".".join([*map(str, reversed(left)), way])
+        return ".".join([*reversed(left), way])
 
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(each) for each in headers["CC"]]

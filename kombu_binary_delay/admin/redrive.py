@@ -279,7 +279,7 @@ class _Sorter:
         headers = properties[_HEADERS] = dict(properties.get(_HEADERS) or {})
         try:
             key = message.delivery_info["routing_key"]
-            _, destination = self._topology.parse(key, carried(headers))
+            destination = self._topology.destination(key, carried(headers))
         except AddressError:
             return _UNREADABLE, message
         unwrap(properties, self._topology.owns)

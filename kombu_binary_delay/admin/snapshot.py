@@ -9,7 +9,7 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.model.topology import Binding
+from kombu_binary_delay.model.parts import Binding
 
 from .errors import OperationError
 from .management import Management

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Binding, Topology
+from kombu_binary_delay.model.parts import Binding
+from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
 
 from .management import Management
 from .snapshot import Live, Row, arguments, is_up, leaving, ready

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_binary_delay.executor import Executor, declare
-from kombu_binary_delay.model.topology import Binding, Exchange, Part, Topology
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, RefusedError
 from .management import Management

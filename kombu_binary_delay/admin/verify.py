@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_binary_delay.errors import AddressError
-from kombu_binary_delay.model.topology import (
-    IMITABLE,
-    Binding,
-    Exchange,
-    Part,
-    Queue,
-    Topology,
-)
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, release
 
 from .errors import UnreachableError
@@ -239,7 +233,9 @@ def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
     ours = {each for part in topology.levels for each in part.bindings}
     if topology.mirrors:
         ours |= {
-            each for level in range(topology.ladder.levels) for each in topology.own_enter(level)
+            each
+            for level in range(topology.ladder.levels)
+            for each in topology.direct_bindings(level)
         }
     levels = {each.name for part in topology.levels for each in part.exchanges}
     for binding in sorted(live.bindings - ours, key=repr):

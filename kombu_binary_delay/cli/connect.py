@@ -17,7 +17,8 @@ from kombu_binary_delay.admin.create import standing
 from kombu_binary_delay.compat.urls import is_amqp, stock
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.topology import Part, Topology
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import VERSION, Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 
@@ -106,7 +107,7 @@ class Target:
         urgent = topology.for_urgent()
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
         # It may be left from before an upgrade.
-        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
+        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.direct)):
             lanes.append(urgent)
         return lanes
 
@@ -123,8 +124,8 @@ class Target:
         if not (self.settings.queue_per_delay and topology.mirrors):
             return topology.whole
         levels = range(topology.ladder.levels)
-        enter = tuple(each for level in levels for each in topology.own_enter(level))
-        return topology.whole + topology.own_base + Part(bindings=enter)
+        enter = tuple(each for level in levels for each in topology.direct_bindings(level))
+        return topology.whole + topology.direct_base + Part(bindings=enter)
 
     def on(self, topology: Topology) -> Target:
         """Take a ladder of our own in place of that of the settings."""
@@ -161,12 +162,13 @@ class Target:
             return self.settings.topology(can_quorum=can_quorum)
         if ladder in FOREIGN_LADDERS:
             return FOREIGN_LADDERS[ladder]
-        for name in (ladder, f"{self.settings.namespace}.v1-{ladder}"):
+        for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
             found = Topology.of(f"{name}.")
             if found is not None and found.prefix == name:
                 return found
+        example = f"{self.settings.namespace}.{VERSION}-125ms-2x31-classic"
         raise click.BadParameter(
-            f"{ladder!r} is no ladder's name, such as '125ms-2x31', 'kbd.v1-125ms-2x31-classic', "
+            f"{ladder!r} is no ladder's name, such as '125ms-2x31', {example!r}, "
             f"or {', '.join(map(repr, FOREIGN_LADDERS))}"
         )
 

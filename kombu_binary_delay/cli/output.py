@@ -191,11 +191,11 @@ def explanation(value: Explanation) -> RenderableType:
         + ("" if value.asked == value.delay else f", rounded up from {exact(value.asked)}"),
     )
     facts.add_row("ladder", value.ladder)
-    facts.add_row("digits", _digits(value))
-    facts.add_row("publish to", value.entry)
+    facts.add_row("in bits", _digits(value))
+    facts.add_row("publish to", value.exchange)
     facts.add_row("with the key", value.key)
     facts.add_row("due", due.isoformat(sep=" ", timespec="milliseconds"))
-    tree = Tree(Text(f"publish to {value.entry}", style="dim"), guide_style="cyan")
+    tree = Tree(Text(f"publish to {value.exchange}", style="dim"), guide_style="cyan")
     branch = tree
     for stay in value.stays:
         wait = Text.assemble(
@@ -212,8 +212,9 @@ def explanation(value: Explanation) -> RenderableType:
 def _digits(value: Explanation) -> Text:
     text = Text()
     for digit, weight in zip(value.digits, value.weights, strict=True):
-        text.append(f"{digit}", style="bold cyan" if digit else "dim")
-        text.append(f"\N{MULTIPLICATION SIGN}{short(weight)} ", style="" if digit else "dim")
+        waits = "1" in digit
+        text.append(digit, style="bold cyan" if waits else "dim")
+        text.append(f"\N{MULTIPLICATION SIGN}{short(weight)} ", style="" if waits else "dim")
     return text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.parts import Part
 
 
 @dataclass(frozen=True)

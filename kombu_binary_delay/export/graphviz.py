@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.parts import Part
 
 from .graph import Node, edges, human, nodes, outline
 from .names import number

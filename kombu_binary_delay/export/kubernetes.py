@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 
 from .names import shorten
 

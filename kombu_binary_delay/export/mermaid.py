@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
-from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.parts import Part
 
 from .graph import Node, edges, human, nodes, outline
 from .names import number

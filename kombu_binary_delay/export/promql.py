@@ -36,14 +36,14 @@ class Questions:
         """The queues in which messages wait."""
         if not self.topology.mirrors:
             return self._numbered
-        return rf"{self._versioned}-.+[.](level-[0-9]+[.][0-9]+|own[.][0-9]+ms)"
+        return rf"{self._versioned}-.+[.](level-[0-9]+[.][01]+|direct[.][0-9]+ms)"
 
     @cached_property
-    def entries(self) -> str:
+    def ways_in(self) -> str:
         """The exchanges that delayed messages are published to, or may be by other programs."""
         if not self.topology.mirrors:
             return self._numbered
-        return rf"{self._versioned}-.+[.](level-[0-9]+([.][0-9]+)?|own)"
+        return rf"{self._versioned}-.+[.](level-[0-9]+([.][01]+)?|direct)"
 
     @cached_property
     def parking(self) -> str:
@@ -80,7 +80,7 @@ class Questions:
 
     def level(self, expression: str) -> str:
         """Add the queues of all lanes up, under the name that a ladder without lanes has."""
-        names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|own).+)"'
+        names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"'
         if self.topology.mirrors:
             expression = f'label_replace({expression}, "queue", "$1$2", {names})'
         return f"sum by (queue) ({expression})"
@@ -108,7 +108,7 @@ class Questions:
         """Count what is published; RabbitMQ before 4 counts it by channel only."""
         exchange, channel = (
             f"sum(rate(rabbitmq_detailed_{by}_messages_published_total"
-            f'{{exchange=~"{self.entries}"{self.more}}}[{window}]))'
+            f'{{exchange=~"{self.ways_in}"{self.more}}}[{window}]))'
             for by in ("exchange", "channel")
         )
         return f"({exchange} or {channel} or vector(0))"

@@ -6,11 +6,13 @@ bindings match. A change of the topology changes the figure, or is an error.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.simulate import matches_topic, walk
-from kombu_binary_delay.model.topology import Binding, Topology
+from kombu_binary_delay.model.topology import Topology
 
 from .graph import human
 
@@ -52,7 +54,11 @@ class _Figure:
 
     def __init__(self, topology: Topology, delay: int, queue: str) -> None:
         self.topology, self.queue = topology, queue
-        self.part = topology.whole + topology.to_queue(queue)
+        # The exchange that leads straight to queues is the alternate of the delivery exchange: to
+        # the eye, they are one.
+        straight = topology.to_queue(queue).bindings
+        last = (replace(each, source=topology.delivery) for each in straight)
+        self.part = topology.whole + Part(bindings=tuple(last))
         arguments = {each.name: dict(each.arguments) for each in self.part.queues}
         self.below = {
             name: (int(found["x-message-ttl"]), str(found["x-dead-letter-exchange"]))
@@ -69,7 +75,7 @@ class _Figure:
         digits = topology.ladder.digits(delay)
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
-        self.entry = topology.entry(digits)
+        self.entry = topology.entry_exchange(digits)
         self.highest = topology.level_of(digits)
         self.taken, self.times = self._follow()
 

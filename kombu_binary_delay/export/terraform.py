@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from kombu_binary_delay.model.topology import Arguments, Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.parts import Arguments, Binding, Exchange, Part, Queue
 
 from .names import shorten
 

@@ -1,20 +1,16 @@
 """Digits and a destination, to and from one routing key. Pure.
 
-An address is ``d.d...d.@.<exchange>.<routing key>``: one word per digit, the *lowest first*; the
-word ``@``; the exchange as exactly one word, an empty one for the default exchange; then the words
-of the original routing key. A delay of ten seconds in ticks of one, to the queue ``orders``, is
-``0.1.0.1.@..orders``.
+An address is ``d.d...d.@.<exchange>.<routing key>``: one word of bits per digit, the *lowest
+first*; the word ``@``; the exchange as exactly one word, an empty one for the default exchange;
+then the words of the original routing key. A delay of ten seconds is 80 ticks of 125 ms, in binary
+``01 01 00 00``; to the queue ``orders``, its address is ``00.00.01.01.@..orders``.
 
 Lowest first, since then each level finds its digit at a fixed place and leading zeros need not be
 written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap hops. The ``@``
 stands nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
 number of digits: everything behind the levels is the same for every ladder.
 
-A queue that may refuse messages is reached by a relay, see :mod:`.topology`.
-For those on the default exchange the address says so, with the word ``@!`` in place of ``@``: so a
-publisher that uses the relay and one that does not never reach the queue twice.
-
-A word that a binding would read as a wildcard or as one of these marks is escaped with ``%`` and
+A word that a binding would read as a wildcard or as this mark is escaped with ``%`` and
 two hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``.
 Word by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where
 the pattern, escaped alike, matches the original.
@@ -37,11 +33,12 @@ from kombu_binary_delay.errors import AddressError
 from .ladder import MAX_DIGITS, MAX_KEY
 
 MARK = "@"
-#: The mark of an address that leads to a queue through its relay.
-RELAY_MARK = "@!"
+#: Another mark, of the form v1: of an address that led to a queue through its relay.
+_MARK_V1 = "@!"
 #: The bytes of a routing key that are left to the destination, the mark included.
 ROOM = MAX_KEY - MAX_DIGITS
 
+#: What the words of digits look like in any form that the address has had.
 _ADDRESS = re.compile(r"((?:[0-9]+\.)*)(@!?)\.([^.]*)(?:\.(.*))?", re.DOTALL)
 _DIGEST = re.compile(r"![0-9a-f]{40}")
 #: A longer exchange word becomes a digest, so that there is always room for a key's digest.
@@ -56,40 +53,54 @@ class Destination(NamedTuple):
 
 
 def format_address(
-    digits: tuple[int, ...],
+    digits: tuple[str, ...],
     destination: Destination,
     *,
     topic: bool = False,
-    relay: bool = False,
 ) -> str:
     """Write digits, highest first and without leading zeros, and a destination as a routing key.
 
+    :param digits: each a word of bits, as :meth:`.Ladder.digits` gives them.
     :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
-    :param relay: whether it leads to a queue, on the default exchange, through its relay.
     :raises AddressError: where a topic key does not fit.
     """
-    return _spell(digits) + route(destination, topic, relay)
+    return _prefix(digits) + route(destination, topic)
 
 
 def parse_address(
     key: str, carried: Destination | None = None
-) -> tuple[tuple[int, ...], Destination]:
+) -> tuple[tuple[str, ...], Destination]:
     """Read digits and destination back from a routing key: the inverse of :func:`format_address`.
+
+    Whether a ladder has these digits, only that ladder knows: :meth:`.Topology.parse` asks it.
 
     :param carried: the destination that travelled beside the address, needed where a digest stands
         in it, ignored elsewhere.
+    :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
+    """
+    digits, destination = read_address(key, carried)
+    if "".join(digits).strip("01"):
+        raise AddressError(f"{key!r} is not an address of a ladder: its digits are not in bits")
+    return digits, destination
+
+
+def read_address(
+    key: str, carried: Destination | None = None
+) -> tuple[tuple[str, ...], Destination]:
+    """Read an address whose digits may be written in any figures, bits or others.
+
+    :param carried: as :func:`parse_address` has it.
     :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
     """
     match = _ADDRESS.fullmatch(key)
     if match is None:
         raise AddressError(f"{key!r} is not an address of a ladder")
     prefix, mark, word, words = match.groups()
-    digits = tuple(int(digit) for digit in reversed(prefix.split(".")[:-1]))
+    digits = tuple(prefix.split(".")[-2::-1])
     exchange = _read_exchange(word, carried)
     routing_key = _read_key(words, carried)
     if (
-        prefix != _spell(digits)
-        or digits[:1] == (0,)
+        (digits and not digits[0].strip("0"))
         or exchange_word(exchange) != word
         or (exchange and mark != MARK)
     ):
@@ -104,7 +115,7 @@ def has_digest(key: str) -> bool:
 
 # As those of the ladder, delays repeat.
 @lru_cache(maxsize=4096)
-def _spell(digits: tuple[int, ...]) -> str:
+def _prefix(digits: tuple[str, ...]) -> str:
     return "".join(f"{digit}." for digit in reversed(digits))
 
 
@@ -112,13 +123,12 @@ def _spell(digits: tuple[int, ...]) -> str:
 def route(
     destination: Destination,
     topic: bool = False,  # noqa: FBT001, FBT002 - the cache takes twice as long for what is named
-    relay: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     """Write what follows the digits of an address: the mark, the exchange and the key.
 
     :raises AddressError: where a topic key does not fit.
     """
-    exchange = f"{RELAY_MARK if relay else MARK}.{exchange_word(destination.exchange)}"
+    exchange = f"{MARK}.{exchange_word(destination.exchange)}"
     text = exchange + key_words(destination.routing_key)
     if _length(text) <= ROOM:
         return text
@@ -161,7 +171,7 @@ def digest(name: str) -> str:
 
 def _escape(word: str) -> str:
     word = word.replace("%", "%25")
-    if word in ("*", "#", MARK, RELAY_MARK) or word.startswith("!"):
+    if word in ("*", "#", MARK, _MARK_V1) or word.startswith("!"):
         return f"%{ord(word[0]):02X}{word[1:]}"
     return word
 

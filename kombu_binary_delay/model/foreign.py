@@ -22,7 +22,8 @@ from kombu_binary_delay.errors import AddressError
 
 from .address import Destination
 from .ladder import MAX_KEY, Ladder
-from .topology import Arguments, Binding, Exchange, Part, Queue, Topology
+from .parts import Arguments, Binding, Exchange, Part, Queue
+from .topology import Topology
 
 #: The longest delay is ``2**28 - 1`` seconds: 8.5 years.
 LEVELS = 28
@@ -85,32 +86,31 @@ class ForeignLadder(Topology):
         """The delivery exchange."""
         return Part((Exchange(self.delivery),))
 
-    def height(self, digits: tuple[int, ...]) -> int:
-        """Tell the level where a message enters."""
+    def height(self, digits: tuple[str, ...]) -> int:
+        """Return the level where a message enters."""
         return LEVELS - 1 if self.enters_at_top else max(len(digits) - 1, 0)
 
-    def entry(self, digits: tuple[int, ...]) -> str:
+    def entry_exchange(self, digits: tuple[str, ...]) -> str:
         """Name the exchange where a message enters: a level's."""
         return self.level_of(digits)
 
-    def needs(self, digits: tuple[int, ...]) -> int:
-        """Tell the highest level that has to stand: all, as its own programs rely on."""
+    def needs(self, digits: tuple[str, ...]) -> int:
+        """Return the highest level that has to stand: all, as its own programs rely on."""
         del digits
         return LEVELS - 1
 
     def address(
         self,
-        digits: tuple[int, ...],
+        digits: tuple[str, ...],
         destination: Destination,
         *,
         topic: bool = False,
-        relay: bool = False,
     ) -> str:
         """Write a delay and a queue's name, or in Celery's case a routing key, as a routing key.
 
         :raises AddressError: for an exchange, which it cannot say, or an empty or too long name.
         """
-        del topic, relay
+        del topic
         # Its own delivery exchange leads by the same names.
         if destination.exchange not in ("", self.delivery):
             raise AddressError(
@@ -124,12 +124,12 @@ class ForeignLadder(Topology):
                 f"the name {name!r} takes {len(name.encode())} bytes, an address of the ladder "
                 f"{self.namespace}* has 1 to {room} for it; use another name"
             )
-        zeros = (0,) * (LEVELS - len(digits))
+        zeros = ("0",) * (LEVELS - len(digits))
         return "".join(f"{digit}." for digit in (*zeros, *digits)) + name
 
     def parse(
         self, key: str, carried: Destination | None = None
-    ) -> tuple[tuple[int, ...], Destination]:
+    ) -> tuple[tuple[str, ...], Destination]:
         """Read a routing key: the inverse of :meth:`address`.
 
         :raises AddressError: where ``key`` is none of this ladder.
@@ -138,9 +138,16 @@ class ForeignLadder(Topology):
         match = _KEY.fullmatch(key)
         if match is None:
             raise AddressError(f"{key!r} is not an address of the ladder {self.namespace}*")
-        digits = tuple(map(int, match[1].rstrip(".").split(".")))
-        first = digits.index(1) if 1 in digits else LEVELS
+        digits = tuple(match[1].split(".")[:-1])
+        first = digits.index("1") if "1" in digits else LEVELS
         return digits[first:], Destination("", match[2])
+
+    def destination(self, key: str, carried: Destination | None = None) -> Destination:
+        """Read the destination in a routing key of this ladder.
+
+        :raises AddressError: where ``key`` is none.
+        """
+        return self.parse(key, carried)[1]
 
     def to_queue(self, queue: str) -> Part:
         """Lead from delivery to a queue, as an endpoint of that system binds itself."""
@@ -187,13 +194,25 @@ CELERY = ForeignLadder(
     enters_at_top=True,
 )
 
-#: By their delivery exchanges, from which a consumer gets what waited on them.
-FOREIGN_BY_DELIVERY: dict[object, ForeignLadder] = {
-    each.delivery: each for each in (NSERVICEBUS, NSERVICEBUS_V1, CELERY)
-}
 #: By the names that users give them.
 FOREIGN_LADDERS = {
     "nservicebus": NSERVICEBUS,
     "nservicebus-v1": NSERVICEBUS_V1,
     "celery": CELERY,
 }
+_BY_EXCHANGE: dict[str, ForeignLadder] = {
+    exchange.name: each for each in FOREIGN_LADDERS.values() for exchange in each.whole.exchanges
+}
+
+
+def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
+    """Return the ladder that a message comes from, by the exchange in its delivery.
+
+    A dead letter names the exchange that its *last* wait led to: the delivery exchange, if that was
+    at the lowest level, else the exchange of the level below. A message without any wait names the
+    exchange that it was published to.
+
+    :returns: ``ours`` for every ladder of its namespace, of whatever form; another system's ladder;
+        or None, where the exchange is the user's.
+    """
+    return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)

@@ -1,7 +1,7 @@
-"""The numeral system: a delay is a number, a queue is a digit.
+"""The numeral system: a delay is a binary number of ticks, and a level reads some of its bits.
 
-A :class:`Ladder` writes delays in a positional system. Pure: it must not import anything that
-does I/O, reads a clock, or knows Kombu beyond the root of our errors.
+A :class:`Ladder` writes delays in digits, and each digit in bits. Pure: it must not import anything
+that does I/O, reads a clock, or knows Kombu beyond the root of our errors.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
+from operator import mul
 
 from kombu_binary_delay.errors import DelayError, LadderError
 
@@ -17,13 +18,18 @@ from kombu_binary_delay.errors import DelayError, LadderError
 MAX_TTL = 315_360_000_000
 #: AMQP 0-9-1 writes a routing key as a short string: one octet of length.
 MAX_KEY = 255
-#: The most of it that digits may take, dots included: 39 levels of radix 2. No ladder needs more,
-#: for MAX_TTL ends each sooner, and what is left to the destination is the same on all of them.
+#: The most of it that digits take, dots included: no ladder that keeps to MAX_TTL needs more. A
+#: digit of b bits takes b + 1 bytes and has a radix above 2**(b - 1), and the lower radices, times
+#: the highest less one, are at most MAX_TTL < 2**38.2. So a lower level takes at most 2 bytes for
+#: each factor of 2, and the highest, of b bits, b + 1 bytes for b - 1 of them; together, in whole
+#: bytes, b + 1 + floor(2 * (38.2 - (b - 1))): at most 2 + 76, for 39 levels of radix 2.
+#: What is left to the destination is thus the same on all ladders.
 MAX_DIGITS = 78
 
 #: The ticks that a ladder reaches unless told otherwise: 8.5 years in steps of an eighth second.
 REACH = 2**31
-#: Four counts best: fewer waits than binary has, and bursts leave through more queues side by side.
+#: Two bits a level: half as many levels as with one bit, so fewer waits, and bursts leave through
+#: more queues side by side.
 RADIX = 4
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
@@ -33,8 +39,12 @@ _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 class Ladder:
     """A tick and a radix for each level, highest level first.
 
-    The *weight* of a level is the tick times the radices of all levels below it. A digit ``d`` at
-    a level stands for a wait of ``d`` times its weight.
+    A digit is a word of bits, as wide as the highest digit of its level: ``"00"`` to ``"11"`` for a
+    radix of 4, ``"0"`` and ``"1"`` for 2, ``"0000"`` to ``"1001"`` for 10. Where every radix is a
+    power of two, the digits of a delay, one behind the other, are its number of ticks in binary.
+
+    The *weight* of a level is the tick times the radices of all levels below it. The digit of value
+    ``d`` stands for a wait of ``d`` times the weight.
 
     :param tick: the smallest delay, in whole milliseconds, at least 1.
     :param radices: one radix per level, each at least 2, highest level first.
@@ -55,26 +65,23 @@ class Ladder:
         for radix in self.radices:
             if not _whole(radix) or radix < 2:
                 raise LadderError(f"every radix must be a whole number >= 2, got {radix!r}")
-        length = sum(len(str(radix - 1)) + 1 for radix in self.radices)
-        if length > MAX_DIGITS:
-            raise LadderError(
-                f"the digits of {len(self.radices)} levels could take {length} of a routing key's "
-                f"{MAX_KEY} bytes, {MAX_DIGITS} are left to them; use fewer levels"
-            )
-        longest = (self.radices[0] - 1) * self.weights[0]
-        if longest > MAX_TTL:
-            raise LadderError(
-                f"the highest level would need an x-message-ttl of {longest} ms, RabbitMQ's limit "
-                f"is {MAX_TTL} ms (10 years); use fewer levels or a smaller tick"
-            )
+        weight = self.tick
+        for level, radix in enumerate(reversed(self.radices)):
+            if (radix - 1) * weight > MAX_TTL:
+                raise LadderError(
+                    f"level {level} would need an x-message-ttl above RabbitMQ's limit, {MAX_TTL} "
+                    f"ms (10 years); use fewer levels or a smaller tick"
+                )
+            weight *= radix
 
     @classmethod
     def uniform(cls, radix: int = RADIX, levels: int | None = None, tick: int = 125) -> Ladder:
         """Give every level the same radix.
 
-        :param radix: a level has one queue for each digit above 0: ``radix - 1`` of them.
+        :param radix: how many digits a level has, 4 where it reads two bits. It has one queue for
+            each but zero: ``radix - 1`` of them.
         :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or as
-            RabbitMQ can have where that is fewer. The highest then counts no further than that.
+            RabbitMQ can have where that is fewer. The highest then has no more digits than that.
         :param tick: the smallest delay in milliseconds.
         """
         if levels is not None:
@@ -92,7 +99,7 @@ class Ladder:
 
     @classmethod
     def binary(cls, levels: int | None = None, tick: int = 125) -> Ladder:
-        """Give every level radix 2: :meth:`uniform` of 2."""
+        """Let every level read one bit: :meth:`uniform` of radix 2."""
         return cls.uniform(2, levels, tick)
 
     @classmethod
@@ -133,10 +140,14 @@ class Ladder:
         """The longest delay in milliseconds: every digit at its highest."""
         return self.weights[0] * self.radices[0] - self.tick
 
-    def digits(self, delay: float) -> tuple[int, ...]:
+    def word(self, level: int, digit: int) -> str:
+        """Write a digit of a level in bits; level 0 is the lowest."""
+        return _word(digit, self.radices[-1 - level])
+
+    def digits(self, delay: float) -> tuple[str, ...]:
         """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
 
-        As numbers are, without leading zeros: a delay of 0 has no digits.
+        As numbers are, without leading zeros: a delay of 0 has no digits. Each digit is in bits.
 
         :raises DelayError: where the delay is negative or beyond :attr:`maximum`.
         """
@@ -147,32 +158,50 @@ class Ladder:
             )
         return _digits(self.radices, -int(-delay // self.tick))
 
-    def delay(self, digits: tuple[int, ...]) -> int:
+    def delay(self, digits: tuple[str, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.
 
-        :raises LadderError: where there are more digits than levels, or one not below its radix.
+        :raises LadderError: where there are more digits than levels, or one that its level has not.
         """
-        above = self.levels - len(digits)
-        if above < 0 or any(
-            not 0 <= digit < radix
-            for digit, radix in zip(digits, self.radices[above:], strict=True)
-        ):
+        above = max(self.levels - len(digits), 0)
+        values = [*map(_value, digits, self.radices[above:])]
+        if len(digits) > self.levels or None in values:
             raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
-        return sum(
-            digit * weight for digit, weight in zip(digits, self.weights[above:], strict=True)
-        )
+        return sum(map(mul, values, self.weights[above:]))
+
+
+def hops(digits: tuple[str, ...]) -> int:
+    """Count the queues that a delay of these digits waits in: one for each digit but zero."""
+    return sum("1" in digit for digit in digits)
 
 
 # Delays repeat: those of retries, say, or whole seconds.
 @lru_cache(maxsize=4096)
-def _digits(radices: tuple[int, ...], rest: int) -> tuple[int, ...]:
+def _digits(radices: tuple[int, ...], rest: int) -> tuple[str, ...]:
     digits = []
     for radix in reversed(radices):
         if not rest:
             break
         rest, digit = divmod(rest, radix)
-        digits.append(digit)
+        digits.append(_word(digit, radix))
     return tuple(reversed(digits))
+
+
+@lru_cache(maxsize=4096)
+def _word(digit: int, radix: int) -> str:
+    return f"{digit:0{_width(radix)}b}"
+
+
+def _width(radix: int) -> int:
+    return (radix - 1).bit_length()
+
+
+@lru_cache(maxsize=4096)
+def _value(word: str, radix: int) -> int | None:
+    if len(word) != _width(radix) or word.strip("01"):
+        return None
+    value = int(word, 2)
+    return value if value < radix else None
 
 
 def _whole(value: object) -> bool:

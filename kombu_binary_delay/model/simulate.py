@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .topology import Binding, Exchange, Part, Queue
+from .parts import Binding, Exchange, Part, Queue
 
 
 @dataclass(frozen=True)

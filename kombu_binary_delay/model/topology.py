@@ -1,16 +1,16 @@
-"""Exchanges, queues and bindings as frozen values, computed from a ladder. Pure.
+"""The exchanges, queues and bindings of a ladder, computed from its numeral system. Pure.
 
 Declaring, exporting, drawing, verifying and walking are readers of this one table.
 
 The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
-expire after the digit's weight into the exchange of the level below. Before each of these queues
-stands its *entry*, a fanout exchange of the same name: the publisher knows the first digit, and a
+expire after the digit's wait into the exchange of the level below. Before each of these queues
+stands its *entry exchange*, a fanout of the same name: the publisher knows the first digit, and a
 topic exchange would take as long to read it out of the address as to store the message, or longer.
 
 The delivery side, which all ladders of a namespace share, is the delivery exchange and what stands
 behind it: for a destination on the default exchange the queue itself; for any other exchange its
 *mirror*, a topic exchange with the same bindings behind the digits. A headers exchange, which a
-topic exchange cannot imitate, has an *relay* behind its mirror: a queue that expires at once into
+topic exchange cannot imitate, has a *relay* behind its mirror: a queue that expires at once into
 the real exchange. So has a destination queue that may refuse messages: what it refuses waits in its
 own relay, at least once, and not in the levels, where it would hold up all others. Every exchange
 here has the parking queue as its alternate: what finds no way waits there, and never blocks the
@@ -30,20 +30,22 @@ from kombu_binary_delay.errors import AddressError, LadderError
 
 from .address import (
     MARK,
-    RELAY_MARK,
     Destination,
     digest,
     exchange_word,
     format_address,
-    parse_address,
     pattern_words,
+    read_address,
     route,
 )
 from .ladder import MAX_DIGITS, MAX_KEY, Ladder
+from .parts import Arguments, Binding, Exchange, Part, Queue
 from .versions import lets_urgent_hold_up
 
-#: Changes when names or arguments do, so that an upgrade never redeclares anything differently.
-VERSION = "v1"
+#: Changes when names, keys or arguments do: an upgrade never redeclares anything differently.
+VERSION = "v2"
+#: The forms that a ladder may have on a broker; the older one is in :mod:`.v1`.
+VERSIONS = (VERSION, "v1")
 QUEUE_TYPES = ("quorum", "classic")
 #: How a message gets from one level to the next: past every level between, or straight.
 LAYOUTS = ("chain", "skip")
@@ -52,70 +54,12 @@ IMITABLE = ("direct", "topic", "fanout")
 #: A quorum queue's dead-letter worker has at most so many messages that nobody has confirmed.
 WORKER_HOLDS = 32
 
-Arguments = tuple[tuple[str, str | int], ...]
-
 _NAME = re.compile(
-    rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
+    r"(?P<namespace>[\w-]+)\.(?P<version>v[12])-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
     r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
     r"(?:-(?P<classic>classic))?\.",
     re.ASCII,
 )
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A durable exchange."""
-
-    name: str
-    type: str = "topic"
-    arguments: Arguments = ()
-
-
-@dataclass(frozen=True)
-class Queue:
-    """A durable queue."""
-
-    name: str
-    arguments: Arguments
-
-
-@dataclass(frozen=True)
-class Binding:
-    """From an exchange to a queue or, where ``to_queue`` is false, to another exchange."""
-
-    source: str
-    destination: str
-    key: str
-    to_queue: bool = True
-    arguments: Arguments = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some exchanges, queues and bindings that belong together, in the order of declaring."""
-
-    exchanges: tuple[Exchange, ...] = ()
-    queues: tuple[Queue, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-
-    @property
-    def entries(self) -> frozenset[str]:
-        """The names of the exchanges by which messages enter, each before a queue of its name."""
-        # The parking queue has such an exchange, too, but it has no alternate.
-        return frozenset(
-            each.name
-            for each in self.exchanges
-            if each.type == "fanout"
-            and each.arguments
-            and Binding(each.name, each.name, "") in self.bindings
-        )
-
-    def __add__(self, other: Part) -> Part:
-        return Part(
-            self.exchanges + other.exchanges,
-            self.queues + other.queues,
-            self.bindings + other.bindings,
-        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +87,9 @@ class Topology:
 
     #: Whether bindings made by users are repeated on the delivery side.
     mirrors = True
+    #: The form of its names and keys.
+    version = VERSION
+    numerals = Ladder
 
     @property
     def delay_header(self) -> str | None:
@@ -151,20 +98,27 @@ class Topology:
 
     @classmethod
     def of(cls, name: str) -> Topology | None:
-        """Tell the topology of whose ladder side an exchange or queue is a part, by its name."""
+        """Return the topology of whose ladder side an exchange or queue is a part, by its name.
+
+        One of an older form is of a class of its own.
+        """
+        # One of ours itself.
+        from .v1 import TopologyV1  # noqa: PLC0415 - see above
+
         match = _NAME.match(name)
         if match is None:
             return None
+        form = TopologyV1 if match["version"] == TopologyV1.version else cls
         try:
-            ladder = Ladder.from_name(match["ladder"])
+            ladder = form.numerals.from_name(match["ladder"])
         except LadderError:
             return None
         queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
         lane, urgent = int(match["lane"] or 0), bool(match["urgent"])
-        return cls(ladder, match["namespace"], queue_type, layout, lane, urgent)
+        return form(ladder, match["namespace"], queue_type, layout, lane, urgent)
 
     def lanes(self, count: int) -> list[Topology]:
-        """Tell the ladders of this kind, side by side; one alone has no number."""
+        """Return the ladders of this kind, side by side; one alone has no number."""
         if count == 1:
             return [self]
         return [replace(self, lane=number) for number in range(1, count + 1)]
@@ -190,7 +144,7 @@ class Topology:
         return self.can_have_relays and any(fnmatchcase(queue, each) for each in patterns)
 
     def for_urgent(self) -> Topology:
-        """Tell the ladder beside this one for messages of a high priority."""
+        """Return the ladder beside this one for messages of a high priority."""
         return replace(self, lane=0, urgent=True)
 
     # -- names ---------------------------------------------------------------------------------
@@ -201,12 +155,14 @@ class Topology:
         layout = "" if self.layout == "chain" else f"-{self.layout}"
         lane = f"-lane{self.lane}" if self.lane else ""
         urgent = "-urgent" if self.urgent else ""
-        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
+        return (
+            f"{self.namespace}.{self.version}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
+        )
 
     @cached_property
     def delivery_prefix(self) -> str:
         """What the names of the delivery side begin with."""
-        return f"{self.namespace}.{VERSION}{self._kind}"
+        return f"{self.namespace}.{self.version}{self._kind}"
 
     @cached_property
     def delivery(self) -> str:
@@ -245,7 +201,7 @@ class Topology:
         return self._behind("relay-to-exchange", exchange)
 
     def owns(self, name: object) -> bool:
-        """Whether an exchange or queue is a part of any ladder in this namespace."""
+        """Whether an exchange or queue is a part of any ladder in this namespace, of any form."""
         return isinstance(name, str) and name.startswith(self._owned)
 
     def is_named_in(self, text: str) -> bool:
@@ -279,84 +235,101 @@ class Topology:
         """The base and every level in one part."""
         return sum(self.levels, self.base)
 
-    def entry(self, digits: tuple[int, ...]) -> str:
+    def entry_exchange(self, digits: tuple[str, ...]) -> str:
         """Name the exchange where a message enters: that before the queue of its first digit."""
         return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery
 
-    def level_of(self, digits: tuple[int, ...]) -> str:
-        """Name the exchange of the level where a message enters; it leads there as well."""
+    def level_of(self, digits: tuple[str, ...]) -> str:
+        """Name the exchange of the level where a message enters, which leads to the same queue."""
         return self.level_name(self.height(digits))
 
-    def height(self, digits: tuple[int, ...]) -> int:
-        """Tell the level where a message enters: that of its first digit; -1 where it has none."""
+    def height(self, digits: tuple[str, ...]) -> int:
+        """Return the level where a message enters: that of its first digit; -1 without digits."""
         return len(digits) - 1
 
-    def needs(self, digits: tuple[int, ...]) -> int:
-        """Tell the highest level that has to stand for a message."""
+    def needs(self, digits: tuple[str, ...]) -> int:
+        """Return the highest level that has to stand for a message."""
         return len(digits) - 1
 
     def address(
         self,
-        digits: tuple[int, ...],
+        digits: tuple[str, ...],
         destination: Destination,
         *,
         topic: bool = False,
-        relay: bool = False,
     ) -> str:
         """Write the routing key with which a message enters.
 
         :param topic: whether the destination is a topic exchange, or may be one.
-        :param relay: whether it is a queue with a relay.
         :raises AddressError: where the destination cannot be written.
         """
-        return format_address(digits, destination, topic=topic, relay=relay)
+        return format_address(digits, destination, topic=topic)
 
     def parse(
         self, key: str, carried: Destination | None = None
-    ) -> tuple[tuple[int, ...], Destination]:
+    ) -> tuple[tuple[str, ...], Destination]:
         """Read a routing key of this ladder: the inverse of :meth:`address`.
 
-        :raises AddressError: where ``key`` is none.
+        :raises AddressError: where ``key`` is none, or has digits that this ladder has not.
         """
-        return parse_address(key, carried)
+        digits, destination = read_address(key, carried)
+        try:
+            self.ladder.delay(digits)
+        except LadderError as exc:
+            raise AddressError(f"{key!r} is not an address of the ladder: {exc}") from exc
+        return digits, destination
 
-    # -- a queue of its own for a delay --------------------------------------------------------
+    def destination(self, key: str, carried: Destination | None = None) -> Destination:
+        """Read the destination in a routing key of any ladder with this delivery side.
+
+        :raises AddressError: where ``key`` is no address.
+        """
+        return read_address(key, carried)[1]
+
+    # -- direct queues: one for a whole delay --------------------------------------------------
 
     @cached_property
-    def own(self) -> str:
-        """The name of the exchange before the queues that each serve one whole delay."""
-        return f"{self.prefix}.own"
+    def direct(self) -> str:
+        """The name of the exchange before the direct queues, which serve one whole delay each."""
+        return f"{self.prefix}.direct"
 
     @cached_property
-    def own_base(self) -> Part:
-        """The exchange before those queues, and the way on for a delay that has none.
+    def direct_fallback(self) -> str:
+        """The name of the exchange that leads delays without a direct queue to the levels."""
+        return f"{self.prefix}.fallback"
 
-        Its alternate exchange is one from which every address enters the ladder at its level, so
-        a delay without a queue, or whose queue has been pruned, walks as any other does.
+    @cached_property
+    def direct_base(self) -> Part:
+        """The exchange before the direct queues, and the one for delays that have none.
+
+        The latter is the alternate exchange of the former, and every address enters the ladder from
+        it at its level: so a delay without a queue, or whose queue has been pruned, walks as any
+        other does.
         """
-        enter = f"{self.prefix}.enter"
-        alternate = (("alternate-exchange", enter),)
-        return Part((self._exchange(enter), Exchange(self.own, "topic", alternate)))
-
-    def own_enter(self, level: int) -> tuple[Binding, ...]:
-        """Let addresses whose highest digit is at ``level`` enter the ladder there."""
-        enter, lower = f"{self.prefix}.enter", "*." * level
-        radix = self.ladder.radices[-1 - level]
-        return tuple(
-            Binding(enter, self.level_name(level), f"{lower}{digit}.{mark}.#", to_queue=False)
-            for digit in range(1, radix)
-            for mark in (MARK, RELAY_MARK)
+        alternate = (("alternate-exchange", self.direct_fallback),)
+        return Part(
+            (self._exchange(self.direct_fallback), Exchange(self.direct, "topic", alternate))
         )
 
-    def own_queue(self, digits: tuple[int, ...]) -> Part:
+    def direct_bindings(self, level: int) -> tuple[Binding, ...]:
+        """Let delays without a direct queue, whose highest digit is at ``level``, enter there."""
+        lower = "*." * level
+        return tuple(
+            Binding(
+                self.direct_fallback,
+                self.level_name(level),
+                f"{lower}{digit}.{MARK}.#",
+                to_queue=False,
+            )
+            for digit in self._words(level)[1:]
+        )
+
+    def direct_queue(self, digits: tuple[str, ...]) -> Part:
         """Lead one delay through one queue, straight to delivery."""
         delay = self.ladder.delay(digits)
-        queue = Queue(f"{self.own}.{delay}ms", self._waiting(delay, self.delivery))
+        queue = Queue(f"{self.direct}.{delay}ms", self._waiting(delay, self.delivery))
         lowest_first = "".join(f"{digit}." for digit in reversed(digits))
-        ways = (
-            Binding(self.own, queue.name, f"{lowest_first}{mark}.#") for mark in (MARK, RELAY_MARK)
-        )
-        return Part((), (queue,), tuple(ways))
+        return Part((), (queue,), (Binding(self.direct, queue.name, f"{lowest_first}{MARK}.#"),))
 
     # -- the delivery side ---------------------------------------------------------------------
 
@@ -369,7 +342,7 @@ class Topology:
         if not self.owns(destination.exchange):
             return destination
         try:
-            return self.parse(destination.routing_key, carried)[1]
+            return self.destination(destination.routing_key, carried)
         except AddressError:
             return destination
 
@@ -445,8 +418,8 @@ class Topology:
         return "" if self.queue_type == "quorum" else f"-{self.queue_type}"
 
     @cached_property
-    def _owned(self) -> tuple[str, str]:
-        return f"{self.namespace}.{VERSION}-", f"{self.namespace}.{VERSION}."
+    def _owned(self) -> tuple[str, ...]:
+        return tuple(f"{self.namespace}.{each}{end}" for each in VERSIONS for end in "-.")
 
     def _patterns(self, exchange: str, key: str, *, topic: bool) -> list[str]:
         # On a mirror, the exchange's word may be that of another one, bound to this one.
@@ -478,29 +451,40 @@ class Topology:
 
     def _level(self, level: int) -> Part:
         name, below = self.level_name(level), self.level_name(level - 1)
-        radix, weight = self.ladder.radices[-1 - level], self.ladder.weights[-1 - level]
+        weight = self.ladder.weights[-1 - level]
         queues = tuple(
-            Queue(f"{name}.{digit}", self._waiting(digit * weight, below))
-            for digit in range(1, radix)
+            Queue(f"{name}.{word}", self._waiting(digit * weight, below))
+            for digit, word in enumerate(self._words(level))
+            if digit
         )
         entries = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
         enter = tuple(Binding(each.name, each.name, "") for each in queues)
         if self.layout == "skip":
             waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
-            down = Binding(name, self.delivery, "0." * (level + 1) + "#", to_queue=False)
+            down = Binding(name, self.delivery, f"{self._zeros(0, level)}#", to_queue=False)
         else:
             waits = self._waits(level, level)
-            down = Binding(name, below, "*." * level + "0.#", to_queue=False)
+            key = f"{'*.' * level}{self._zeros(level, level)}#"
+            down = Binding(name, below, key, to_queue=False)
         # The level last: where it stands, publishers take it that all else does.
         return Part((*entries, self._exchange(name)), queues, (*waits, down, *enter))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Bind a level to the queues of a lower one, or its own, past the zeros in between."""
-        name, zeros = self.level_name(level), "0." * (level - lower)
+        name, zeros = self.level_name(level), self._zeros(lower + 1, level)
         return [
-            Binding(name, f"{self.level_name(lower)}.{digit}", f"{'*.' * lower}{digit}.{zeros}#")
-            for digit in range(1, self.ladder.radices[-1 - lower])
+            Binding(name, f"{self.level_name(lower)}.{word}", f"{'*.' * lower}{word}.{zeros}#")
+            for word in self._words(lower)[1:]
         ]
+
+    def _words(self, level: int) -> list[str]:
+        """List the digits of a level, zero first."""
+        radix = self.ladder.radices[-1 - level]
+        return [self.ladder.word(level, digit) for digit in range(radix)]
+
+    def _zeros(self, lowest: int, highest: int) -> str:
+        """Write the digit zero for each level from ``lowest`` to ``highest``."""
+        return "".join(f"{self.ladder.word(level, 0)}." for level in range(lowest, highest + 1))
 
     def _waiting(self, ttl: int, below: str) -> Arguments:
         arguments: Arguments = (
@@ -517,6 +501,3 @@ class Topology:
             if self.lane:
                 arguments += (("x-queue-leader-locator", "balanced"),)
         return arguments
-
-
-__all__ = ["Binding", "Exchange", "Part", "Queue", "Topology"]

@@ -370,15 +370,21 @@ def _nth(values: Sequence[str], index: Column) -> Column:
 
 def _queue_name(variants: Sequence[Variant]) -> Column:
     """Name a level queue as the topology does."""
-    digit = F.col("digit").cast("string")
+    bits = F.bin("digit")
     queue = F.lit(None).cast("string")
     for number, variant in enumerate(variants):
         topology = Topology(variant.ladder)
         if variant.queue_per_delay:
-            name = F.concat(F.lit(f"{topology.own}."), F.col("ttl_ms").cast("string"), F.lit("ms"))
+            name = F.concat(
+                F.lit(f"{topology.direct}."), F.col("ttl_ms").cast("string"), F.lit("ms")
+            )
         else:
-            names = [topology.level_name(level) for level in range(variant.ladder.levels)]
+            levels = range(variant.ladder.levels)
             level = F.greatest(F.col("level"), F.lit(0))
-            name = F.concat(_nth(names, level), F.lit("."), digit)
+            names = _nth([topology.level_name(each) for each in levels], level)
+            zeros = _nth([variant.ladder.word(each, 0) for each in levels], level)
+            # The last bits of as many as the level reads, zeros before them.
+            digit = F.concat(zeros, bits).substr(F.length(bits) + 1, F.length(zeros))
+            name = F.concat(names, F.lit("."), digit)
         queue = F.when(F.col("variant") == number, name).otherwise(queue)
     return queue

@@ -25,7 +25,7 @@ from kombu.exceptions import KombuError
 
 from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
 from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
-from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s
@@ -231,7 +231,7 @@ class Sender:
             if sent.due is None:
                 raise DelayError("neither eta nor countdown")
             delay = max(0, sent.due - sent.published_at) / 1000
-            sent.hops = sum(digit > 0 for digit in self._ladder.digits(delay))
+            sent.hops = hops(self._ladder.digits(delay))
             self._app.send_task(
                 row["task"],
                 args=_loaded(row, "args", list, "array"),

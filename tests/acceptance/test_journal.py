@@ -49,7 +49,7 @@ def executed(vhost, count):
         channel = connection.channel()
         channel.basic_qos(0, 100, a_global=False)
         channel.basic_consume(
-            "kbd.v1.journal", callback=take, arguments={"x-stream-offset": "first"}
+            "kbd.v2.journal", callback=take, arguments={"x-stream-offset": "first"}
         )
         deadline = time.monotonic() + 60
         while len(found) < count and time.monotonic() < deadline:

@@ -32,8 +32,8 @@ from kombu_binary_delay.admin import (
 from kombu_binary_delay.admin.snapshot import depth
 from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.topology import Part
-from kombu_binary_delay.model.topology import Queue as PartQueue
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.parts import Queue as PartQueue
 
 
 @pytest.fixture
@@ -497,7 +497,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     connection = connect(binary_delay=settings, confirm_publish=True)
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 1000, 1000, 1000, 15_000, 15_000, 15_000)
-    idle, busy = f"{small.own}.1000ms", f"{small.own}.15000ms"
+    idle, busy = f"{small.direct}.1000ms", f"{small.direct}.15000ms"
     wait_until(lambda: vhost.waiting("mail") == {"mail": 3})
 
     planned = prune(plain, management, small, dry_run=True)

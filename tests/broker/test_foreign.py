@@ -69,8 +69,8 @@ def test_a_delayed_message_goes_out_and_comes_in_by_an_ancestors_ladder(connect,
     theirs = Producer(connect("amqp").default_channel)
     theirs.publish(
         "theirs",
-        exchange=ladder.entry((1, 0)),
-        routing_key=ladder.address((1, 0), Destination("", "orders.new")),
+        exchange=ladder.entry_exchange(("1", "0")),
+        routing_key=ladder.address(("1", "0"), Destination("", "orders.new")),
         headers={ladder.delay_header: 2} if ladder.delay_header else {},
     )
 

@@ -19,8 +19,8 @@ import pytest
 from kombu import Exchange, Queue
 
 from kombu_binary_delay import BinaryDelayError, Topology
+from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.simulate import walk
-from kombu_binary_delay.model.topology import Part
 
 #: In each test: fifteen thousand together.
 PUBLISHED = 2000
@@ -43,7 +43,7 @@ WORDS = [
 ]  # fmt: skip
 ADDRESSES = [
     "0.1.@..a", "1.@..a", "@..a", "@.x.a", "#.@..a", "*.@..a", "1.1.1.1.1.1.1.@.direct.a",
-    "0.@.", "1.@", "@", "1.", ".", "..", "1.0.1", "kbd.v1.delivery", "01.@..a", "-1.@..a",
+    "0.@.", "1.@", "@", "1.", ".", "..", "1.0.1", "kbd.v2.delivery", "01.@..a", "-1.@..a",
     "2.@..a", "9.9.@..a", "1.@.%.a", "1.@.%ZZ.a", "1.@..%", "1.@.!" + "0" * 40 + ".a",
     "1.@..!" + "f" * 40, "1" * 200, "1." * 120 + "@",
 ]  # fmt: skip

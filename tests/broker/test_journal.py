@@ -46,7 +46,7 @@ def journalling(connect, setting):
 
 @pytest.fixture
 def events(vhost, setting, tmp_path):
-    def events(count, stream="kbd.v1.journal"):
+    def events(count, stream="kbd.v2.journal"):
         read = (lambda: of_stream(vhost, stream, count)) if setting == "stream" else of_files
         deadline = time.monotonic() + 10
         while len(found := read()) < count and time.monotonic() < deadline:
@@ -199,17 +199,17 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, s
     for _ in range(2):
         publish(connect(binary_delay=options), 60_000)
     assert {row["name"] for row in vhost.queues()} == before
-    assert caplog.text.count("the stream 'kbd.v1.journal' does not exist") == 1
+    assert caplog.text.count("the stream 'kbd.v2.journal' does not exist") == 1
     assert "make it beforehand, as kombu-binary-delay create does" in caplog.text
     made = CliRunner().invoke(
         binary_delay,
         ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
     )
-    assert "kbd.v1.journal" in json.loads(made.output)["queues"]
+    assert "kbd.v2.journal" in json.loads(made.output)["queues"]
     publish(connect(binary_delay=options), 60_000)
-    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
-    assert [each["event"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["scheduled"]
+    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
 
 
 @pytest.fixture
@@ -238,9 +238,9 @@ def ended(desk, app, number):
 def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(desk, app, vhost):
     ended(desk, app, 1)
     with vhost.connect() as other:
-        other.channel().queue_delete("kbd.v1.journal")
+        other.channel().queue_delete("kbd.v2.journal")
     ended(desk, app, 2)
-    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["2"]
+    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["2"]
 
 
 def test_in_an_outage_one_task_waits_and_the_others_only_look(
@@ -265,7 +265,7 @@ def test_in_an_outage_one_task_waits_and_the_others_only_look(
         False,
     ]
     assert waited(nobody, 4)
-    assert [each["id"] for each in of_stream(vhost, "kbd.v1.journal", 1)] == ["3"]
+    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["3"]
     assert caplog.text.count("executed tasks are missing in the journal") == 1
 
 
@@ -333,7 +333,7 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
         pytest.skip("this RabbitMQ has no streams")
     connection = connect(binary_delay={"journal": "stream", "journal_max_age": "2h"})
     publish(connection, 60_000)
-    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v1.journal"]
+    [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
 
 
@@ -356,7 +356,7 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
     for connection in connections:
         # Had the broker closed it, this would raise.
         connection.channel().close()
-    assert of_stream(vhost, f"{namespace}.v1.journal", 3) == [{"event": "begun"}] * 3
+    assert of_stream(vhost, f"{namespace}.v2.journal", 3) == [{"event": "begun"}] * 3
 
 
 def test_a_journal_that_cannot_be_written_harms_no_message(
@@ -367,7 +367,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
     journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
     with vhost.connect() as other:
         # A queue of that name which is no stream: the broker refuses to declare it again.
-        other.channel().queue_declare("kbd.v1.journal", durable=True, auto_delete=False)
+        other.channel().queue_declare("kbd.v2.journal", durable=True, auto_delete=False)
     connection = connect(binary_delay={"journal": "stream"})
     publish(connection, 10)
     publish(connection, 10)

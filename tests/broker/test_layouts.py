@@ -50,12 +50,12 @@ def test_each_message_arrives_once_and_never_early(connect, collect, topology, v
     made = wanted.topology(can_quorum=topology.queue_type == "quorum")
     names = {row["name"] for row in vhost.queues()} - {"q", made.parking}
     assert names, "the delays were not on the ladder"
-    own = {name for name in names if name.startswith(made.own)}
+    own = {name for name in names if name.startswith(made.direct)}
     lanes = [{each.name for each in lane.whole.queues} for lane in made.lanes(wanted.lanes)]
     assert names - own <= set.union(*lanes)
     assert all(names & lane for lane in lanes), "a ladder was not used"
     # In ticks of 125 ms; the delays of one use have none.
-    served = {f"{made.own}.{delay}ms" for delay in (500, 1250, 1750)}
+    served = {f"{made.direct}.{delay}ms" for delay in (500, 1250, 1750)}
     assert own == (served if wanted.queue_per_delay else set())
 
 
@@ -67,7 +67,7 @@ def test_a_delay_whose_queue_is_pruned_walks_the_levels(connect, collect, topolo
     collect(connection, [queue], 2)
 
     operator = connect("amqp").default_channel
-    operator.queue_delete(f"{topology.own}.500ms")
+    operator.queue_delete(f"{topology.direct}.500ms")
     sent = time.time()
     publish(connection, 400, "after")
 
@@ -95,7 +95,7 @@ def test_a_delay_with_a_queue_of_its_own_leads_to_a_queue_with_an_relay(connect,
 def test_while_queues_are_pruned_none_is_made(connect, collect, topology, vhost):
     connection = connect(binary_delay={"queue_per_delay": True})
     queue = declare(connection)
-    lock = f"{topology.own}.lock"
+    lock = f"{topology.direct}.lock"
     tool = connect("amqp").default_channel
     tool.queue_declare(lock, exclusive=True)
 
@@ -103,11 +103,11 @@ def test_while_queues_are_pruned_none_is_made(connect, collect, topology, vhost)
         publish(connection, 400)
 
     assert len(collect(connection, [queue], 3)) == 3
-    assert f"{topology.own}.500ms" not in {row["name"] for row in vhost.queues()}
+    assert f"{topology.direct}.500ms" not in {row["name"] for row in vhost.queues()}
     tool.queue_delete(lock)
     publish(connection, 400)
     assert len(collect(connection, [queue], 1)) == 1
-    assert f"{topology.own}.500ms" in {row["name"] for row in vhost.queues()}
+    assert f"{topology.direct}.500ms" in {row["name"] for row in vhost.queues()}
 
 
 def test_two_ladders_live_side_by_side_and_the_old_one_drains(connect, collect, vhost):

@@ -72,7 +72,9 @@ class Ladders:
         for delay in delays:
             digits = SMALL.ladder.digits(delay)
             address = SMALL.address(digits, Destination("", queue))
-            self.plain.Producer().publish("m", exchange=SMALL.entry(digits), routing_key=address)
+            self.plain.Producer().publish(
+                "m", exchange=SMALL.entry_exchange(digits), routing_key=address
+            )
 
     def publish(self, queue, *delays, connection=None):
         producer = (connection or self.connection).Producer()

@@ -3,6 +3,7 @@
 import logging
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_publisher_finds_out_by_itself_that_a_queue_of_the_ladder_was_deleted(
 
 def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain = connect("amqp").default_channel
-    asked = {
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
         "transient": ("fanout", {"durable": False, "auto_delete": True}),
         "direct": ("topic", {"durable": True, "auto_delete": False}),
         "with alternate": ("headers", {"arguments": {"alternate-exchange": "amq.direct"}}),
@@ -248,7 +249,8 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_bind("q", "with alternate")
 
     executor = connect().connection.delay_executor
-    found, answers = {}, {}
+    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
 
     def ask(into, name):
         into[name] = yield AskType(name)
@@ -293,7 +295,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
     producer = Producer(channel)
     with connection.Consumer([Queue("q")], channel=channel):
         producer.publish("1", routing_key="q", headers={"x-delay": 1})
-        connect("amqp").default_channel.exchange_delete(topology.entry((1,)))
+        connect("amqp").default_channel.exchange_delete(topology.entry_exchange(("01",)))
 
         with pytest.raises(connection.channel_errors, match="no exchange"):
             producer.publish("2", routing_key="q", headers={"x-delay": 1})
@@ -328,7 +330,7 @@ def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again
     producer = Producer(connection.default_channel)
     producer.publish("1", routing_key="q", headers={"x-delay": 1})
     collect(connection, [queue], 1)
-    connect("amqp").default_channel.exchange_delete(topology.entry((1,)))
+    connect("amqp").default_channel.exchange_delete(topology.entry_exchange(("01",)))
 
     producer.publish("into the void", routing_key="q", headers={"x-delay": 1})
     with pytest.raises(connection.channel_errors, match="no exchange"):
@@ -342,7 +344,7 @@ def test_a_level_that_stands_with_other_arguments_is_named_and_the_users_channel
     connect, vhost, topology
 ):
     plain = connect("amqp").default_channel
-    plain.queue_declare(topology.level_name(0) + ".1", durable=True, auto_delete=False)
+    plain.queue_declare(topology.level_name(0) + ".01", durable=True, auto_delete=False)
     connection = connect()
     Queue("q", channel=connection.default_channel).declare()
     producer = Producer(connection.default_channel)
@@ -418,7 +420,7 @@ def test_settings_shape_the_ladder(connect, collect, vhost):
 
     producer.publish("later", routing_key="q", headers={"x-delay": 750})
 
-    assert "mine.v1-50ms-2x4-classic.level-03.1" in {row["name"] for row in vhost.queues()}
+    assert "mine.v2-50ms-2x4-classic.level-03.1" in {row["name"] for row in vhost.queues()}
     with pytest.raises(DelayError, match="0 to 750 ms"):
         producer.publish("never", routing_key="q", headers={"x-delay": 751})
     assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["later"]

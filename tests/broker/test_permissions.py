@@ -20,7 +20,7 @@ from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import Topology, TopologyError
 from kombu_binary_delay import journal as journal_module
-from kombu_binary_delay.model.topology import Part
+from kombu_binary_delay.model.parts import Part
 
 Names = tuple[str, ...]
 KINDS = ("configure", "write", "read")
@@ -153,7 +153,7 @@ def names(topology) -> dict[str, str]:
         "mirror": re.escape(topology.mirror_name("events")),
         "mirror of headers": re.escape(topology.mirror_name("by-headers")),
         "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
-        "journal": r"kbd\.v1\.journal(\.turn)?",
+        "journal": r"kbd\.v2\.journal(\.turn)?",
     }
 
 
@@ -386,7 +386,7 @@ def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_o
 def test_without_the_right_to_write_to_the_levels_a_publish_is_refused_with_the_remedy(
     made_beforehand, connect, granted
 ):
-    remedy = r"access to exchange 'kbd\.v1.*level-00'.* refused.*the permission write on that exch"
+    remedy = r"access to exchange 'kbd\.v2.*level-00'.* refused.*the permission write on that exch"
     confirming = connect(url=granted(Grant()), binary_delay=NEVER, confirm_publish=True)
     with pytest.raises(TopologyError, match=remedy):
         publish(confirming, "never")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.model.delay import due_time
 from kombu_binary_delay.model.envelope import further_keys
-from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import Router
 from tests.conformance.program import Arrival, Program
 from tests.simulated_broker import SimulatedBroker

@@ -9,9 +9,9 @@ from kombu_binary_delay.model.address import Destination, format_address, parse_
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap, wrap
 
 TOPOLOGY = Topology()
-DIGITS = (1, 0, 0, 0)
+DIGITS = ("01", "00", "00", "00")
 QUEUE = Destination("", "q")
-OURS = TOPOLOGY.level_name(3) + ".1"
+OURS = TOPOLOGY.level_name(3) + ".01"
 
 
 def packed(headers, destination=QUEUE, **properties):

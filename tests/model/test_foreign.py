@@ -2,11 +2,18 @@
 
 import pytest
 
-from kombu_binary_delay import AddressError, DelayError
+from kombu_binary_delay import AddressError, DelayError, Ladder, Topology
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS, NSERVICEBUS_V1
+from kombu_binary_delay.model.foreign import (
+    CELERY,
+    FOREIGN_LADDERS,
+    NSERVICEBUS,
+    NSERVICEBUS_V1,
+    ladder_of_exchange,
+)
+from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.simulate import walk
-from kombu_binary_delay.model.topology import Binding
+from kombu_binary_delay.model.v1 import TopologyV1
 
 ADDRESS = Destination("", "some-address")
 WHOLE_SECONDS = [0, 1, 2, 3, 10, 15, 28, 86_400, 2**28 - 2, 2**28 - 1]
@@ -30,7 +37,7 @@ def test_a_message_enters_nservicebus_where_nservicebus_lets_it_enter(ladder, de
 
     key = ladder.address(digits, ADDRESS)
 
-    assert ladder.entry(digits) == ladder.level_name(level)
+    assert ladder.entry_exchange(digits) == ladder.level_name(level)
     assert key == ".".join(f"{delay:028b}") + ".some-address"
     assert ladder.parse(key) == (digits, ADDRESS)
 
@@ -39,7 +46,7 @@ def test_a_message_enters_nservicebus_where_nservicebus_lets_it_enter(ladder, de
 def test_a_message_enters_celerys_ladder_at_the_top_with_the_key_that_kombu_computes(delay, native):
     digits = CELERY.ladder.digits(delay * 1000)
 
-    assert CELERY.entry(digits) == "celery_delayed_27"
+    assert CELERY.entry_exchange(digits) == "celery_delayed_27"
     assert CELERY.address(digits, Destination("", "a.b")) == native.calculate_routing_key(
         delay, "a.b"
     )
@@ -57,10 +64,38 @@ def test_a_message_waits_its_delay_and_reaches_its_address(ladder, delay):
     digits = ladder.ladder.digits(delay * 1000)
     part = ladder.whole + ladder.to_queue("a.b")
 
-    path = walk(part, ladder.entry(digits), ladder.address(digits, Destination("", "a.b")))
+    path = walk(part, ladder.entry_exchange(digits), ladder.address(digits, Destination("", "a.b")))
 
     assert path.total == delay * 1000
     assert path.arrived == {"a.b"}
+
+
+@pytest.mark.parametrize("ladder", [*FOREIGN_LADDERS.values(), Topology(), TopologyV1()])
+@pytest.mark.parametrize("seconds", [*range(1, 130), *WHOLE_SECONDS])
+def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, seconds):
+    ours = Topology(Ladder.binary(5, 1000))
+    digits = ladder.ladder.digits(seconds * 1000)
+    part = ladder.whole + ladder.to_queue("q")
+    key = ladder.address(digits, Destination("", "q"))
+
+    way = walk(part, ladder.entry_exchange(digits), key)
+
+    last = ladder.entry_exchange(digits)
+    if way.waits:
+        (queue,) = (each for each in ladder.whole.queues if each.name == way.waits[-1].queue)
+        last = dict(queue.arguments)["x-dead-letter-exchange"]
+    theirs = ladder_of_exchange(last, ours)
+    assert theirs
+    assert theirs == (ours if ladder.mirrors else ladder)
+    assert theirs.destination(key) == Destination("", "q")
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    ["", "orders", "celery_delayed_28", "celery_delayed_x", "kbd.v3.delivery", "nsb.delay-"],
+)
+def test_an_exchange_of_the_users_is_no_ladders(exchange):
+    assert ladder_of_exchange(exchange, Topology()) is None
 
 
 @pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
@@ -74,7 +109,7 @@ def test_a_message_waits_its_delay_and_reaches_its_address(ladder, delay):
 )
 def test_what_an_ancestor_cannot_address_is_refused(ladder, destination, complaint):
     with pytest.raises(AddressError, match=complaint):
-        ladder.address((1,), destination)
+        ladder.address(("1",), destination)
 
 
 @pytest.mark.parametrize("key", ["", "orders", "0.1.@..orders", "0." * 28, "2." * 28 + "orders"])

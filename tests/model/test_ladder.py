@@ -1,9 +1,13 @@
 """A delay is a number in a positional system."""
 
+from math import prod
+
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from kombu_binary_delay import DelayError, Ladder, LadderError
-from kombu_binary_delay.model.ladder import MAX_TTL
+from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_TTL, hops
 
 
 def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
@@ -17,20 +21,24 @@ def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
 @pytest.mark.parametrize(
     ("ladder", "delay", "digits"),
     [
+        # 80 ticks, two bits a level.
+        (Ladder.uniform(), 10_000, "01 01 00 00"),
         # Ten seconds on four levels of one second: eight, then two.
-        (Ladder.binary(4, 1000), 10_000, (1, 0, 1, 0)),
+        (Ladder.binary(4, 1000), 10_000, "1 0 1 0"),
         # Radix 4 with a smallest delay of two seconds: 255 s round up to 2 * 128 s.
-        (Ladder(2000, (4, 4, 4, 4)), 255_000, (2, 0, 0, 0)),
+        (Ladder(2000, (4, 4, 4, 4)), 255_000, "10 00 00 00"),
         # A mixed radix counts like minutes and hours.
-        (Ladder(1000, (24, 60, 60)), 3_661_000, (1, 1, 1)),
-        (Ladder.binary(3, 125), 1, (1,)),
-        (Ladder.binary(3, 125), 0, ()),
-        (Ladder.binary(3, 125), 125.001, (1, 0)),
-        (Ladder.binary(3, 125), 875, (1, 1, 1)),
+        (Ladder(1000, (24, 60, 60)), 3_661_000, "00001 000001 000001"),
+        (Ladder.uniform(10, 3, 1000), 905_000, "1001 0000 0101"),
+        (Ladder.binary(3, 125), 1, "1"),
+        (Ladder.binary(3, 125), 0, ""),
+        (Ladder.binary(3, 125), 125.001, "1 0"),
+        (Ladder.binary(3, 125), 875, "1 1 1"),
     ],
 )
-def test_a_delay_is_written_in_digits_rounded_up_to_ticks(ladder, delay, digits):
-    assert ladder.digits(delay) == digits
+def test_a_delay_is_written_in_bits_rounded_up_to_ticks(ladder, delay, digits):
+    assert ladder.digits(delay) == tuple(digits.split())
+    assert hops(ladder.digits(delay)) == sum(int(word, 2) > 0 for word in digits.split())
 
 
 @pytest.mark.parametrize("delay", [-1, 875.001, 10**18, float("nan"), float("inf")])
@@ -50,8 +58,9 @@ def test_a_delay_outside_the_ladder_is_refused_by_name(delay):
         (1.5, (2,), "tick"),
         (MAX_TTL + 1, (2,), "x-message-ttl"),
         (MAX_TTL // 2, (4,), "x-message-ttl"),
-        (1, (2,) * 40, "routing key.*fewer levels"),
+        (1, (2,) * 40, "level 39 .*x-message-ttl.*fewer levels"),
         (1, (2,) * 10_000, "fewer levels"),
+        (1, (2**10_000,), "fewer levels"),
         (1, (11,) * 27, "fewer levels"),
     ],
 )
@@ -89,10 +98,22 @@ def test_a_binary_ladder_needs_a_whole_number_of_levels(levels):
         Ladder.binary(levels)
 
 
-@pytest.mark.parametrize("digits", [(1, 0, 0, 0), (1, 0, 2), (-1,)])
+@pytest.mark.parametrize("digits", ["01 00 00 00", "11 00 00", "1 00", "001 00", "0 00", "0- 00"])
 def test_digits_of_another_ladder_are_refused(digits):
     with pytest.raises(LadderError):
-        Ladder.binary(3).delay(digits)
+        Ladder(1, (3, 4, 4)).delay(tuple(digits.split()))
+
+
+@given(st.lists(st.sampled_from([2, 2, 2, 3, 4, 5, 9, 60, 2**20]), min_size=1, max_size=39))
+@example([2] * 39)
+@example([3] + [2] * 37)
+def test_the_digits_of_every_ladder_that_rabbitmq_can_time_fit_into_a_key(radices):
+    highest, *lower = radices
+    assume((highest - 1) * prod(lower) <= MAX_TTL)
+
+    longest = Ladder(1, tuple(radices)).digits((prod(radices)) - 1)
+
+    assert sum(len(word) + 1 for word in longest) <= MAX_DIGITS
 
 
 def test_a_ladder_is_its_name():

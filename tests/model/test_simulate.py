@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay import Ladder, LadderError, Topology
+from kombu_binary_delay import AddressError, Ladder, LadderError, Topology
 from kombu_binary_delay.model.address import (
     Destination,
     format_address,
@@ -12,9 +12,10 @@ from kombu_binary_delay.model.address import (
     parse_address,
     pattern_words,
 )
-from kombu_binary_delay.model.ladder import MAX_KEY
+from kombu_binary_delay.model.ladder import MAX_KEY, hops
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.simulate import matches_topic, route_message, walk
-from kombu_binary_delay.model.topology import LAYOUTS, QUEUE_TYPES, Binding, Exchange, Part
+from kombu_binary_delay.model.topology import LAYOUTS, QUEUE_TYPES
 
 
 def build(tick, radices):
@@ -70,6 +71,37 @@ def test_an_address_is_read_back_and_fits(data, ladder, destination):
     assert topology.unwrap(Destination(topology.delivery, address), destination) == destination
 
 
+@given(st.data(), ladders)
+def test_the_bits_of_a_delay_are_its_number_of_ticks(data, ladder):
+    delay = data.draw(delays(ladder))
+    words = ladder.digits(delay)
+    radices = ladder.radices[ladder.levels - len(words) :]
+
+    ticks = 0
+    for word, radix in zip(words, radices, strict=True):
+        assert len(word) == len(f"{radix - 1:b}")
+        ticks = ticks * radix + int(word, 2)
+
+    assert ticks == -(-delay // ladder.tick)
+    if all(radix.bit_count() == 1 for radix in ladder.radices):
+        assert int("".join(words), 2) == ticks
+
+
+@given(ladders, st.lists(st.text("012", min_size=1, max_size=4), max_size=5), st.data())
+def test_a_ladder_reads_its_own_addresses_and_refuses_all_others(ladder, words, data):
+    topology, prefix = Topology(ladder), "".join(f"{word}." for word in words)
+    own = topology.address(ladder.digits(data.draw(delays(ladder))), Destination("", "q"))
+    for key in (own, f"{prefix}@..q"):
+        assert topology.destination(own) == Destination("", "q")
+        try:
+            digits, destination = topology.parse(key)
+        except AddressError:
+            assert key != own
+            continue
+        assert ladder.digits(ladder.delay(digits)) == digits
+        assert topology.address(digits, destination) == key
+
+
 @given(names)
 def test_every_key_that_parses_is_the_one_that_its_parts_format_to(text):
     key = f"0.1.@.{text}"
@@ -98,13 +130,13 @@ def test_a_message_waits_its_delay_in_one_queue_at_a_time_and_reaches_its_queue_
 
     address = format_address(digits, Destination("", wanted))
 
-    path = walk(part, topology.entry(digits), address)
+    path = walk(part, topology.entry_exchange(digits), address)
 
     # Its level leads it the same way, but reads the first digit itself.
     assert path == walk(part, topology.level_of(digits), address)
     # The walk itself refuses a message that is in more than one queue.
     assert path.total == ladder.delay(digits)
-    assert len(path.waits) == sum(1 for digit in digits if digit)
+    assert len(path.waits) == hops(digits)
     assert path.arrived == {wanted}
 
 
@@ -139,7 +171,7 @@ def test_a_delayed_message_reaches_the_queues_that_an_undelayed_one_would(data, 
     digits = topology.ladder.digits(data.draw(st.integers(1, 31)) * 1000)
     path = walk(
         topology.whole + mirrors + mirrored,
-        topology.entry(digits),
+        topology.entry_exchange(digits),
         format_address(digits, Destination("x", key), topic=kind == "topic"),
     )
 

@@ -6,8 +6,8 @@ from kombu_binary_delay import AddressError, Ladder, Topology
 from kombu_binary_delay.model.address import Destination, format_address
 from kombu_binary_delay.model.foreign import CELERY
 from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL
+from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.simulate import matches_topic, walk
-from kombu_binary_delay.model.topology import Binding, Part
 
 SECONDS = Topology(Ladder.binary(4, 1000))
 
@@ -16,21 +16,22 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
     level = Topology(Ladder(2000, (4, 4)), "ns").levels[1]
 
     *entries, exchange = level.exchanges
-    assert (exchange.name, exchange.type) == ("ns.v1-2000ms-4x2.level-01", "topic")
+    assert (exchange.name, exchange.type) == ("ns.v2-2000ms-4x2.level-01", "topic")
     assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [
         8000,
         16000,
         24000,
     ]
+    assert [queue.name[-3:] for queue in level.queues] == [".01", ".10", ".11"]
     for queue in level.queues:
         assert dict(queue.arguments) | {"x-message-ttl": 0} == {
             "x-queue-type": "quorum",
             "x-message-ttl": 0,
-            "x-dead-letter-exchange": "ns.v1-2000ms-4x2.level-00",
+            "x-dead-letter-exchange": "ns.v2-2000ms-4x2.level-00",
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-    assert keys_from(exchange.name, level) == ["*.1.#", "*.2.#", "*.3.#", "*.0.#"]
+    assert keys_from(exchange.name, level) == ["*.01.#", "*.10.#", "*.11.#", "*.00.#"]
     for entry, queue in zip(entries, level.queues, strict=True):
         assert (entry.name, entry.type) == (queue.name, "fanout")
         assert Binding(entry.name, queue.name, "") in level.bindings
@@ -66,7 +67,7 @@ def test_factor_n_waits_once_in_place_value():
 
     path = walk(
         factor.whole + factor.to_queue("q"),
-        factor.entry(digits),
+        factor.entry_exchange(digits),
         factor.address(digits, Destination("", "q")),
     )
 
@@ -74,14 +75,19 @@ def test_factor_n_waits_once_in_place_value():
     assert [wait.ttl for wait in path.waits] == [2 * 128_000]
 
 
-def test_a_delay_with_a_queue_of_its_own_waits_in_one_place_and_one_without_on_the_levels():
+def test_a_delay_with_a_direct_queue_waits_in_one_place_and_one_without_on_the_levels():
     digits = SECONDS.ladder.digits(11_000)
-    part = SECONDS.whole + SECONDS.own_base + SECONDS.to_queue("q") + SECONDS.own_queue((1, 0, 1))
-    part += Part(bindings=sum((SECONDS.own_enter(level) for level in range(4)), ()))
+    part = (
+        SECONDS.whole
+        + SECONDS.direct_base
+        + SECONDS.to_queue("q")
+        + SECONDS.direct_queue(("1", "0", "1"))
+    )
+    part += Part(bindings=sum((SECONDS.direct_bindings(level) for level in range(4)), ()))
     address = SECONDS.address(digits, Destination("", "q"))
 
-    without = walk(part, SECONDS.own, address)
-    served = walk(part + SECONDS.own_queue(digits), SECONDS.own, address)
+    without = walk(part, SECONDS.direct, address)
+    served = walk(part + SECONDS.direct_queue(digits), SECONDS.direct, address)
 
     assert [wait.ttl for wait in without.waits] == [8000, 2000, 1000]
     assert [wait.ttl for wait in served.waits] == [11_000]
@@ -101,14 +107,23 @@ def test_a_delay_with_a_queue_of_its_own_waits_in_one_place_and_one_without_on_t
     ],
 )
 def test_a_topology_is_read_back_from_the_name_of_any_part_of_its_ladder(topology):
-    part = topology.whole + topology.own_base + topology.own_queue((1, 0))
+    digits = topology.ladder.digits(topology.ladder.maximum)
+    part = topology.whole + topology.direct_base + topology.direct_queue(digits)
     for each in (*part.exchanges, *part.queues):
-        if each.name not in (topology.delivery, topology.parking):
+        if not each.name.startswith(f"{topology.delivery_prefix}."):
             assert Topology.of(each.name) == topology
 
 
 @pytest.mark.parametrize(
-    "name", ["", "orders", "kbd.v1.delivery", "kbd.v1-125ms.x", "kbd.v1-0ms-2x1.level-00", "v1-1ms"]
+    "name",
+    [
+        "",
+        "orders",
+        "kbd.v2.delivery",
+        "kbd.v2-125ms.x",
+        "kbd.v2-0ms-2x1.level-00",
+        "kbd.v3-1ms-2x1.x",
+    ],
 )
 def test_a_strangers_name_has_no_topology(name):
     assert Topology.of(name) is None
@@ -146,7 +161,9 @@ def test_every_exchange_parks_what_finds_no_way():
 
     for exchange in everything.exchanges:
         if exchange.name != topology.parking:
-            assert dict(exchange.arguments) == {"alternate-exchange": topology.parking}
+            # What finds no relay and no mirror may still be led straight to a queue.
+            after = topology.to_queues if exchange.name == topology.delivery else topology.parking
+            assert dict(exchange.arguments) == {"alternate-exchange": after}
 
 
 def test_ten_seconds_wait_eight_and_then_two():
@@ -155,7 +172,7 @@ def test_ten_seconds_wait_eight_and_then_two():
 
     path = walk(
         SECONDS.whole + SECONDS.to_queue("destination"),
-        SECONDS.entry(digits),
+        SECONDS.entry_exchange(digits),
         address,
     )
 
@@ -174,19 +191,19 @@ def test_a_message_enters_at_its_first_digit_that_is_not_zero(delay, level):
 
     topology = Topology(ladder)
 
-    assert topology.entry(ladder.digits(delay * 1000)) == f"{topology.level_name(level)}.1"
+    assert topology.entry_exchange(ladder.digits(delay * 1000)) == f"{topology.level_name(level)}.1"
 
 
 def test_a_destination_that_is_an_address_already_starts_from_its_own():
     topology = Topology()
     wanted = Destination("orders", "eu.new")
-    address = format_address((1, 0, 1), wanted)
+    address = format_address(("01", "00", "01"), wanted)
 
     assert topology.unwrap(Destination(topology.level_name(3), address)) == wanted
     assert topology.unwrap(Destination(topology.delivery, address)) == wanted
 
 
-@pytest.mark.parametrize("exchange", ["", "orders", "kbd.v2.delivery", "kbd.v1"])
+@pytest.mark.parametrize("exchange", ["", "orders", "kbd.v3.delivery", "kbd.v2"])
 def test_a_users_key_that_imitates_an_address_stays_what_it_is(exchange):
     forged = Destination(exchange, "0.1.@.orders.eu.new")
 
@@ -208,7 +225,7 @@ def test_a_message_for_a_destination_that_is_gone_is_parked():
     digits = topology.ladder.digits(1000)
     gone = format_address(digits, Destination("", "gone"))
 
-    path = walk(topology.whole, topology.entry(digits), gone)
+    path = walk(topology.whole, topology.entry_exchange(digits), gone)
 
     assert path.arrived == {topology.parking}
 

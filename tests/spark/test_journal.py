@@ -135,7 +135,7 @@ def test_an_end_is_found_though_events_keep_coming(vhost, write):
         with vhost.connect() as connection:
             channel = connection.channel()
             while not over.is_set():
-                channel.basic_publish(amqp.Message("{}"), "", "kbd.v1.journal")
+                channel.basic_publish(amqp.Message("{}"), "", "kbd.v2.journal")
                 time.sleep(0.05)
 
     with ThreadPoolExecutor() as pool:
@@ -154,9 +154,9 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
     with vhost.connect() as connection:
         channel = connection.channel()
         for body in [*bodies, "{}"]:
-            channel.basic_publish(amqp.Message(body), "", "kbd.v1.journal")
+            channel.basic_publish(amqp.Message(body), "", "kbd.v2.journal")
         # The broker has taken them when it has answered to what came after.
-        channel.queue_declare("kbd.v1.journal", passive=True)
+        channel.queue_declare("kbd.v2.journal", passive=True)
     write(["b"], countdown=3600.0)
     stream = _Stream({"broker": vhost.url})
     end = stream.end()
@@ -164,7 +164,7 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
     rows = [row for batch in stream.rows(0, end) for row in batch.to_pylist()]
     found = [(row["offset"], row["task_id"]) for row in rows]
     assert found == [(0, "a"), (end - 2, None), (end - 1, "b")]
-    assert caplog.text.count("the event at the offset 1 of the stream kbd.v1.journal") == 1
+    assert caplog.text.count("the event at the offset 1 of the stream kbd.v2.journal") == 1
     assert caplog.text.count("cannot be read") == 1
 
 
@@ -211,7 +211,7 @@ def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write
     write([f"a{n}" for n in range(3)], countdown=3600.0)
     export_journal(spark, vhost.url, path)
     with vhost.connect() as connection:
-        connection.channel().queue_delete("kbd.v1.journal")
+        connection.channel().queue_delete("kbd.v2.journal")
     write(["b"], countdown=3600.0)
     with pytest.raises(Exception, match="was read up to the offset 3, and now ends at 1"):
         export_journal(spark, vhost.url, path)

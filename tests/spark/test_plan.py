@@ -76,7 +76,7 @@ def hops(variant, countdown):
     if variant.queue_per_delay:
         return 1
     ladder = variant.ladder
-    return sum(digit > 0 for digit in ladder.digits(ticks(ladder, countdown) * ladder.tick))
+    return sum("1" in digit for digit in ladder.digits(ticks(ladder, countdown) * ladder.tick))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -106,7 +106,9 @@ def test_a_plan_agrees_with_the_walk_through_the_topology(spark, ladder):
     left: Counter[object] = Counter()
     for published, seconds in rows:
         digits = ladder.digits(ticks(ladder, seconds) * ladder.tick)
-        way = walk(part, topology.entry(digits), format_address(digits, Destination("", "mail")))
+        way = walk(
+            part, topology.entry_exchange(digits), format_address(digits, Destination("", "mail"))
+        )
         at = published
         for wait in way.waits:
             entered[wait.queue, at.replace(second=0, microsecond=0)] += 1
@@ -136,7 +138,7 @@ def test_ladders_are_compared_side_by_side_with_and_without_a_horizon(spark):
 def test_a_delay_with_a_queue_of_its_own_waits_in_one_place(spark):
     df = spark.createDataFrame([(NOON, 90.0)] * 2, "published timestamp, countdown double")
     [queue] = {row.queue for row in minutes(plan(df, PER_DELAY), QUEUE)}
-    assert queue == Topology(PER_DELAY.ladder).own_queue((1, 0, 1, 1, 0, 1, 0)).queues[0].name
+    assert queue == Topology(PER_DELAY.ladder).direct_queue(tuple("1011010")).queues[0].name
 
 
 def test_what_never_enters_the_ladder_is_counted_by_its_reason(spark):

@@ -121,7 +121,7 @@ def test_settings_choose_the_ladder(vhost):
     settings = {"tick": 250, "radix": 2, "levels": 8, "namespace": "mine"}
     [sent] = send(vhost, [{"task": "t", "task_id": "i", "countdown": 60.0}], settings=settings)
     assert sent.status == s.PUBLISHED
-    waiting = [row["name"] for row in vhost.queues() if row["name"].startswith("mine.v1-250ms-2x8")]
+    waiting = [row["name"] for row in vhost.queues() if row["name"].startswith("mine.v2-250ms-2x8")]
     assert len(waiting) == 8
 
 

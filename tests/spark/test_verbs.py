@@ -134,9 +134,9 @@ def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):
         channel = connection.channel()
         kind = {"x-queue-type": "stream"}
         stream = {"durable": True, "auto_delete": False, "arguments": kind}
-        channel.queue_declare("kbd.v1.journal", **stream)
+        channel.queue_declare("kbd.v2.journal", **stream)
         channel.confirm_select()
-        channel.basic_publish_confirm(amqp.Message(json.dumps(event)), "", "kbd.v1.journal")
+        channel.basic_publish_confirm(amqp.Message(json.dumps(event)), "", "kbd.v2.journal")
     given = ["--journal", vhost.url, "--output", tmp_path / "o", "--patience", "5"]
     assert tool("audit", *given).exit_code == 1
     summary = json.loads((tmp_path / "o" / "summary.json").read_text())

@@ -25,7 +25,7 @@ from kombu_binary_delay.export import (
     terraform,
 )
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.topology import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 
 STRANGE = 'Straße "${x}" %{y} \\ #1; <b>'
 TOPOLOGIES = [

@@ -65,7 +65,7 @@ GOOD = [sent(), confirmed(), delivered(), done()]
         ([*GOOD, delivered(at=107.0), delivered(at=108.0)], (0, 0, 0), 2, 0),
         ([sent(), confirmed(), delivered(queue="other"), done()], (0, 0, 1), 0, 0),
         ([sent(), confirmed(), delivered(routing_key="0.1.@..q"), done()], (0, 0, 1), 0, 0),
-        ([sent(), confirmed(), delivered(exchange="kbd.v1.delivery"), done()], (0, 0, 1), 0, 0),
+        ([sent(), confirmed(), delivered(exchange="kbd.v2.delivery"), done()], (0, 0, 1), 0, 0),
         ([sent(), confirmed(), delivered(body="another's"), done()], (0, 0, 1), 0, 0),
         ([*GOOD, delivered("unheard of")], (0, 0, 1), 0, 0),
     ],

@@ -101,9 +101,9 @@ def test_the_questions_are_about_these_queues_and_no_others(topology):
     entries = {each.name for lane in lanes for part in lane.levels for each in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
     if topology.mirrors:
-        own = topology.own_queue(topology.ladder.digits(topology.ladder.maximum)).queues[0].name
+        own = topology.direct_queue(topology.ladder.digits(topology.ladder.maximum)).queues[0].name
         queues.add(own)
-        entries.add(topology.own)
+        entries.add(topology.direct)
         aside = {
             topology.parking,
             topology.queue_relay_name("mail"),
@@ -116,7 +116,7 @@ def test_the_questions_are_about_these_queues_and_no_others(topology):
         others |= aside
 
     assert {each for each in queues | others if re.fullmatch(ask.levels, each)} == queues
-    assert {each for each in entries | others if re.fullmatch(ask.entries, each)} == entries
+    assert {each for each in entries | others if re.fullmatch(ask.ways_in, each)} == entries
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES[:3], ids=lambda topology: topology.prefix)
@@ -127,8 +127,8 @@ def test_the_forecast_takes_a_level_for_sure_when_its_longest_way_is_over(topolo
         names = re.search(r'queue=~"(.*)"', surely)
         assert names
         for level, radix in enumerate(reversed(ladder.radices)):
-            for digit in range(1, radix):
-                below = (each - 1 for each in ladder.radices[ladder.levels - level :])
+            below = ladder.digits(ladder.maximum)[ladder.levels - level :]
+            for digit in (ladder.word(level, value) for value in range(1, radix)):
                 leaves = ladder.delay((digit, *below)) <= milliseconds
                 for lane in [*topology.lanes(2), replace(topology, lane=0)]:
                     queue = f"{lane.level_name(level)}.{digit}"

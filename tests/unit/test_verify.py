@@ -13,7 +13,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import Live, Management
 from kombu_binary_delay.admin.verify import compare, verify
 from kombu_binary_delay.model.foreign import NSERVICEBUS
-from kombu_binary_delay.model.topology import Binding, Exchange, Part
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
 
 TOPOLOGY = Topology(Ladder.binary(4, 1000))
 TOPOLOGIES = [

@@ -1,0 +1,91 @@
+"""The form that ladders had before: ``v1``, for what still waits on one. Pure.
+
+Its digits are written in decimal figures, and some of its names are others; in all else it is as a
+ladder of today. Programs neither make one nor publish to one: it can be moved from, and removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kombu_binary_delay.errors import LadderError
+
+from .ladder import Ladder
+from .parts import Part
+from .topology import Topology
+
+
+class LadderV1(Ladder):
+    """A ladder whose digits are decimal figures."""
+
+    def word(self, level: int, digit: int) -> str:
+        """Write a digit of a level."""
+        del level
+        return str(digit)
+
+    def digits(self, delay: float) -> tuple[str, ...]:
+        """Write a delay as :meth:`Ladder.digits` does, in decimal figures."""
+        return tuple(str(int(digit, 2)) for digit in super().digits(delay))
+
+    def delay(self, digits: tuple[str, ...]) -> int:
+        """Read digits back as a delay in milliseconds.
+
+        :raises LadderError: where there are more digits than levels, or one that its level has not.
+        """
+        if len(digits) > self.levels or not all(map(_is_decimal, digits)):
+            raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
+        levels = range(len(digits) - 1, -1, -1)
+        return super().delay(
+            tuple(
+                Ladder.word(self, level, int(digit))
+                for level, digit in zip(levels, digits, strict=True)
+            )
+        )
+
+
+def _is_decimal(digit: str) -> bool:
+    return digit.isascii() and digit.isdecimal() and str(int(digit)) == digit
+
+
+@dataclass(frozen=True)
+class TopologyV1(Topology):
+    """A ladder of the form ``v1`` as it stands on a broker."""
+
+    ladder: Ladder = field(default_factory=LadderV1.uniform)
+
+    version = "v1"
+    numerals = LadderV1
+
+    @property
+    def to_queues(self) -> str:
+        """The name of the delivery exchange, which leads to queues itself."""
+        return self.delivery
+
+    @cached_property
+    def base(self) -> Part:
+        """The parking queue and the delivery exchange."""
+        base = super().base
+        return replace(base, exchanges=(base.exchanges[0], self._exchange(self.delivery)))
+
+    def mirror_name(self, exchange: str) -> str:
+        """Name the mirror of an exchange."""
+        return self._behind("to", exchange)
+
+    def exchange_relay_name(self, exchange: str) -> str:
+        """Name the queue that leads back to an exchange."""
+        return self._behind("outlet", exchange)
+
+    def queue_relay_name(self, queue: str) -> str:
+        """Name the relay of a queue, and the exchange behind it."""
+        return self._behind("into", queue)
+
+    @cached_property
+    def direct(self) -> str:
+        """The name of the exchange before the direct queues."""
+        return f"{self.prefix}.own"
+
+    @cached_property
+    def direct_fallback(self) -> str:
+        """The name of the exchange that leads delays without a direct queue to the levels."""
+        return f"{self.prefix}.enter"
