@@ -163,7 +163,7 @@ def hops(broker: Broker, scale: Scale) -> dict[str, Row]:
     ways: dict[str, tuple[Variant, int]] = {"floor": (Floor(), 0)}
     for count in scale.pick((1, 2, 4, 6), (1,)):
         # The digits are neighbours, so no level is passed without a wait.
-        delay = topology.ladder.delay((1,) * count)
+        delay = topology.ladder.delay(("01",) * count)
         ways[f"ours-{count}"] = (OnLadder("ours", topology, longest=1000), delay)
         ways[f"bare-{count}"] = (Bare("bare", count), 0)
     count = scale.pick(5000, 50)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.v1 import TopologyV1
 
 from .management import Management
 from .snapshot import Live, Row, arguments, is_up, leaving, ready
@@ -99,7 +100,7 @@ def status(
             parked += counted.get(name, 0)
         elif kind == "poison" and counted.get(name):
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
-        elif kind.startswith("relay-"):
+        elif kind == "relay":
             relays += counted.get(name, 0) + leaving(live.queues[name])
             if leaving(live.queues[name]) >= WORKER_HOLDS:
                 troubles.append(
@@ -142,14 +143,15 @@ def ladder_of(topology: Topology, name: str) -> str | None:
 
 
 def _kind(topology: Topology, name: str) -> str:
-    """Tell what a queue on the delivery side is for; where it is somebody's, the name goes on."""
-    for queue_type in QUEUE_TYPES:
-        side = f"{replace(topology, queue_type=queue_type).delivery_prefix}."
-        if name.startswith(side):
-            kind, goes_on, _ = name.removeprefix(side).partition(".")
-            return (
-                kind if bool(goes_on) == (kind in ("relay-to-exchange", "relay-to-queue")) else ""
-            )
+    """Return what a queue on the delivery side is: parking, poison or a relay; else nothing."""
+    for form in (topology, TopologyV1(namespace=topology.namespace)):
+        for queue_type in QUEUE_TYPES:
+            side = replace(form, queue_type=queue_type)
+            if name in (side.parking, f"{side.delivery_prefix}.poison"):
+                return name.rpartition(".")[2]
+            relays = (side.exchange_relay_name(""), side.queue_relay_name(""))
+            if name.startswith(relays) and name not in relays:
+                return "relay"
     return ""
 
 

@@ -12,7 +12,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.address import Destination
 
-from .command import FOUND, OK, Out, dry_run, verb
+from .command import FOUND, OK, Out, dry_run, ladder, verb
 from .connect import Target
 from .progress import bar
 from .values import Place
@@ -32,6 +32,7 @@ from .values import Place
     help="Send what --to-file has written; leave parking alone. What cannot be sent goes to a file "
     "beside it, with .left at the end of its name.",
 )
+@ladder
 @dry_run
 @verb
 def redrive(
@@ -41,6 +42,7 @@ def redrive(
     to: Destination | None,
     to_file: Path | None,
     from_file: Path | None,
+    ladder: str | None,
     dry_run: bool,
 ) -> int:
     """Send parked messages to where they were meant to go, or elsewhere, or into a file.
@@ -61,7 +63,7 @@ def redrive(
     if from_file is not None and (only is not None or dry_run):
         raise click.UsageError("--from-file goes with neither --only nor --dry-run")
     with broker.plain() as connection:
-        topology = broker.topology(connection)
+        topology = broker.topology(connection, ladder)
         if from_file is not None:
             return _refill(connection, out, from_file, to)
         parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)

@@ -218,7 +218,7 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
         connection.Producer().publish(
             "early",
             exchange=small.parking,
-            routing_key=small.address((1, 0), Destination("", "gone")),
+            routing_key=small.address(("1", "0"), Destination("", "gone")),
             headers={"x-binary-delay": {"due": (time.time_ns() // 1_000_000) + 3_600_000}},
         )
 

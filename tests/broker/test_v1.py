@@ -1,0 +1,153 @@
+"""A ladder of the form v1 on a real broker: it delivers, and is moved from, sent on and removed."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from kombu import Connection, Exchange, Queue
+
+from kombu_binary_delay.admin import create
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.envelope import wrap
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.v1 import LadderV1, TopologyV1
+
+HEADERS = "application_headers"
+EVENTS, BY_HEADERS = Exchange("events", "topic"), Exchange("heads", "headers")
+LONG = "k" * 230
+QUEUES = [
+    Queue("mail"),
+    Queue(LONG),
+    Queue("paid", EVENTS, "order.*"),
+    Queue("head", BY_HEADERS, binding_arguments={"x-match": "all", "a": 1}),
+]
+#: What was sent with today's digits 2 and 3 in its key, too: 1.5 s and 3 s are 3 and 12 ticks.
+SENT = {
+    "queue": (Destination("", "mail"), 1500),
+    "relay": (Destination("", "mail"), 3000),
+    "topic": (Destination("events", "order.paid"), 3000),
+    "headers": (Destination("heads", "x"), 1500),
+    "direct": (Destination("", "mail"), 2500),
+    "digest": (Destination("", LONG), 3000),
+}
+
+
+@pytest.fixture
+def old(topology):
+    return TopologyV1(LadderV1(500, (2, 4, 4, 4)), queue_type=topology.queue_type)
+
+
+@pytest.fixture
+def plain(vhost, old):
+    """A connection without the transport, to a broker where all that v1 had stands."""
+    part = old.whole + old.to_queue("mail") + old.to_queue(LONG) + old.direct_base
+    part += old.direct_queue(old.ladder.digits(2500)) + old.exchange_relay("heads")
+    if old.can_have_relays:
+        part += old.queue_relay("mail")
+    part += old.mirror("events")
+    part += Part(bindings=old.mirror_bindings("events", "topic", "paid", "order.*", to_queue=True))
+    with Connection(vhost.url, transport_options={"confirm_publish": True}) as connection:
+        for queue in QUEUES:
+            queue(connection.default_channel).declare()
+        create(connection, old, part)
+        yield connection
+
+
+@pytest.fixture
+def run(broker, vhost):
+    """Run the command on the test's own virtual host; return its exit code and what it printed."""
+
+    def run(verb, *arguments):
+        place = ["-b", vhost.url, "-m", broker.management_url, verb]
+        done = CliRunner().invoke(binary_delay, [*place, *arguments, "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    return run
+
+
+def publish(plain, old, *names):
+    """Publish as a program of that time did; return when each message is due."""
+    due = {}
+    for name in names:
+        destination, delay = SENT[name]
+        due[name] = time.time_ns() // 1_000_000 + delay
+        digits = old.ladder.digits(delay)
+        relay = name == "relay" and old.can_have_relays
+        properties, key = wrap(
+            {HEADERS: {"a": 1}},
+            destination,
+            due[name],
+            lambda each, digits=digits, relay=relay: old.address(digits, each, relay=relay),
+            old.owns,
+        )
+        entry = old.direct if name == "direct" else old.entry_exchange(digits)
+        plain.Producer().publish(name, exchange=entry, routing_key=key, headers=properties[HEADERS])
+    return due
+
+
+def assert_arrived(arrivals, due, ladder):
+    assert {each.body: Destination(each.exchange, each.key) for each in arrivals} == {
+        name: SENT[name][0] for name in due
+    }
+    for each in arrivals:
+        assert each.headers == {"a": 1}
+        late = each.at * 1000 - due[each.body]
+        assert -ladder.tick <= late < 2000, (each.body, late)
+
+
+def test_a_worker_of_today_gets_what_waited_on_v1_as_it_was_sent(plain, old, connect, collect):
+    due = publish(plain, old, *SENT)
+    connection = connect()
+
+    arrivals = collect(connection, QUEUES, len(SENT))
+
+    assert_arrived(arrivals, due, old.ladder)
+    # Sent on with a delay, it takes today's ladder.
+    for each in arrivals:
+        connection.Producer().publish(
+            each.body,
+            exchange=each.exchange,
+            routing_key=each.key,
+            headers={**each.headers, "x-delay": 500},
+        )
+    again = collect(connection, QUEUES, len(SENT))
+    assert {each.body: each.key for each in again} == {each.body: each.key for each in arrivals}
+    assert [each.headers for each in again] == [{"a": 1}] * len(SENT)
+
+
+def test_what_waits_on_v1_is_moved_sent_on_and_its_ladder_removed(
+    plain, old, connect, collect, run
+):
+    due = publish(plain, old, *SENT)
+    plain.Producer().publish(
+        "parked", exchange=old.parking, routing_key="0.3.@..mail", headers={"a": 1}
+    )
+    publisher = connect()
+    for queue in QUEUES:
+        queue(publisher.default_channel).declare()
+
+    _, planned = run("migrate", "--from", old.prefix, "--dry-run")
+    _, shown = run("status")
+    refused, _ = run("migrate", "--from", "celery", "--to", old.prefix)
+    moved, done = run("migrate", "--from", old.prefix)
+
+    assert (planned["messages"], moved, done["moved"], done["poison"]) == (6, 0, 6, 0)
+    assert {each["name"]: each["current"] for each in shown["ladders"]} == {old.prefix: False}
+    assert shown["parked"] == 1
+    assert refused == 2
+    sent, redriven = run("redrive", "--ladder", old.prefix)
+    assert (sent, redriven["sent"]) == (0, 1)
+    arrivals = collect(publisher, QUEUES, len(SENT) + 1)
+    assert [each.body for each in arrivals if each.body not in SENT] == ["parked"]
+    assert_arrived([each for each in arrivals if each.body in SENT], due, old.ladder)
+    assert all(each.at * 1000 >= due[each.body] for each in arrivals if each.body in SENT)
+    removed, _ = run("teardown", "--ladder", old.prefix, "--force")
+    _, left = run("teardown", "--dry-run", "--force")
+    _, gone = run("teardown", "--ladder", old.prefix, "--dry-run")
+    assert (removed, gone["exchanges"], gone["queues"]) == (0, [], [])
+    assert left["keeps"] == []
+    assert not any(old.delivery_prefix in name for name in left["exchanges"] + left["queues"])
