@@ -54,6 +54,8 @@ IMITABLE = ("direct", "topic", "fanout")
 #: A quorum queue's dead-letter worker has at most so many messages that nobody has confirmed.
 WORKER_HOLDS = 32
 
+#: A name that is not ASCII is said in a broker's errors, which are best kept short.
+_MAX_NAME_NOT_ASCII = 128
 _NAME = re.compile(
     r"(?P<namespace>[\w-]+)\.(?P<version>v[12])-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
     r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
@@ -443,8 +445,11 @@ class Topology:
         return patterns
 
     def _behind(self, what: str, exchange: str) -> str:
-        name = f"{self.delivery_prefix}.{what}.{exchange}"
-        return name if len(name.encode()) <= MAX_KEY else name[: -len(exchange)] + digest(exchange)
+        prefix = f"{self.delivery_prefix}.{what}."
+        name = prefix + exchange
+        # So that a broker can say that it is not there, see can_be_denied.
+        room = MAX_KEY if name.isascii() else _MAX_NAME_NOT_ASCII
+        return name if len(name.encode()) <= room else prefix + digest(exchange)
 
     def _exchange(self, name: str) -> Exchange:
         return Exchange(name, "topic", (("alternate-exchange", self.parking),))

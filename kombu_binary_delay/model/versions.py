@@ -10,6 +10,8 @@ from typing import Any
 QUORUM_SINCE = (3, 10)
 #: RabbitMQ has stream queues since 3.9.
 STREAMS_SINCE = (3, 9)
+#: The most bytes of a text with which a broker refuses.
+MAX_REPLY = 255
 #: The least priority that quorum queues take for a high one, since they know two of them.
 URGENT = 5
 
@@ -26,6 +28,17 @@ def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
     """
     version = str(server.get("version", ""))
     return server.get("product") == "RabbitMQ" and release(version) >= since
+
+
+def can_be_denied(name: str, vhost: str) -> bool:
+    """Whether a broker can say that an exchange or queue of this name does not exist.
+
+    What it says takes 255 bytes at most. It cuts a longer text; where that has a character that is
+    not ASCII, RabbitMQ 4.3 closes the connection instead, and earlier releases may cut within the
+    character, so that no client can read the answer.
+    """
+    text = f"NOT_FOUND - no exchange '{name}' in vhost '{vhost}'"
+    return text.isascii() or len(text.encode()) <= MAX_REPLY
 
 
 def lets_urgent_hold_up(server: Mapping[str, Any]) -> bool:

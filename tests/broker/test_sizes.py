@@ -148,3 +148,16 @@ def test_strange_names_of_queues_exchanges_and_keys_are_destinations_like_others
             arrived.append((info["exchange"], info["routing_key"]))
         assert channel.basic_get(name, no_ack=True) is None
     assert sorted(arrived) == sorted(sent)
+
+
+@pytest.mark.parametrize("letter", ["é", "日", "🐇"])
+def test_a_long_name_that_is_not_ascii_costs_no_connection(connect, letter):
+    """Of a queue declared elsewhere: the broker is asked for what may stand before it."""
+    name = letter * (200 // len(letter.encode()))
+    connect().default_channel.queue_declare(name, durable=True, auto_delete=False)
+    connection = connect(confirm_publish=True)
+    channel = connection.default_channel
+
+    channel.basic_publish(amqp.Message("m", application_headers={"x-delay": 1}), "", name)
+
+    assert channel.message_to_python(get(channel, name)).delivery_info["routing_key"] == name

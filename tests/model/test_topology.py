@@ -8,6 +8,7 @@ from kombu_binary_delay.model.foreign import CELERY
 from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.simulate import matches_topic, walk
+from kombu_binary_delay.model.versions import can_be_denied
 
 SECONDS = Topology(Ladder.binary(4, 1000))
 
@@ -311,3 +312,22 @@ def test_urgent_messages_are_kept_apart_where_they_would_hold_up_others(version,
     assert Topology().keeps_urgent_apart(server) is apart
     assert not Topology(queue_type="classic").keeps_urgent_apart(server)
     assert not CELERY.keeps_urgent_apart(server)
+
+
+@pytest.mark.parametrize("letter", ["é", "日", "🐇"])
+@pytest.mark.parametrize("length", [30, 200, 254])
+def test_a_broker_can_say_that_what_stands_for_a_strange_name_is_missing(letter, length):
+    topology = Topology(namespace="n" * 32, queue_type="classic")
+    name = letter * (length // len(letter.encode()))
+    made = [
+        topology.mirror_name(name),
+        topology.queue_relay_name(name),
+        topology.exchange_relay_name(name),
+    ]
+
+    assert len({*made}) == 3
+    for each in made:
+        assert can_be_denied(each, "v" * 80)
+        assert len(each.encode()) <= 128
+    assert can_be_denied("x" * 255, "v" * 255)
+    assert not can_be_denied(letter * 60, "v" * 180)
