@@ -11,8 +11,9 @@ from functools import cached_property
 
 from kombu_binary_delay.errors import LadderError
 
+from .address import MARK
 from .ladder import Ladder
-from .parts import Part
+from .parts import Exchange, Part
 from .topology import Topology
 
 
@@ -79,6 +80,14 @@ class TopologyV1(Topology):
     def queue_relay_name(self, queue: str) -> str:
         """Name the relay of a queue, and the exchange behind it."""
         return self._behind("into", queue)
+
+    def queue_relay(self, queue: str) -> Part:
+        """Lead from delivery to a queue through its relay, by a mark of its own in the address."""
+        part, name = super().queue_relay(queue), self.queue_relay_name(queue)
+        behind = Exchange(name, "fanout", (("alternate-exchange", self.parking),))
+        lead, *rest = part.bindings
+        lead = replace(lead, key=lead.key.replace(f"#.{MARK}.", "#.@!.", 1))
+        return replace(part, exchanges=(behind,), bindings=(lead, *rest))
 
     @cached_property
     def direct(self) -> str:

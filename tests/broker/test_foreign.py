@@ -102,38 +102,41 @@ def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connec
     assert arrival.exchange == ladder.delivery
 
 
-def test_a_stock_programs_delayed_message_is_unwrapped_for_a_worker_on_any_ladder(
+def test_what_comes_by_a_foreign_ladder_is_unwrapped_whatever_its_delay_and_retried_by_ours(
     connect, collect, native
 ):
+    """A dead letter names the exchange that its last wait led to: at even seconds, a level's."""
     stock = connect("amqp")
     native.declare_native_delayed_delivery_exchanges_and_queues(stock, "quorum")
     connection = connect()
-    topic = Exchange("tasks", "topic")
-    queues = Queue("q"), Queue("topical", topic, "image.png")
+    queues = Queue("q"), Queue("topical", Exchange("tasks", "topic"), "image.png")
     for queue in queues:
         queue(connection.default_channel).declare()
     stock.default_channel.queue_bind("q", "celery_delayed_delivery", "#.q")
     native.bind_queue_to_native_delayed_delivery_exchange(stock, queues[1])
 
-    for key in ("q", "image.png"):
-        stock.Producer().publish(
-            key, exchange="celery_delayed_27", routing_key=native.calculate_routing_key(1, key)
-        )
+    for seconds in (1, 2, 3, 4):
+        for key in ("q", "image.png"):
+            stock.Producer().publish(
+                seconds,
+                exchange="celery_delayed_27",
+                routing_key=native.calculate_routing_key(seconds, key),
+            )
 
-    arrivals = {each.body: each for each in collect(connection, queues, 2)}
-    assert [each.headers for each in arrivals.values()] == [{}, {}]
-    assert (arrivals["q"].exchange, arrivals["q"].key) == ("", "q")
-    # Its key is no queue's name, so the exchange it was sent to cannot be told: a retry goes the
-    # way it came.
-    came = arrivals["image.png"]
-    assert (came.exchange, came.key) == ("celery_delayed_delivery", "image.png")
-    Producer(connection.default_channel).publish(
-        "again", exchange=came.exchange, routing_key=came.key
-    )
-    assert collect(connection, queues, 1)[0].queue == "topical"
-    publish(connection, "later", came.key, 1000, exchange=came.exchange)
-    (later,) = collect(connection, queues, 1)
-    assert (later.queue, later.key, later.headers) == ("topical", "image.png", {})
+    arrivals = collect(connection, queues, 8)
+    assert [each.headers for each in arrivals] == [{}] * 8
+    # Its ladder knows no exchange, so a retry goes to the queue that the message came from.
+    assert {(each.queue, each.exchange, each.key) for each in arrivals} == {
+        ("q", "", "q"),
+        ("topical", "", "topical"),
+    }
+    # The native ladder has been removed when a task retries.
+    plain = connect("amqp").default_channel
+    for name in ("celery_delayed_delivery", *(f"celery_delayed_{n}" for n in range(28))):
+        plain.exchange_delete(name)
+    for came in arrivals[-2:]:
+        publish(connection, "again", came.key, 250, exchange=came.exchange)
+    assert {each.queue for each in collect(connection, queues, 2)} == {"q", "topical"}
 
 
 @pytest.mark.parametrize("name", ["nservicebus", "celery"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -69,6 +70,10 @@ def run(broker, vhost):
     return run
 
 
+def spelled(old, digits, mark, destination):
+    return old.address(digits, destination).replace("@", mark, 1)
+
+
 def publish(plain, old, *names):
     """Publish as a program of that time did; return when each message is due."""
     due = {}
@@ -76,12 +81,12 @@ def publish(plain, old, *names):
         destination, delay = SENT[name]
         due[name] = time.time_ns() // 1_000_000 + delay
         digits = old.ladder.digits(delay)
-        relay = name == "relay" and old.can_have_relays
+        mark = "@!" if name == "relay" and old.can_have_relays else "@"
         properties, key = wrap(
             {HEADERS: {"a": 1}},
             destination,
             due[name],
-            lambda each, digits=digits, relay=relay: old.address(digits, each, relay=relay),
+            partial(spelled, old, digits, mark),
             old.owns,
         )
         entry = old.direct if name == "direct" else old.entry_exchange(digits)
