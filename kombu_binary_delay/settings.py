@@ -33,10 +33,10 @@ class Settings:
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
     :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None
-        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer. The
-        highest then counts no further than that.
-    :param radix: the radix of every level, or a list of one for each level, highest first. A radix
-        of 2 is a binary ladder: twice as many levels as one of 4, with one queue each, not three.
+        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer.
+    :param radix: how many values the bits that a level reads can have: 4 is two bits a level, 2 is
+        one bit, so twice as many levels, with one queue each in place of three. Or a list, with
+        the radix of each level, highest first.
     :param layout: ``"chain"`` or ``"skip"``: see :class:`~kombu_binary_delay.Topology`.
     :param queue_per_delay: whether a delay that this connection asks for again gets a queue of its
         own, so that it waits in one place; for applications with few distinct delays.

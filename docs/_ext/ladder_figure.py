@@ -28,7 +28,7 @@ class LadderFigure(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Put the figure where the directive stands."""
         given = self.options
-        topology = Topology(Ladder.binary(given["levels"], given["tick"]))
+        topology = Topology(Ladder.uniform(levels=given["levels"], tick=given["tick"]))
         return [nodes.raw("", svg(topology, given["delay"], given["queue"]), format="html")]
 
 

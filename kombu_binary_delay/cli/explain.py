@@ -29,14 +29,14 @@ from .values import Delay, Place
 def explain(
     broker: Target, out: Out, delay: float, destination: Destination, ladder: str | None
 ) -> None:
-    """Show the way of one message: digits, routing key, each queue with its wait, the due time.
+    """Show the way of one message: bits, routing key, each queue with its wait, the due time.
 
     DELAY is 500ms, 10s, 1h30m, 2d, or a time such as 2030-01-31T12:00+00:00. Needs no broker.
 
     \b
       kombu-binary-delay explain 10s --to orders
       kombu-binary-delay explain 1h30m --to events:order.paid
-      kombu-binary-delay --radix 4 explain 10s
+      kombu-binary-delay --radix 2 explain 10s
     """
     topology = broker.topology(ladder=ladder)
     now = time.time_ns() // 1_000_000

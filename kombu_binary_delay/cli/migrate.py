@@ -17,7 +17,7 @@ _from_ladder = click.option(
     "--from",
     "ladder",
     metavar="LADDER",
-    help="The ladder to empty, by its name: 250ms-2x30, celery, nservicebus-v1, nservicebus.",
+    help="The ladder to empty, by its name: 250ms-2x30, kbd.v1-125ms-2x31, celery, nservicebus.",
 )
 _from_queue = click.option(
     "--from-queue",

@@ -60,7 +60,7 @@ def format_address(
 ) -> str:
     """Write digits, highest first and without leading zeros, and a destination as a routing key.
 
-    :param digits: each a word of bits, as :meth:`.Ladder.digits` gives them.
+    :param digits: each a word of bits, as :meth:`~kombu_binary_delay.Ladder.digits` gives them.
     :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
     :raises AddressError: where a topic key does not fit.
     """
@@ -72,7 +72,8 @@ def parse_address(
 ) -> tuple[tuple[str, ...], Destination]:
     """Read digits and destination back from a routing key: the inverse of :func:`format_address`.
 
-    Whether a ladder has these digits, only that ladder knows: :meth:`.Topology.parse` asks it.
+    Whether a ladder has these digits, only that ladder knows:
+    :meth:`Topology.parse <kombu_binary_delay.Topology.parse>` asks it.
 
     :param carried: the destination that travelled beside the address, needed where a digest stands
         in it, ignored elsewhere.

@@ -147,7 +147,7 @@ def names(topology) -> dict[str, str]:
     """What the docs call these names, as regular expressions."""
     return {
         "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
-        "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[1-3]",
+        "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[01]+",
         "delivery": re.escape(topology.delivery),
         "parking": re.escape(topology.parking),
         "mirror": re.escape(topology.mirror_name("events")),

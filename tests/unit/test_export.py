@@ -292,7 +292,8 @@ def test_the_svg_shows_each_level_each_queue_and_when_a_message_is_in_it(topolog
 
 
 def test_the_svg_tells_the_waits_of_ten_seconds():
-    image = svg(Topology(Ladder.binary(4, 1000)), 9_500, "mail")
+    image = svg(Topology(Ladder.uniform(levels=4)), 9_990, "mail")
 
-    for words in ("delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s", "0.1.0.1.@..mail"):
+    times = ("delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s")
+    for words in (*times, "00.00.01.01.@..mail", "level-02.01", "*.*.01.#"):
         assert words in image
