@@ -80,7 +80,7 @@ def read(
 
     :param key: the routing key that it came with.
     :param now: milliseconds since the epoch.
-    :param exchange_of: tells the exchange from the routing key, where an address has none.
+    :param exchange_of: returns the exchange from the routing key, where an address has none.
     :raises AddressError: where nothing tells where it goes.
     :raises DelayError: where it says when it is due, and that cannot be read.
     """
@@ -116,7 +116,7 @@ def read(
 def put_back(
     source: Source, key: str, properties: Mapping[str, Any], now: int
 ) -> tuple[str, str, dict[str, Any]] | None:
-    """Tell how a message that waits in a ladder can be published to it anew, for what remains.
+    """Return how to publish a waiting message to its ladder anew, for what remains of its delay.
 
     :returns: the exchange, the routing key, and the properties, where all but the digits stays as
         it was; None where it cannot be read.
@@ -147,7 +147,7 @@ def put_back(
 
 
 def remaining(due: int, now: int) -> int:
-    """Tell what is left of a delay, in milliseconds, at least none."""
+    """Return what is left of a delay, in milliseconds, at least none."""
     return max(due - now, 0)
 
 
@@ -160,7 +160,7 @@ def _due(headers: Mapping[str, Any]) -> int | None:
 
 
 def _told(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
-    """Tell when a message is due by the headers of NServiceBus."""
+    """Return when a message is due by the headers of NServiceBus."""
     if delay_header is None or delay_header not in headers or TIME_SENT not in headers:
         return None
     sent = max(_sent(name, headers[name]) for name in (TIME_SENT, TIME_RETRIED) if name in headers)

@@ -107,7 +107,7 @@ class _Figure:
         return self.topology.level_name(level - 1) if level >= 0 else ""
 
     def _follow(self) -> tuple[dict[str, Binding], dict[str, tuple[int, int]]]:
-        """Tell the binding taken at each exchange, and from when to when a queue is waited in."""
+        """Return the binding taken at each exchange, and from when to when a queue is waited in."""
         taken: dict[str, Binding] = {}
         times: dict[str, tuple[int, int]] = {}
         now, exchange = 0, self.entry
@@ -187,7 +187,7 @@ class _Figure:
         self.cool.append(f"{text}{'.'.join(spans)}</text>")
 
     def _read(self, exchange: str) -> set[int]:
-        """Tell the words of the key that the message's binding at an exchange looks at."""
+        """Return the words of the key that the message's binding at an exchange looks at."""
         words, pattern = self.key.split("."), self.taken[exchange].key.split(".")
         if pattern[0] == "#":
             return set(range(len(words) - len(pattern) + 1, len(words)))

@@ -35,7 +35,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def due_time(headers: Mapping[str, Any], now: int) -> int | None:
-    """Tell when a message is due, in microseconds since the epoch; None where no delay is asked.
+    """Return when a message is due, in microseconds since the epoch; None where no delay is asked.
 
     Microseconds, as ``eta`` has them: rounded to milliseconds, a countdown of eight seconds that
     is published at once would be a little longer than eight, and wait a tick more.
@@ -68,7 +68,7 @@ def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[st
 
 
 def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Tell the type and arguments of the plain exchange that a plugin's exchange becomes.
+    """Return the type and arguments of the plain exchange that a plugin's exchange becomes.
 
     :raises DelayError: where ``x-delayed-type`` is missing, or is the plugin's own type.
     """

@@ -46,7 +46,7 @@ def wrap(
 
     :param due: milliseconds since the epoch.
     :param address: writes the routing key for a destination.
-    :param owns: tells whether a queue's name is a ladder's.
+    :param owns: returns whether a queue's name is a ladder's.
     :returns: the properties and the routing key to publish with.
     """
     headers = dict(properties.get(_HEADERS) or {})

@@ -84,7 +84,7 @@ def route_message(
 
 
 def matches_topic(pattern: str, key: str) -> bool:
-    """Tell whether a topic binding key matches a routing key, as RabbitMQ reads both."""
+    """Return whether a topic binding key matches a routing key, as RabbitMQ reads both."""
     return _match_words(pattern.split(".") if pattern else [], key.split(".") if key else [])
 
 
