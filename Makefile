@@ -18,13 +18,13 @@ faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stor
 	@dev/install.sh demo
 	@exec .venv/bin/python -m dev.faults $(ARGS)
 
-test: ## the test suite, on private brokers old and new; ARGS="-k word" goes to pytest
+test: ## all tests on private brokers old and new, style, types and documentation; ARGS="-k word" goes to pytest alone
 	@dev/install.sh test
 	@exec dev/test.sh $(ARGS)
 
 test-here: ## all tests on one broker: the installed RabbitMQ; needs no root once it is there
 	@dev/install.sh test
-	@exec .venv/bin/python -m pytest $(ARGS)
+	@exec dev/test.sh --here $(ARGS)
 
 test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
 	@root=$$(dev/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
@@ -38,11 +38,11 @@ bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only
 
 lint: ## style, types and the import contract
 	@dev/install.sh test
-	@exec .venv/bin/python -m pytest -q tests/unit/test_house.py -k style
+	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh lint
 
 docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
-	@exec .venv/bin/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
+	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh docs docs/_build/html
 
 clean: ## remove what these commands have made
 	rm -rf .venv .tox build dist docs/_build .hypothesis .import_linter_cache .*_cache *.egg-info

@@ -32,15 +32,122 @@ if TYPE_CHECKING:
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 HOST = "127.0.0.1"
+EPMD = 4  # where its port is among those of a node
 
-__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "VHost"]
+__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "Node", "VHost"]
 
 # An `advanced` for brokers that are restarted or killed: a message which was between two queues
 # at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
 SETTLES_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 
 
-class Broker(Server):
+class Node(Server):
+    """A RabbitMQ node of this machine, as other processes than the one that started it see it.
+
+    It can be asked and administered. Only the `Broker` that started it ends it.
+
+    root:   as for `Broker`.
+    name:   of the node, with the @.
+    folder: where its data, configuration and logs are, until it is closed.
+    ports:  AMQP, management, metrics, distribution, epmd, and AMQP over TLS where asked for.
+    """
+
+    def __init__(self, root: Path | None, name: str, folder: Path, ports: list[int]) -> None:
+        self._root = root
+        self.node = name
+        self.folder = folder
+        self.ports = ports
+        self._amqp_port, self._http_port, self._metrics_port, *others = ports
+        self._dist_port, self._epmd_port, *self._tls_ports = others
+        super().__init__(
+            f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
+        )
+        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
+
+    @property
+    def tls_url(self) -> str:
+        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        if not self._tls_ports:
+            raise BrokerError("this broker was not given a certificate")
+        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
+
+    def log(self, lines: int = 100) -> str:
+        """Return the last lines that the node printed."""
+        text = (self.folder / "console.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    # --- administration -------------------------------------------------------------
+
+    def ctl(self, *arguments: str, timeout: float = 120) -> str:
+        """Run `rabbitmqctl`, and return what it printed.
+
+        :raises BrokerError: where it fails, with its words.
+        """
+        argv, env = self._command([CTL, "-n", self.node, *arguments])
+        try:
+            done = subprocess.run(
+                argv,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: no answer in {timeout:g} s") from late
+        if done.returncode:
+            raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
+        return done.stdout
+
+    # --- how its programs are run ---------------------------------------------------
+
+    @property
+    def _inside(self) -> Path:
+        """The folder, as the node sees it."""
+        return Path("/mnt") if self._root else self.folder
+
+    def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Tell how a program of the broker's is run: its arguments and its environment."""
+        inside = self._inside
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": str(inside),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": HOST,
+            # For every Erlang of the node, the helper that looks for epmd included.
+            "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": f"{inside}/data",
+            "RABBITMQ_LOG_BASE": f"{inside}/log",
+            "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
+            "RABBITMQ_CONFIG_FILES": f"{inside}/conf.d",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
+            "RABBITMQ_CONF_ENV_FILE": "/nonexistent",
+            # The start script then becomes the node, instead of being its parent:
+            # the process we hold is the one that SIGTERM and SIGKILL are meant for.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        if self._root:
+            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
+        return argv, env
+
+    def _chroot_script(self, argv: list[str]) -> str:
+        # The mounts live in a namespace of the process, and end with it.
+        root = shlex.quote(str(self._root))
+        return (
+            f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
+            f"mount --bind {shlex.quote(str(self.folder))} {root}/mnt\n"
+            f"touch {root}/etc/hosts; mount --bind /etc/hosts {root}/etc/hosts\n"
+            f"exec chroot {root} {shlex.join(argv)}"
+        )
+
+
+class Broker(Node):
     """One RabbitMQ node of our own.
 
     root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
@@ -64,22 +171,17 @@ class Broker(Server):
         data: Path | None = None,
         tls: Path | None = None,
     ) -> None:
-        self._root = Path(root) if root else None
-        self.node = f"{name}@localhost"
         if not Path(root or "/", SERVER.lstrip("/")).exists():
             raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh test")
         self._keeper = Processes("broker")
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
-        self._amqp_port, self._http_port, self._metrics_port, *ports = free_ports(6 if tls else 5)
-        self._dist_port, self._epmd_port, *self._tls_ports = ports
-        super().__init__(
-            f"amqp://guest:guest@{HOST}:{self._amqp_port}", f"http://{HOST}:{self._http_port}"
-        )
-        self.metrics_url = f"http://{HOST}:{self._metrics_port}"
+        ports = free_ports(6 if tls else 5)
         if beside:
-            self._epmd_port = beside._epmd_port  # noqa: SLF001 - a node of our own kind
+            ports[EPMD] = beside.ports[EPMD]
+        node = f"{name}@localhost"
+        super().__init__(Path(root) if root else None, node, self._keeper.folder, ports)
         self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
         if data:
             shutil.copytree(data, self.folder / "data")
@@ -153,12 +255,11 @@ class Broker(Server):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what it is -----------------------------------------------------------------
+    def seen(self) -> Node:
+        """Return what another process may have of it: it can be pickled."""
+        return Node(self._root, self.node, self.folder, self.ports)
 
-    @property
-    def folder(self) -> Path:
-        """Where its data, configuration and logs are, until close()."""
-        return self._keeper.folder
+    # --- what it is -----------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -170,54 +271,7 @@ class Broker(Server):
         """The processes we started: the node, and its epmd."""
         return [process.pid for process in (self._node, self._epmd) if process]
 
-    @property
-    def ports(self) -> list[int]:
-        """AMQP, management, metrics, distribution, epmd, and AMQP over TLS where asked for."""
-        mine = [self._amqp_port, self._http_port, self._metrics_port]
-        return [*mine, self._dist_port, self._epmd_port, *self._tls_ports]
-
-    @property
-    def tls_url(self) -> str:
-        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
-        if not self._tls_ports:
-            raise BrokerError("this broker was not given a certificate")
-        return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
-
-    def log(self, lines: int = 100) -> str:
-        """Return the last lines that the node printed."""
-        text = (self.folder / "console.log").read_text(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
-
-    # --- administration -------------------------------------------------------------
-
-    def ctl(self, *arguments: str, timeout: float = 120) -> str:
-        """Run `rabbitmqctl`, and return what it printed.
-
-        :raises BrokerError: where it fails, with its words.
-        """
-        argv, env = self._command([CTL, "-n", self.node, *arguments])
-        try:
-            done = subprocess.run(
-                argv,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            raise BrokerError(f"rabbitmqctl {arguments[0]}: no answer in {timeout:g} s") from late
-        if done.returncode:
-            raise BrokerError(f"rabbitmqctl {arguments[0]}: {done.returncode}\n{done.stdout}")
-        return done.stdout
-
     # --- how it is started ----------------------------------------------------------
-
-    @property
-    def _inside(self) -> Path:
-        """The folder, as the node sees it."""
-        return Path("/mnt") if self._root else self.folder
 
     def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
         if folder is None:
@@ -262,45 +316,6 @@ class Broker(Server):
     def _signal(self, number: signal.Signals) -> None:
         if self._node:
             os.killpg(self._node.pid, number)
-
-    def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Tell how a program of the broker's is run: its arguments and its environment."""
-        inside = self._inside
-        env = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "LANG": "C.UTF-8",
-            "HOME": str(inside),  # the Erlang cookie
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": HOST,
-            # For every Erlang of the node, the helper that looks for epmd included.
-            "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
-            "RABBITMQ_NODENAME": self.node,
-            "RABBITMQ_DIST_PORT": str(self._dist_port),
-            "RABBITMQ_MNESIA_BASE": f"{inside}/data",
-            "RABBITMQ_LOG_BASE": f"{inside}/log",
-            "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
-            "RABBITMQ_CONFIG_FILES": f"{inside}/conf.d",
-            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
-            "RABBITMQ_CONF_ENV_FILE": "/nonexistent",
-            # The start script then becomes the node, instead of being its parent:
-            # the process we hold is the one that SIGTERM and SIGKILL are meant for.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
-        if self._root:
-            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
-        return argv, env
-
-    def _chroot_script(self, argv: list[str]) -> str:
-        # The mounts live in a namespace of the process, and end with it.
-        root = shlex.quote(str(self._root))
-        return (
-            f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
-            f"mount --bind {shlex.quote(str(self.folder))} {root}/mnt\n"
-            f"touch {root}/etc/hosts; mount --bind /etc/hosts {root}/etc/hosts\n"
-            f"exec chroot {root} {shlex.join(argv)}"
-        )
 
     def _answers(self) -> bool:
         try:

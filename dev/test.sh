@@ -3,19 +3,25 @@
 #
 #   dev/test.sh             all tests on the installed RabbitMQ, but for the conformance suite, which
 #                           runs on both ends of the range: RabbitMQ 3.8 and 4.3. These are unpacked
-#                           if need be and started by chroot, which takes root, or sudo.
-#   dev/test.sh ARGUMENT... pytest with these arguments, on the installed RabbitMQ
+#                           if need be and started by chroot, which takes root, or sudo. And beside
+#                           the tests: style, types, the import contract, and the documentation.
+#   dev/test.sh --here      the same, but all tests on the installed RabbitMQ alone
+#   dev/test.sh ARGUMENT... pytest with these arguments, on the installed RabbitMQ, and nothing else
 #
 # With RABBITMQ_ROOT or RABBITMQ_URL, see tests/conftest.py, everything runs on that one alone.
 set -eu
 cd "$(dirname "$0")/.."
-python=.venv/bin/python
+PATH=$PWD/.venv/bin:$PATH
+python=$PWD/.venv/bin/python
+# Tests wait most of the time: three for each of the two cores that they were measured on.
+workers=6
 
-if [ $# != 0 ] || [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ]; then
-    exec $python -m pytest "$@"
-fi
+here=
+[ "${1:-}" != --here ] || { here=yes && shift; }
+if [ $# != 0 ]; then exec "$python" -m pytest "$@"; fi
+if [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ]; then here=yes; fi
 
-if [ "$(id -u)" = 0 ]; then sudo=; else
+if [ "$here" ] || [ "$(id -u)" = 0 ]; then sudo=; else
     command -v sudo >/dev/null || {
         echo "test: RabbitMQ 3.8 and 4.3 are started by chroot: be root or have sudo, or run" \
             "'make test-here', which tests on the installed RabbitMQ alone" >&2
@@ -23,22 +29,70 @@ if [ "$(id -u)" = 0 ]; then sudo=; else
     }
     sudo="sudo env PYTHONDONTWRITEBYTECODE=1"
 fi
-# Before all else, since it is this that may be impossible here.
-oldest=$($sudo dev/unpack.sh bullseye)
-newest=$($sudo dev/unpack.sh forky)
+if [ -z "$here" ]; then
+    # Before all else, since it is this that may be impossible here.
+    oldest=$($sudo dev/unpack.sh bullseye)
+    newest=$($sudo dev/unpack.sh forky)
+fi
 
-conformance_on() {
-    $sudo env RABBITMQ_ROOT="$1" $python -m pytest -p no:cacheprovider tests/conformance
+folder=$(mktemp -d)
+parts=
+# Each part is a process group of its own, so that it can be ended as a whole.
+end() {
+    for part in $parts; do $sudo kill -- "-${part#*:}" 2>/dev/null || true; done
+    $sudo rm -rf "$folder"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
+
+begin() {
+    name=$1
+    shift
+    setsid "$@" >"$folder/$name.log" 2>&1 &
+    parts="$parts $name:$!"
 }
 
+# What each part has covered is combined at the end. On one broker alone, it is less.
+covered=
+[ "$here" ] || covered="--cov --cov-report= --cov-fail-under=0"
+conformance_on() {
+    # shellcheck disable=SC2086 # one word is one argument
+    begin "conformance-$1" $sudo env RABBITMQ_ROOT="$2" COVERAGE_FILE="$folder/coverage.$1" \
+        "$python" -m pytest -p no:cacheprovider $covered tests/conformance
+}
+
+begin lint nice dev/check.sh lint
+begin docs nice dev/check.sh docs "$folder/html"
+ignored=
+if [ -z "$here" ]; then
+    conformance_on oldest "$oldest"
+    conformance_on newest "$newest"
+    ignored=--ignore=tests/conformance
+fi
+
 # A failure in one part is no reason to know nothing of the others.
-failed=0
-$python -m pytest --ignore=tests/conformance || failed=1
-# Side by side, since both wait most of the time.
-log=$(mktemp)
-conformance_on "$oldest" >"$log" 2>&1 &
-conformance_on "$newest" || failed=1
-wait $! || failed=1
-cat "$log"
-rm "$log"
-exit $failed
+failed=
+# shellcheck disable=SC2086
+COVERAGE_FILE=$folder/coverage.main "$python" -m pytest -n $workers $covered $ignored ||
+    failed="$failed tests"
+for part in $parts; do
+    name=${part%%:*}
+    status=0
+    wait "${part#*:}" || status=$?
+    echo
+    echo "== $name =="
+    cat "$folder/$name.log"
+    [ $status = 0 ] || failed="$failed $name"
+done
+parts=
+
+if [ "$covered" ]; then
+    echo
+    echo "== coverage of the mechanism =="
+    $sudo chmod -R a+rw "$folder"
+    export COVERAGE_FILE="$folder/coverage"
+    "$python" -m coverage combine --quiet "$folder"/coverage.* &&
+        "$python" -m coverage report || failed="$failed coverage"
+fi
+
+[ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }

@@ -7,18 +7,24 @@ RABBITMQ_ROOT:           a folder with an unpacked Debian, whose RabbitMQ is sta
 RABBITMQ_URL:            a broker that runs already is used. What would stop or start one is then
                          deselected, and listed with the reason at the end.
 RABBITMQ_MANAGEMENT_URL: its management API; see dev/server.py.
+
+With `-n 6`, pytest-xdist runs the tests in six workers side by side. They share one broker, where
+each test has a virtual host of its own. See `tests/side_by_side.py`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from dev.broker import Broker
 from dev.server import Server
+from dev.shared_broker import SharedBroker, shared_broker
 from tests.conformance.record import Recorder
+from tests.side_by_side import make_scheduler, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,22 +32,48 @@ if TYPE_CHECKING:
     from dev.server import VHost
 
 _OWN = "own_broker"
-_left_out = pytest.StashKey[list[pytest.Item]]()
+_SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes tell each other
+_left_out = pytest.StashKey[list[str]]()
+_shared = pytest.StashKey[SharedBroker]()
+
+# How long an example takes says more about what else runs on the machine.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Server]:
+def session_broker(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The one that all tests share."""
     server = Server.from_environment(os.environ)
     if server:
         yield server
+    elif is_worker(request.config):
+        yield shared_broker(request.config.workerinput[_SHARED])  # type: ignore[attr-defined]
+    else:
+        with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+            yield broker
+
+
+@pytest.fixture(scope="session")
+def broker(session_broker: Server) -> Server:
+    return session_broker
+
+
+@pytest.fixture(scope="session")
+def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker that no test uses at the same time: it may be frozen, killed, and measured."""
+    if not is_worker(request.config):
+        yield request.getfixturevalue("session_broker")
         return
     with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
         yield broker
 
 
 @pytest.fixture
-def vhost(broker: Server) -> Iterator[VHost]:
-    vhost = broker.vhost()
+def vhost(request: pytest.FixtureRequest) -> Iterator[VHost]:
+    """A virtual host on `own_broker`, where a test takes that, or else on `broker`."""
+    name = _OWN if _OWN in request.fixturenames else "broker"
+    vhost: VHost = request.getfixturevalue(name).vhost()
     yield vhost
     vhost.delete()
 
@@ -55,17 +87,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if is_worker(config):
+        return
     if config.getoption("--record-conformance"):
         config.pluginmanager.register(Recorder())
+    if config.getoption("numprocesses", None):
+        config.stash[_shared] = SharedBroker(os.environ.get("RABBITMQ_ROOT"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if shared := config.stash.get(_shared, None):
+        shared.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a new worker of pytest-xdist where the broker is."""
+    node.workerinput[_SHARED] = node.config.stash[_shared].address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker has left out: all leave out the same."""
+    if not error:
+        node.config.stash[_left_out] = node.workeroutput.get(_LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return make_scheduler(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not os.environ.get("RABBITMQ_URL"):
+    if os.environ.get("RABBITMQ_URL"):
+        leave_out(config, items)
+    if is_worker(config):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker(_OWN)]
+    if not left_out:
         return
-    config.stash[_left_out] = [item for item in items if item.get_closest_marker(_OWN)]
-    if config.stash[_left_out]:
-        config.hook.pytest_deselected(items=config.stash[_left_out])
-        items[:] = [item for item in items if not item.get_closest_marker(_OWN)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker(_OWN)]
+    config.stash[_left_out] = [item.nodeid for item in left_out]
+    if is_worker(config):
+        config.workeroutput[_LEFT_OUT] = config.stash[_left_out]  # type: ignore[attr-defined]
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
 
 
 def pytest_terminal_summary(
@@ -74,5 +147,5 @@ def pytest_terminal_summary(
     if left_out := config.stash.get(_left_out, []):
         terminalreporter.section("deselected, since RABBITMQ_URL is set")
         terminalreporter.line("These start, stop or kill a broker, which is not ours to do there:")
-        for item in left_out:
-            terminalreporter.line(item.nodeid)
+        for nodeid in left_out:
+            terminalreporter.line(nodeid)

@@ -207,7 +207,7 @@ def frozen(broker):
     ids=["before-answers", "while-sending-all", "while-sending-one"],
 )
 def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
-    broker, channel, outcomes, case
+    own_broker, channel, outcomes, case
 ):
     def cut():
         sock.shutdown(socket.SHUT_RDWR)
@@ -220,7 +220,7 @@ def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
     send_one(batch, "a")
     send_one(batch, "b")
 
-    with frozen(broker), pytest.raises(UnconfirmedError) as caught:  # noqa: PT012
+    with frozen(own_broker), pytest.raises(UnconfirmedError) as caught:  # noqa: PT012
         threading.Timer(after, cut).start() if after else cut()
         send_one(batch, "c")
         batch.flush()
@@ -235,13 +235,13 @@ def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
 
 
 @pytest.mark.own_broker
-def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown(channel, broker):
+def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown(channel, own_broker):
     batch = PublishBatch(channel)
     send(batch, "answered")
     batch.flush()
     late = pytest.raises(UnconfirmedError, match=r"'late' unknown \(no confirm .* 0.2 s\)")
     # To leave the batch does not wait for this broker either.
-    with frozen(broker), late, batch:
+    with frozen(own_broker), late, batch:
         send(batch, "late", confirm_timeout=0.2)
     with PublishBatch(channel) as batch:
         send(batch, "answered again")
@@ -507,7 +507,7 @@ def test_a_callback_may_close_the_batch_that_declares(connect, interrupt):
 
 
 @pytest.mark.own_broker
-def test_of_messages_sent_at_once_the_shortest_time_to_write_counts(broker, channel, outcomes):
+def test_of_messages_sent_at_once_the_shortest_time_to_write_counts(own_broker, channel, outcomes):
     batch = PublishBatch(channel, on_outcome=outcomes.append)
     send(batch, "before")
     batch.flush()
@@ -515,7 +515,7 @@ def test_of_messages_sent_at_once_the_shortest_time_to_write_counts(broker, chan
     send(batch, "short", timeout=0.3)
     huge = "x" * 30_000_000
     batch.publish(message(channel, huge), routing_key="q", tag="huge")
-    with frozen(broker), pytest.raises(UnconfirmedError):
+    with frozen(own_broker), pytest.raises(UnconfirmedError):
         batch.flush()
     batch.close()
     together = dict.fromkeys(("long", "short", "huge"), "unknown")

@@ -31,6 +31,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md"
 BY_CHANNEL = "channel_exchange_metrics"
 
 
+@pytest.fixture(scope="session")
+def broker(own_broker):
+    """What is scraped and queried is all that the broker has, so nothing else may be there."""
+    return own_broker
+
+
 @pytest.fixture
 def scrape(broker):
     """The configuration that the documentation recommends, for this broker."""

@@ -33,7 +33,8 @@ def program(
     if on == WALK:
         yield SimulatedProgram(Settings(**settings))
         return
-    broker = request.getfixturevalue("broker")
+    # Where a fixture asks for `own_broker`, `vhost` is one of that.
+    broker = request.getfixturevalue("own_broker" if case.restarts else "broker")
     version = broker.version
     record_property(BROKER, version)
     if queue_type == "quorum" and broker.release < QUORUM_SINCE:

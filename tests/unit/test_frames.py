@@ -72,7 +72,7 @@ def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
         {"properties": {"priority": 256}},
         {"properties": {"message_id": "x" * 256}},
         {"properties": {"message_id": 5}},
-        {"properties": {"application_headers": {"unwritable": object()}}},
+        {"properties": {"application_headers": {"unwritable": ...}}},
         {"properties": {"application_headers": {None: "unwritable"}}},
     ],
     ids=str,

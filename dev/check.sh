@@ -1,0 +1,30 @@
+#!/bin/sh
+# Purpose: what is checked beside the tests. `make`, tox and dev/test.sh run these same commands, with
+# the tools that come first in PATH. All run, even if one fails.
+#
+#   dev/check.sh lint           style, types and the import contract
+#   dev/check.sh docs FOLDER    the documentation, built into a folder; a warning is an error
+set -eu
+cd "$(dirname "$0")/.."
+what=${1:?lint or docs?}
+failed=0
+
+run() {
+    echo "\$ $*"
+    "$@" || failed=1
+}
+
+case $what in
+lint)
+    run ruff check
+    run ruff format --check
+    run mypy
+    run lint-imports
+    ;;
+docs) run sphinx-build --fail-on-warning --keep-going --quiet docs "${2:?into which folder?}" ;;
+*)
+    echo "check: lint or docs, not $what" >&2
+    exit 2
+    ;;
+esac
+exit $failed

@@ -1,0 +1,40 @@
+"""What a wheel holds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    # A copy, because setuptools also packs what an earlier build left in build/.
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"),
+    )
+    package = source / "kombu_binary_delay"
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+    done = subprocess.run(
+        [*pip, "--wheel-dir", tmp_path, "."],
+        cwd=source,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    [wheel] = tmp_path.glob("*.whl")
+    packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    written = {path for path in package.rglob("*") if path.suffix == ".py"}
+    written.add(package / "py.typed")
+    assert packed == {path.relative_to(source).as_posix() for path in written}
