@@ -24,7 +24,7 @@ from dev.broker import Broker
 from dev.server import Server
 from dev.shared_broker import SharedBroker, shared_broker
 from tests.conformance.record import Recorder
-from tests.side_by_side import make_scheduler, rank
+from tests.side_by_side import line_of, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,9 @@ _SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes tell each oth
 _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 
+# The Java processes of Spark in these tests live for a minute: to compile their code well would take
+# longer than to run it.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # How long an example takes says more about what else runs on the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -122,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("RABBITMQ_URL"):
         leave_out(config, items)
     if is_worker(config):
-        items.sort(key=lambda item: rank(item.nodeid))
+        items.sort(key=lambda item: line_of(item.nodeid))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """Purpose: which tests pytest-xdist may run side by side, and in which order they begin.
 
-All tests of a file run in one worker, one after the other, so that fixtures of a module or a class
-are made once. The table below has the exceptions. `--dist` is ignored.
+A unit is what one worker runs, one test after the other: all tests of a file, unless the table says
+otherwise. So fixtures of a module are made once. The option `--dist` changes nothing.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-#: Files whose tests share nothing, and take long: each test is on its own.
-SPREAD = (
-    "tests/broker/test_admin.py",
-    "tests/broker/test_bench.py",
-    "tests/broker/test_docs.py",
-    "tests/broker/test_move.py",
-    "tests/conformance/test_conformance.py",
-    "tests/faults/test_faults.py",
+EACH, FILE = "each", "file"
+# A session of Spark is a Java process, which takes ten seconds of a processor to start. Two share
+# the tests, since one alone would take longer than all other tests side by side.
+PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
+
+#: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
+#: For each test the first line counts that fits. What stands higher begins earlier: it takes longer.
+TABLE = (
+    ("tests/spark/test_verbs.py::test_the_pipeline", EACH),
+    ("tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark.md]", EACH),
+    ("tests/spark/test_publish.py", PUBLISHING),
+    ("tests/spark/test_plan.py", PLANNING),
+    ("tests/spark/test_report.py", PLANNING),
+    ("tests/spark/test_connect.py", FILE),
+    ("tests/spark/test_send.py", FILE),
+    ("tests/spark/test_audit.py", PLANNING),
+    ("tests/spark/test_prepare.py", PLANNING),
+    ("tests/spark/", PUBLISHING),
+    ("tests/faults/", EACH),
+    ("tests/broker/test_bench.py", EACH),
+    ("tests/broker/test_docs.py", EACH),
+    ("tests/acceptance/", FILE),
+    ("tests/broker/test_admin.py", EACH),
+    ("tests/broker/test_move.py", EACH),
+    ("tests/conformance/", EACH),
+    ("tests/broker/", FILE),
+    ("", FILE),
 )
 
-#: What shares a JVM, which takes seconds to start and much memory.
-SPARK = (
-    "tests/spark/",
-    "tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark",
-)
 
-#: What takes longest, which begins first.
-LONGEST = (
-    *SPARK,
-    "tests/faults/",
-    "tests/broker/test_bench.py",
-    "tests/broker/test_docs.py",
-    "tests/acceptance/",
-    "tests/broker/",
-)
+def line_of(nodeid: str) -> int:
+    """Return the number of the line of the table that counts for a test."""
+    return next(number for number, (start, _) in enumerate(TABLE) if nodeid.startswith(start))
 
 
 def unit(nodeid: str) -> str:
-    """Return the name of the unit that a test belongs to; a unit runs in one worker."""
-    if nodeid.startswith(SPARK):
-        return "spark"
-    return nodeid if nodeid.startswith(SPREAD) else nodeid.partition("::")[0]
-
-
-def rank(nodeid: str) -> int:
-    """Return the place of a test among the others: the lower, the earlier it begins."""
-    return next(
-        (place for place, start in enumerate(LONGEST) if nodeid.startswith(start)), len(LONGEST)
-    )
+    """Return the name of a test's unit."""
+    name = TABLE[line_of(nodeid)][1]
+    return {EACH: nodeid, FILE: nodeid.partition("::")[0]}.get(name, name)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -60,5 +60,5 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return unit(nodeid)
 
-    config.option.loadscopereorder = False  # the order is that of `rank`
+    config.option.loadscopereorder = False  # the order is that of the table
     return Scheduling(config, log)

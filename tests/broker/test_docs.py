@@ -36,6 +36,7 @@ SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     if page in SINCE_3_10 and topology.queue_type == "classic":

@@ -15,6 +15,7 @@ ROOT = os.environ.get("RABBITMQ_ROOT")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if case.short],

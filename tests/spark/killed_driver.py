@@ -16,6 +16,8 @@ spark = (
     .config("spark.sql.shuffle.partitions", "2")
     .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .config("spark.sql.codegen.wholeStage", "false")
     .getOrCreate()
 )
 publish(

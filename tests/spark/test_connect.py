@@ -56,6 +56,7 @@ def server(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp_path):
     # A process of its own: one that has a JVM cannot be such a client any more.
     script = str(Path(__file__).with_name("connected.py"))

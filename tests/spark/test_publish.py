@@ -218,6 +218,7 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
     with Processes("driver") as processes:
         log = tmp_path / "driver.log"

@@ -150,6 +150,7 @@ def test_the_page_prints_with_nothing_cut_off_however_long_the_names(whole, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_page_stays_small_for_millions_of_tasks(spark):
     assert len(page(figures(many(spark, 2_000_000))).encode()) < 2_000_000
 
