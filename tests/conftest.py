@@ -36,8 +36,8 @@ _SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes tell each oth
 _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 
-# The Java processes of Spark in these tests live for a minute: to compile their code well would take
-# longer than to run it.
+# The Java processes of Spark live for a minute in these tests: to compile their code well would
+# take longer than to run it.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # How long an example takes says more about what else runs on the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
