@@ -17,7 +17,7 @@ EACH, FILE = "each", "file"
 PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
 
 #: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
-#: For each test the first line counts that fits. What takes longer stands higher and begins earlier.
+#: For each test the first line counts that fits. What stands higher begins earlier: what is long.
 TABLE = (
     ("tests/spark/test_verbs.py::test_the_pipeline", EACH),
     ("tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark.md]", EACH),
