@@ -15,6 +15,7 @@ import pytest
 
 from dev.broker import Broker, BrokerError
 from dev.processes import Processes
+from dev.shared_broker import SharedBroker, shared_broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,6 +129,30 @@ def test_a_missing_broker_is_an_error(tmp_path: Path) -> None:
 def test_a_broker_that_cannot_start_says_why() -> None:
     with pytest.raises(BrokerError, match="no_such_setting"), Broker(ROOT, {"no_such_setting": 1}):
         pass
+
+
+@pytest.mark.own_broker
+def test_a_shared_broker_is_one_for_all_who_ask_and_ends_with_its_owner() -> None:
+    ask = "from dev.shared_broker import shared_broker; print(shared_broker({!r}).vhost().name)"
+    with SharedBroker(ROOT) as shared:
+        folder = Path(shared.address).parent
+        argv = [sys.executable, "-c", ask.format(shared.address)]
+        asking = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        made = {each.communicate(timeout=60)[0].strip() for each in asking}
+        seen = shared_broker(shared.address)
+        # It can be administered from here, too.
+        assert made | {"/"} == set(seen.ctl("list_vhosts", "--quiet", "name").split()) - {"name"}
+    assert not folder.exists()
+    assert not seen.folder.exists()
+    with pytest.raises(ConnectionRefusedError):
+        seen.connect("/")
+
+
+def test_a_shared_broker_that_does_not_start_is_an_error_to_all_who_ask(tmp_path: Path) -> None:
+    with SharedBroker(str(tmp_path)) as shared:
+        for _ in range(2):
+            with pytest.raises(BrokerError, match="the shared broker has not started: no /usr/lib"):
+                shared_broker(shared.address)
 
 
 def test_what_a_keeper_has_spawned_ends_even_when_we_are_killed() -> None:
