@@ -39,12 +39,12 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound
-from kombu.transport import pyamqp
+from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
-from .compat.celery import MarkedDriverType, look_before_copying, stand_aside
-from .compat.urls import display, enlist, settle
+from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
+from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .errors import TopologyError
 from .executor import Executor
 from .follow import FollowingChannel
@@ -250,27 +250,30 @@ class TransportMixin(_Above):
 
     driver_type = MarkedDriverType("amqp")
     implements = pyamqp.Transport.implements.extend(batch_publish=True)
-    #: Kombu then leaves the URL to us, scheme and all.
+    #: Kombu then leaves the URL to us, scheme and all: see :func:`.compat.urls.read_urls`.
     can_parse_url = True
-    #: The URL scheme that names this transport; another transport needs another.
-    alias = "binary-delay"
+    #: The scheme of the URLs that name this transport, and with an ``s`` behind it, its twin over
+    #: TLS. Another transport needs another.
+    alias = ALIAS
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        stand_aside()
-        look_before_copying()
+        disable_native_delivery()
+        check_declared_first()
         follow_celery(client.transport_options)
-        settle(client, type(self), self.alias)
         super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """Write the connection's parameters as a URL, without the password unless asked."""
-        return display(self.client, include_password=include_password, mask=mask)
+        """Format the connection's parameters as a URL, without the password unless asked."""
+        return as_uri(self.client, include_password=include_password, mask=mask)
 
     def establish_connection(self) -> Any:
         """Connect.
 
-        :raises SettingsError: for settings that cannot be, before anything is sent.
+        :raises SettingsError: for invalid settings, and for the URL of another kind of broker among
+            those to fail over to; before anything is sent.
         """
+        for url in self.client.alt:
+            check_scheme(url, type(self))
         settings = Settings.from_transport_options(self.client.transport_options)
         connection = super().establish_connection()
         server = connection.server_properties
@@ -309,9 +312,12 @@ class SSLTransport(TransportMixin, pyamqp.SSLTransport):
     """The same over TLS."""
 
     Connection = Connection
-    alias = "binary-delay-tls"
 
 
 def register() -> None:
     """Let ``binary-delay://`` and, over TLS, ``binary-delays://`` name our transports."""
-    enlist(Transport, Transport.alias)
+    for scheme, transport in ((ALIAS, Transport), (f"{ALIAS}s", SSLTransport)):
+        TRANSPORT_ALIASES[scheme] = f"{transport.__module__}:{transport.__name__}"
+
+
+read_urls()

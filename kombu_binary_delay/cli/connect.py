@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 from kombu import Connection
-from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
+from kombu.transport import pyamqp, resolve_transport
 from kombu.utils.url import parse_url
 
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.create import standing
-from kombu_binary_delay.compat.urls import is_amqp, stock
+from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
@@ -65,7 +65,7 @@ class Target:
         url = url or DEFAULT_URL
         for each in url.split(";"):
             _check(each)
-        url, said = stock(url)
+        url, said = for_kombus_transport(url)
         # As our transport has it: what the URL says of TLS counts over the app.
         return cls(url, said or ssl, login_method, management_url, given)
 
@@ -201,11 +201,9 @@ def _is_over_tls(transport: Any) -> bool:
 
 def _check(url: str) -> None:
     """Check the URL of a broker; its words are secret."""
-    scheme, has_scheme, _ = url.partition("://")
-    if not has_scheme:
+    if "://" not in url:
         return
-    # What is callable was registered with our own mixins.
-    if not is_amqp(url) and not callable(TRANSPORT_ALIASES.get(scheme)):
+    if not is_broker_url(url):
         raise click.UsageError(
             "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
         )

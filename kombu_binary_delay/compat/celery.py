@@ -1,6 +1,6 @@
-"""What Celery needs beyond a transport: that its own native delayed delivery stands aside.
+"""What Celery needs beyond a transport: its native delayed delivery is off where ours delays.
 
-And that its look at each queue costs no more than a look.
+And its check whether a queue has been declared costs no copy of the queue.
 
 Since 5.5, with any quorum queue in an app whose transport has ``driver_type == "amqp"``, Celery
 routes delayed tasks to a ladder of its own before a transport sees them, or warns at each publish
@@ -10,9 +10,9 @@ places in Celery are taught to look for the mark. The detection that chooses the
 left alone, and so is every app with another transport. This module must not import Celery: a Kombu
 program may not have it.
 
-At each publish, unless it goes to its native delivery, Celery has Kombu declare the queue if this
+At each publish that is not left to its native delivery, Celery has Kombu declare the queue if this
 connection has not yet. To find out, Kombu makes a copy of the queue and of its exchange, an eighth
-of all that the publish costs. On our connections, it looks first.
+of all that the publish costs. On our connections, it checks first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 from kombu.messaging import Producer
 
+from .patch import replace
+
 
 class MarkedDriverType(str):
     """A driver type whose transport delays messages by itself."""
@@ -29,29 +31,21 @@ class MarkedDriverType(str):
     __slots__ = ()
 
 
-def stand_aside() -> None:
+def disable_native_delivery() -> None:
     """Teach the Celery that is loaded, if one is, not to delay what our transports delay.
 
     Each transport calls it as it is made. For a publish, that is before Celery decides. For a
     worker it may be in the middle of the decision to include the step that declares Celery's
     ladder: so it is not that decision which is changed, but the start of the step, later on.
     """
-    _replace(sys.modules.get("celery.app.base"), "detect_quorum_queues", _detect_unless_marked)
+    replace(sys.modules.get("celery.app.base"), "detect_quorum_queues", _detect_unless_marked)
     native = sys.modules.get("celery.worker.consumer.delayed_delivery")
-    _replace(getattr(native, "DelayedDelivery", None), "start", _start_unless_marked)
+    replace(getattr(native, "DelayedDelivery", None), "start", _start_unless_marked)
 
 
-def look_before_copying() -> None:
-    """Teach Kombu's producers to look whether a queue has been declared before they copy it."""
-    _replace(Producer, "maybe_declare", _declare_unless_known)
-
-
-def _replace(owner: Any, name: str, wrap: Any) -> None:
-    original = getattr(owner, name, None)
-    if original is not None and not hasattr(original, "of_binary_delay"):
-        replacement = wrap(original)
-        replacement.of_binary_delay = True
-        setattr(owner, name, replacement)
+def check_declared_first() -> None:
+    """Teach Kombu's producers to check whether a queue has been declared before they copy it."""
+    replace(Producer, "maybe_declare", _declare_unless_known)
 
 
 def _detect_unless_marked(detect: Any) -> Any:

@@ -1,117 +1,156 @@
-"""Whichever broker URL a connection turns to, it keeps its transport, and TLS where asked for.
+"""A connection keeps its transport at every broker URL, and uses TLS wherever a URL says so.
 
-Kombu takes the transport named beside a URL for the first URL only: at a failover the scheme of the
-next one decides, and ``amqp://`` means Kombu's own transport. And it drops the scheme of a URL that
-has a transport beside it, so that ``amqps://`` would connect without TLS. It must not import the
-transports: they hand themselves in.
+By itself, Kombu takes the transport named beside a URL for the first URL only: at a failover, the
+scheme of the next one decides, and ``amqp://`` means Kombu's own transport. And Kombu drops the
+scheme of a URL that has a transport beside it, so that ``amqps://`` would connect without TLS. So
+our transports ask Kombu to leave them the URL (``can_parse_url``), and :func:`read_urls` teaches
+Kombu's connections to read it. This module must not import the transports.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from kombu.transport import TRANSPORT_ALIASES
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
 from kombu.utils.url import as_url, parse_url
 
-_KOMBU_SCHEME = re.compile(r"(?:py)?amqp(s?)://", re.IGNORECASE)
-_SCHEME = re.compile(r"(?:^|(?<=;))(?:binary-delay|pyamqp|amqp)(s?)://", re.IGNORECASE)
+from kombu_binary_delay.errors import SettingsError
+
+from .celery import MarkedDriverType
+from .patch import replace
+
+#: The URL scheme that names our transport, once it is registered; with an ``s``, over TLS.
+ALIAS = "binary-delay"
+_SCHEMES = ("amqp", "pyamqp", ALIAS)
+_SCHEME = re.compile(rf"(?:^|(?<=;))(?:{'|'.join(_SCHEMES)})(s?)://", re.IGNORECASE)
 
 
-def is_amqp(url: str) -> bool:
-    """Whether this is the URL of a broker, under one of Kombu's names for it or ours."""
-    return _SCHEME.match(url) is not None
+def is_broker_url(url: str) -> bool:
+    """Whether this is the URL of a broker that our transports connect to."""
+    if _SCHEME.match(url):
+        return True
+    scheme, has_scheme, _ = url.partition("://")
+    named = TRANSPORT_ALIASES.get(scheme, "kombu.") if has_scheme else "kombu."
+    # Kombu's own may need a client that is not installed.
+    return not str(named).startswith("kombu.") and _delays(get_transport_cls(scheme))
 
 
-def stock(url: str) -> tuple[str, dict[str, Any]]:
-    """Write a URL, or several with ``;`` between, so that Kombu chooses its own transport by it.
+def for_kombus_transport(url: str) -> tuple[str, dict[str, Any]]:
+    """Rewrite a URL, or several with ``;`` between, so that Kombu chooses its own transport by it.
 
-    Of what is named beside a URL Kombu takes no TLS, so the scheme is to say both.
-
-    :returns: the URL, and what it says of TLS, in amqp's words; of several, the first that does.
+    :returns: the URL, and its TLS options as py-amqp names them; of several URLs, the options of
+        the first that has any.
     """
     urls = _SCHEME.sub(r"amqp\1://", url).split(";")
-    said = next(filter(None, map(_tls, urls)), {})
-    return ";".join(map(_without_tls, urls)), said
+    options = next(filter(None, map(_tls_options, urls)), {})
+    return ";".join(map(_without_tls_options, urls)), options
 
 
-def _tls(url: str) -> dict[str, Any]:
-    given = parse_url(url).get("ssl") or {} if "://" in url else {}
-    return {_option(name): value for name, value in given.items()}
+def check_scheme(url: str, transport: Any) -> None:
+    """Check that ``transport`` connects to a URL; a bare host name has nothing to check.
 
-
-def _without_tls(url: str) -> str:
-    place, mark, query = url.partition("?")
-    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
-    return f"{place}{mark}{kept}" if kept else place
-
-
-def enlist(transport: type, alias: str) -> None:
-    """Let ``alias`` and, over TLS, ``alias`` with an ``s`` behind it name a transport in URLs."""
-    aliases: dict[str, Any] = TRANSPORT_ALIASES
-    for scheme in (alias, f"{alias}s"):
-        # Kombu calls what is not a name.
-        aliases[scheme] = lambda: transport
-
-
-def settle(client: Any, transport: type, alias: str) -> None:
-    """Read the URL that Kombu has left to the transport, and hold on to ``transport`` from here.
-
-    :param client: the :class:`kombu.Connection` that has just made its transport.
-    :param alias: the URL scheme that names ``transport``; with an ``s`` behind it, over TLS.
+    :raises SettingsError: for the scheme of another kind of broker.
     """
-    scheme = str(client.transport_cls)
-    if "://" in (client.hostname or ""):
-        read = {name: value for name, value in parse_url(client.hostname).items() if value}
-        scheme = read.pop("transport")
-        # Private, yet what Kombu does with the URL of a transport that leaves it to Kombu.
-        client._initial_params.update(read, hostname=read.get("hostname"))  # noqa: SLF001 - see above
-        given = {**client._initial_params, "transport": client.transport_cls}  # noqa: SLF001 - see above
-        client._init_params(**given)  # noqa: SLF001 - see above
-    if isinstance(client.ssl, dict):
-        client.ssl = {_option(name): value for name, value in client.ssl.items()}
-    if not client.ssl and scheme.lower() in ("amqps", "pyamqps", f"{alias}s"):
-        client.ssl = True
-    if client.cycle is not None and not isinstance(client.cycle, _Urls):
-        enlist(transport, alias)
-        client.cycle = _Urls(client.cycle, alias)
-    if client.transport_cls in (alias, f"{alias}s"):
-        # A copy of the connection may go where nobody has enlisted the alias.
-        client.transport_cls = transport
+    if "://" in url:
+        _is_tls(urlsplit(url).scheme, transport)
 
 
-def display(client: Any, *, include_password: bool, mask: str) -> str:
-    """Write a connection's parameters as a URL."""
+def as_uri(client: Any, *, include_password: bool, mask: str) -> str:
+    """Format a connection's parameters as a URL, in the form of Kombu's own transport."""
     write: Any = as_url
-    password = client.password() if callable(client.password) else client.password
+    given = client.info()
+    password = given["password"] if include_password else mask
     return str(
         write(
             "amqps" if client.ssl else "amqp",
-            client.hostname or "localhost",
-            client.port,
-            client.userid,
-            (password if include_password else mask) if password else None,
-            quote(client.virtual_host or "/", safe=""),
+            given["hostname"] or "localhost",
+            given["port"],
+            given["userid"],
+            password() if callable(password) else password,
+            quote(given["virtual_host"]),
             sanitize=not include_password,
             mask=mask,
         )
     )
 
 
+def read_urls() -> None:
+    """Teach Kombu's connections to read the URLs of our transports.
+
+    It has to be called when a transport is imported, since Kombu imports the transport while it
+    makes the first connection, just before it asks for this.
+    """
+    replace(Connection, "_init_params", _read_url)
+
+
+def _read_url(init_params: Any) -> Any:
+    def read_url(client: Any, **params: Any) -> None:
+        # Kombu calls this when a connection is made, and when it fails over to another URL.
+        is_new = "transport_cls" not in vars(client)
+        initial = client._initial_params  # noqa: SLF001 - Kombu offers no other way
+        named = initial["transport"]
+        # Otherwise, Kombu has not loaded the transport yet.
+        has_url = "://" in (params["hostname"] or "") and not client.uri_prefix
+        transport = get_transport_cls(named) if has_url or not is_new else None
+        if not _delays(transport):
+            init_params(client, **params)
+            return
+        if is_new:
+            read = {name: value for name, value in parse_url(params["hostname"]).items() if value}
+            scheme = read.pop("transport")
+            read["hostname"] = read.get("hostname")
+            initial.update(read)
+            params.update(read)
+        else:
+            scheme = params["transport"]
+        aliases = _aliases(transport)
+        if isinstance(params["ssl"], dict):
+            params["ssl"] = {_option(name): value for name, value in params["ssl"].items()}
+        if scheme != named:
+            params["ssl"] = params["ssl"] or _is_tls(scheme, transport)
+        elif scheme not in aliases:
+            # A host name in a list of URLs: over TLS if the URL before it was.
+            params["ssl"] = params["ssl"] or client.ssl
+        if is_new or scheme not in aliases or named not in aliases:
+            params["transport"] = named
+        init_params(client, **params)
+
+    return read_url
+
+
+def _delays(transport: Any) -> bool:
+    return isinstance(getattr(transport, "driver_type", None), MarkedDriverType)
+
+
+def _aliases(transport: Any) -> tuple[str, str]:
+    return transport.alias, f"{transport.alias}s"
+
+
+def _is_tls(scheme: str, transport: Any) -> bool:
+    schemes = {*_SCHEMES, transport.alias}
+    if scheme not in schemes | {f"{each}s" for each in schemes}:
+        raise SettingsError(
+            f"the broker URL's scheme is {scheme!r}, but {transport.__name__} connects to RabbitMQ "
+            f"only: use amqp:// or amqps://, or leave the transport out (Celery: broker_transport) "
+            f"so that Kombu chooses it by the scheme"
+        )
+    return scheme not in schemes
+
+
+def _tls_options(url: str) -> dict[str, Any]:
+    given = parse_url(url).get("ssl") or {} if "://" in url else {}
+    return {_option(name): value for name, value in given.items()}
+
+
+def _without_tls_options(url: str) -> str:
+    place, mark, query = url.partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
+    return f"{place}{mark}{kept}" if kept else place
+
+
 def _option(name: str) -> str:
     # In a URL's query, Kombu leaves its ``ssl_`` before the name that amqp knows.
     return name if name == "ssl_version" else name.removeprefix("ssl_")
-
-
-class _Urls(Iterator[str]):
-    """The URLs of a failover cycle, with our scheme in place of Kombu's."""
-
-    def __init__(self, urls: Iterator[str], alias: str) -> None:
-        self._urls = urls
-        self._alias = alias
-
-    def __next__(self) -> str:
-        url = next(self._urls)
-        return _KOMBU_SCHEME.sub(lambda scheme: f"{self._alias}{scheme[1]}://", url, count=1)

@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 
 import click
 
-from kombu_binary_delay.compat.urls import is_amqp
+from kombu_binary_delay.compat.urls import is_broker_url
 from kombu_binary_delay.model.ladder import Ladder
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def audit(
             read_journal(session, journal),
             late_after=late_after,
             patience=patience,
-            until=datetime.now(timezone.utc) if complete or is_amqp(journal) else None,
+            until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
         )
     if job_id is not None and table is not None:
         # Not sooner: how far the journal goes, the events of all tasks tell.

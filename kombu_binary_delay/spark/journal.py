@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from kombu_binary_delay.compat.urls import is_amqp, stock
+from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
@@ -56,7 +56,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
     :param where: the URL of a broker, or a folder: of Parquet that :func:`export_journal` made, or
         of the journal's own local files.
     """
-    if is_amqp(where):
+    if is_broker_url(where):
         spark.dataSource.register(JournalSource)
         options = {"broker": where, "namespace": namespace}
         return spark.read.format(FORMAT).options(**options).load()
@@ -240,7 +240,7 @@ class _Stream:
     def consume(self, offset: int | str) -> Iterator[Any]:
         """Give an iterator of offset and body, which ends when nothing has come for a while."""
         received: list[Any] = []
-        url, tls = stock(self.options["broker"])
+        url, tls = for_kombus_transport(self.options["broker"])
         with kombu.Connection(url, ssl=tls) as connection:
             channel = connection.default_channel
             # A stream takes no consumer without a prefetch limit.

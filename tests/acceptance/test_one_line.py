@@ -95,5 +95,8 @@ def test_the_one_line_may_be_the_url_and_holds_for_every_url_of_a_failover(
     stage.journal.assert_on_time([task])
     assert not stage.journal.received(later)
     assert stage.waiting() == 1
+    stats = stage.app.control.inspect([worker.name], timeout=LATE).stats()
+    assert stats, "the worker could not send what it knows of its connection"
+    assert stats[worker.name]["broker"]["virtual_host"] == stage.vhost.name
     # Its log tells of the broker that was not there.
     worker.kill()

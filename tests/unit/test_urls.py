@@ -1,0 +1,154 @@
+"""Connections of our transport say of themselves what those of Kombu's own transport say."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, pyamqp
+
+from kombu_binary_delay import SettingsError, SSLTransport, Transport, register
+from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+
+PATH = "kombu_binary_delay:Transport"
+URLS = [
+    "amqp://",
+    "amqps://",
+    "amqp://host",
+    "amqp://host//",
+    "amqp://host/%2F",
+    "amqp://host/shop",
+    "amqp://u%40:p%2F%40@host:1234/a%2Fb",
+    "pyamqp://u:p@host:1234/shop",
+    "AMQPS://u@host/shop",
+    "amqp://host/shop?heartbeat=30",
+    "amqp://a:1/x;amqps://u:p@b:2/y",
+    "amqp://a:1/x;b",
+]
+
+
+def fields(connection: Connection) -> dict[str, Any]:
+    """Return what a connection says before its transport is made, and after."""
+    before = [connection.hostname, connection.port, connection.userid, connection.password]
+    before += [connection.virtual_host, connection.heartbeat]
+    info = connection.info()
+    return {
+        "before": before,
+        "info": {**info, "transport": None, "ssl": None, "alternates": len(info["alternates"])},
+        "is TLS": bool(connection.ssl),
+        "URI": connection.as_uri().replace("pyamqp:", "amqp:"),
+        "full URI": connection.as_uri(include_password=True).replace("pyamqp:", "amqp:"),
+        "masked URI": connection.as_uri(mask="xx").replace("pyamqp:", "amqp:"),
+    }
+
+
+def own(url: str) -> str:
+    """Rewrite URLs of Kombu's schemes to ours."""
+    secure = url.lower().replace("pyamqp", "amqp").replace("amqps:", "binary-delays:")
+    return secure.replace("amqp:", "binary-delay:")
+
+
+@pytest.mark.parametrize("way", ["path", "class", "alias"])
+@pytest.mark.parametrize("url", URLS)
+def test_a_connection_has_the_fields_that_it_has_by_kombus_transport(url, way):
+    register()
+    kombus = Connection(url)
+    if way == "alias":
+        ours = Connection(own(url))
+    else:
+        ours = Connection(url, transport={"path": PATH, "class": Transport}[way])
+
+    for _ in range(3 if ";" in url else 1):
+        assert fields(ours) == fields(kombus)
+        assert isinstance(ours.transport, Transport | SSLTransport)
+        if way != "class":
+            json.dumps(ours.info())
+        for copy in (ours.clone(), pickle.loads(pickle.dumps(ours))):  # noqa: S301 - our own
+            assert type(copy.transport) is type(ours.transport)
+            assert copy.as_uri(include_password=True) == ours.as_uri(include_password=True)
+        kombus.maybe_switch_next()
+        ours.maybe_switch_next()
+
+
+@pytest.mark.parametrize("url", ["amqps://a/x;b", "amqps://a/x;b;c"])
+@pytest.mark.parametrize("transport", [PATH, Transport, "alias"])
+def test_a_host_name_after_an_amqps_url_is_reached_over_tls_as_by_kombus_transport(url, transport):
+    register()
+    if transport == "alias":
+        connection = Connection(own(url))
+    else:
+        connection = Connection(url, transport=transport)
+    for _ in connection.alt:
+        connection.maybe_switch_next()
+        assert connection.as_uri().startswith("amqps://")
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps", "binary-delay", "binary-delays"])
+def test_a_transport_named_by_its_tls_alias_beside_the_url_is_tls_for_every_url(scheme):
+    register()
+    for url in (f"{scheme}://a", "a", f"{scheme}://a;amqp://b;amqps://c", "a;amqp://b"):
+        connection = Connection(url, transport="binary-delays")
+        for _ in range(3):
+            assert connection.as_uri().startswith("amqps://")
+            assert isinstance(connection.transport, Transport | SSLTransport)
+            connection.maybe_switch_next()
+
+
+@pytest.mark.parametrize("scheme", ["memory", "redis", "rediss", "sqs", "librabbitmq", "nonsense"])
+@pytest.mark.parametrize("transport", [PATH, Transport, SSLTransport, "binary-delay"])
+def test_the_scheme_of_another_broker_is_an_error_that_names_it_at_whichever_url(scheme, transport):
+    register()
+    told = pytest.raises(SettingsError, match=rf"scheme is '{scheme}'.*use amqp:// or amqps://")
+    with told:
+        Connection(f"{scheme}://127.0.0.1:1//", transport=transport)
+    with told:
+        Connection([f"{scheme}://127.0.0.1:1//", "amqp://"], transport=transport)
+    later = Connection(["amqp://127.0.0.1:1//", f"{scheme}://b"], transport=transport)
+    with told:
+        later.connect()
+    with told:
+        later.switch(f"{scheme}://b")
+
+
+def test_other_transports_connections_are_left_alone():
+    assert Connection("memory://").transport.driver_type == "memory"
+    assert Connection("redis+socket:///tmp/x").hostname == "socket:///tmp/x"
+    assert type(Connection("amqp://a;pyamqp://b").transport) is pyamqp.Transport
+    memory = Connection("memory://")
+    memory.switch("amqp://u@host/x")
+    assert (memory.hostname, memory.userid, memory.virtual_host) == ("host", "u", "x")
+    assert type(memory.transport) is pyamqp.Transport
+
+
+def test_a_connection_by_path_needs_no_import_and_no_registration_beforehand():
+    program = (
+        "from kombu import Connection\n"
+        f"c = Connection('amqp://127.0.0.1:1//;amqps://u@h:2/x', transport={PATH!r})\n"
+        "print(c.port, c.virtual_host, type(c.transport).__module__)\n"
+        "c.maybe_switch_next()\n"
+        "print(c.as_uri(), type(c.transport).__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.decode().splitlines() == [
+        "1 / kombu_binary_delay.transport",
+        "amqps://u:**@h:2/x kombu_binary_delay.transport",
+    ]
+
+
+def test_which_urls_are_those_of_our_brokers(monkeypatch):
+    monkeypatch.setitem(TRANSPORT_ALIASES, "own-delay", PATH)
+    for url in ("amqp://", "PYAMQPS://h", "binary-delay://h", "binary-delays://h", "own-delay://h"):
+        assert is_broker_url(url)
+    for url in ("redis://h", "sqla://h", "file:///x", "/folder", "amqp", "own-delay", "memory"):
+        assert not is_broker_url(url)
+
+
+def test_a_url_for_kombus_transport_has_its_tls_options_beside_it():
+    url = "binary-delays://h/x?ssl_ca_certs=ca.pem&heartbeat=5;amqp://b"
+
+    assert for_kombus_transport(url) == ("amqps://h/x?heartbeat=5;amqp://b", {"ca_certs": "ca.pem"})
