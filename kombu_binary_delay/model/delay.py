@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -32,6 +33,20 @@ PLUGIN_ARGUMENT = "x-delayed-type"
 _TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+#: What ``isoformat()`` writes, and Celery with it.
+_CANONICAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{6})?(?:[+-]\d\d:\d\d)?", re.ASCII)
+_ISO_8601 = re.compile(
+    r"""
+    (?P<year>\d{4}) (?P<dash>-?) (?P<month>\d\d) (?P=dash) (?P<day>\d\d)
+    (?: [Tt\ ] (?P<hour>\d\d)
+        (?: (?P<colon>:?) (?P<minute>\d\d)
+            (?: (?P=colon) (?P<second>\d\d) (?:[.,](?P<fraction>\d+))? )? )?
+        (?: (?P<utc>[Zz])
+          | (?P<sign>[+-]) (?P<hours>\d\d)
+            (?: :?(?P<minutes>\d\d) (?: :?(?P<seconds>\d\d) )? )? )? )?
+    """,
+    re.ASCII | re.VERBOSE,
+)
 
 
 def due_time(headers: Mapping[str, Any], now: int) -> int | None:
@@ -118,10 +133,25 @@ def _epoch_microseconds(eta: object) -> int:
 def _parse(eta: object) -> datetime:
     if isinstance(eta, str):
         try:
-            # Python 3.10 does not read the Z that ISO 8601 allows.
-            return datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith("Z") else eta)
+            # Python 3.10 reads the canonical form only, later ones read what is no ISO 8601 too.
+            return datetime.fromisoformat(eta if _CANONICAL.fullmatch(eta) else _canonical(eta))
         except ValueError:
             pass
     raise DelayError(
         f"{ETA} must be an ISO 8601 time such as '2030-01-31T12:00:00+00:00', got {eta!r}"
     )
+
+
+def _canonical(eta: str) -> str:
+    """Rewrite an ISO 8601 time to the form that every Python reads.
+
+    :raises ValueError: for what is not such a time.
+    """
+    found = _ISO_8601.fullmatch(eta)
+    if found is None:
+        raise ValueError(eta)
+    part = {name: value or "" for name, value in found.groupdict().items()}
+    clock = ":".join(part[name] or "00" for name in ("hour", "minute", "second"))
+    offset = ":".join(part[name] or "00" for name in ("hours", "minutes", "seconds"))
+    zone = "+00:00" if part["utc"] else part["sign"] and part["sign"] + offset
+    return f"{part['year']}-{part['month']}-{part['day']}T{clock}.{part['fraction'][:6]:0<6}{zone}"

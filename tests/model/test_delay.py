@@ -74,7 +74,51 @@ def test_an_x_delay_that_is_no_delay_is_refused_with_its_value(value):
     assert repr(value) in str(refusal.value)
 
 
-@pytest.mark.parametrize("eta", ["", "soon", "2030-13-01T00:00:00", 5, [], True])
+NOON = int(datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp()) * SECOND
+
+
+@pytest.mark.parametrize(
+    ("eta", "due"),
+    [
+        ("2030-01-31T12:00:00", NOON),
+        ("2030-01-31T12:00:00Z", NOON),
+        ("2030-01-31t12:00:00z", NOON),
+        ("2030-01-31 12:00:00+00:00", NOON),
+        ("2030-01-31T12:00", NOON),
+        ("2030-01-31T12Z", NOON),
+        ("2030-01-31", NOON - 12 * 3600 * SECOND),
+        ("20300131T120000Z", NOON),
+        ("20300131T1200+00", NOON),
+        ("2030-01-31T12:00:00+0000", NOON),
+        ("2030-01-31T12:00:00-00", NOON),
+        ("2030-01-31T12:00:00.5+00:00", NOON + 500_000),
+        ("2030-01-31T12:00:00,25Z", NOON + 250_000),
+        ("2030-01-31T12:00:00.000001Z", NOON + 1),
+        ("2030-01-31T12:00:00.1234567+00:00", NOON + 123_456),
+        ("2030-01-31T17:30:00+0530", NOON),
+        ("2030-01-31T17:41:16+05:41:16", NOON),
+        ("2030-01-31T06:30:00.5-05:30", NOON + 500_000),
+    ],
+)
+def test_an_eta_is_read_alike_by_every_python(eta, due):
+    assert due_time({"task": "t", "eta": eta}, NOW) == due
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        *("", "soon", "2030-13-01T00:00:00", 5, [], True),
+        # Some Pythons read these.
+        *("2030-W05-4T12:00:00Z", "2030-01-31_12:00:00", "2030-01-31T12:30,123Z"),
+        *(
+            "2030-01-31T24:00:00",
+            "2030-0131T12:00:00",
+            "2030-01-31T12:0000",
+            "2030-01-31T12:00:00.",
+        ),
+        *("2030-01-31T12:00:00+24:00", "2030-01-31T12:00:00 Z", "٢٠٣٠-01-31T12:00:00"),
+    ],
+)
 def test_an_eta_that_does_not_parse_is_refused_with_its_value(eta):
     with pytest.raises(DelayError, match="ISO 8601") as refusal:
         due_time({"task": "t", "eta": eta}, NOW)
