@@ -3,8 +3,8 @@
     python -m dev.kombu_suite [WAY ...] [-- ARGUMENT ...]    the arguments go to pytest
 
 It takes `t/integration/test_py_amqp.py` out of Kombu's source distribution, which pip downloads
-into the cache, and runs it once for each way to name our transport, each in a virtual host of its own.
-The broker is a private one, or the one that the environment names as for our own tests.
+into the cache, and runs it once for each way to name our transport, each in a virtual host of its
+own. The broker is a private one, or the one that the environment names as for our own tests.
 
 This file is also the pytest plugin of those runs: it makes each of Kombu's connections ours. Kombu
 repeats a test that fails up to five times; here, none is repeated.
