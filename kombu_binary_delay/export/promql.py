@@ -148,7 +148,7 @@ class Questions:
         return f'rabbitmq_detailed_queue_{metric}{{queue=~"{queues}"{self.more}}}'
 
     def _latest(self) -> list[tuple[str, int]]:
-        """List the level queues, in any lane, with the time after which their messages have left."""
+        """List the level queues, in any lane, and after what time their messages have left."""
         found: list[tuple[str, int]] = []
         below = 0
         for part in replace(self.topology, lane=0, urgent=False).levels:

@@ -20,9 +20,10 @@ from click.testing import CliRunner
 from kombu import Queue
 
 from kombu_binary_delay import Ladder, Settings, SettingsError
-from kombu_binary_delay import journal as journal_module
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.journal import celery, files, stream, writer
+from kombu_binary_delay.journal import events as journal_events
 
 HAS_STREAMS = (3, 9)
 
@@ -151,11 +152,11 @@ def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the
 def test_a_message_that_cannot_be_written_down_is_missing_alone(
     journalling, collect, events, monkeypatch, caplog
 ):
-    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
-    whole = journal_module._line  # noqa: SLF001 - as if something slipped past its checks
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    whole = journal_events.to_line  # as if something slipped past its checks
     monkeypatch.setattr(
-        journal_module,
-        "_line",
+        journal_events,
+        "to_line",
         lambda event: whole({**event, "bad": object()} if event["id"] == "i" else event),
     )
     publish(journalling, 10, task="t", id="i")
@@ -171,11 +172,11 @@ def test_a_message_that_cannot_be_written_down_is_missing_alone(
 def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     connect, collect, tmp_path, caplog, capsys
 ):
-    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
     folder = str(tmp_path / "journal")
     connection = connect(binary_delay={"journal": folder})
     publish(connection, 10)
-    file = journal_module._files[folder, os.getpid()]  # noqa: SLF001 - to fill its disk
+    file = files._files[folder, os.getpid()]  # noqa: SLF001 - to fill its disk
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - to close it fails, too
     file.stream, before = full, file.stream
     publish(connection, 10)
@@ -192,7 +193,7 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
 def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
-    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
     options = {"journal": "stream", "declare": "never"}
     publish(connect(), 60_000)
     before = {row["name"] for row in vhost.queues()}
@@ -223,30 +224,29 @@ def app(vhost, streams):
 
 
 @pytest.fixture
-def desk():
+def executed():
     """What the signals of a worker's Celery reach."""
-    desk = journal_module._Desk()  # noqa: SLF001 - another test has a broker of its own
-    yield desk
-    desk._drop()  # noqa: SLF001 - a process ends with it
+    executed = celery.ConfirmedWriter()
+    yield executed
+    executed.close()
 
 
-def ended(desk, app, number):
-    request = {"id": f"{number}", "task": "t", "eta": "2020-01-01T00:00:00+00:00"}
-    desk.write(app, {"application_headers": request}, "", "mail", {"event": "executed"})
+def ended(executed, app, number):
+    executed.write(app, {"id": f"{number}", "event": "executed"})
 
 
-def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(desk, app, vhost):
-    ended(desk, app, 1)
+def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(executed, app, vhost):
+    ended(executed, app, 1)
     with vhost.connect() as other:
         other.channel().queue_delete("kbd.v2.journal")
-    ended(desk, app, 2)
+    ended(executed, app, 2)
     assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["2"]
 
 
 def test_in_an_outage_one_task_waits_and_the_others_only_look(
-    desk, app, vhost, monkeypatch, caplog
+    executed, app, vhost, monkeypatch, caplog
 ):
-    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
     waits: list[float] = []
     monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
     monkeypatch.setattr("time.sleep", waits.append)
@@ -254,8 +254,8 @@ def test_in_an_outage_one_task_waits_and_the_others_only_look(
     def waited(url, number):
         waits.clear()
         app.conf.broker_url = app.conf.broker_write_url = url
-        ended(desk, app, number)
-        desk._drop()  # noqa: SLF001 - so that the next one connects
+        ended(executed, app, number)
+        executed.close()  # so that the next one connects
         return sum(waits) > 0
 
     nobody = "amqp://guest:guest@127.0.0.1:1//"
@@ -364,7 +364,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
 ):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
-    journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
     with vhost.connect() as other:
         # A queue of that name which is no stream: the broker refuses to declare it again.
         other.channel().queue_declare("kbd.v2.journal", durable=True, auto_delete=False)
@@ -376,7 +376,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
 
 
 def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
-    monkeypatch.setattr(journal_module, "STREAMS_SINCE", (99, 0))
+    monkeypatch.setattr(stream, "STREAMS_SINCE", (99, 0))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     connection = connect(binary_delay={"journal": "stream"})
     publish(connection, 60_000)

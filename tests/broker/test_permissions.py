@@ -19,7 +19,7 @@ from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import Topology, TopologyError
-from kombu_binary_delay import journal as journal_module
+from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
 
 Names = tuple[str, ...]
@@ -153,7 +153,7 @@ def names(topology) -> dict[str, str]:
         "mirror": re.escape(topology.mirror_name("events")),
         "mirror of headers": re.escape(topology.mirror_name("by-headers")),
         "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
-        "journal": r"kbd\.v2\.journal(\.turn)?",
+        "journal": r"kbd\.v2\.journal(\.lock)?",
     }
 
 
@@ -311,7 +311,7 @@ def test_a_journal_that_may_not_be_written_to_disturbs_no_consumer(
     bare = Queue("mail", no_declare=True)
     Queue("mail")(connect().default_channel).declare()
     for grant in enough, replace(enough, write=tuple(set(enough.write) - {DEFAULT})):
-        journal_module._warned.clear()  # noqa: SLF001 - another test may have been warned
+        writer._warned.clear()  # noqa: SLF001 - another test may have been warned
         consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
         for number in range(3):
             publish(connect(), number)

@@ -1,0 +1,145 @@
+"""What Celery's signals say: which delayed tasks have been executed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kombu_binary_delay.batching.batch import PublishBatch
+from kombu_binary_delay.settings import KEY
+
+from . import events
+from .stream import to_message
+from .writer import Journal, warn_once
+
+
+def follow_celery(options: Any) -> None:
+    """Write down which delayed tasks are executed by the Celery that is loaded, if one is.
+
+    Each transport calls it as it is made, for a worker makes one before its children, in which
+    tasks are executed, and connects after.
+
+    :param options: the transport options.
+    """
+    signals = sys.modules.get("celery.signals")
+    if signals is not None and _wants_journal(options):
+        signals.task_prerun.connect(_started, dispatch_uid="binary-delay-journal")
+        signals.task_postrun.connect(_ended, dispatch_uid="binary-delay-journal")
+        signals.task_revoked.connect(_revoked, dispatch_uid="binary-delay-journal")
+
+
+def _wants_journal(options: Any) -> bool:
+    given = options.get(KEY) if isinstance(options, Mapping) else None
+    return isinstance(given, Mapping) and given.get("journal") is not None
+
+
+def _started(task: Any = None, **_: Any) -> None:
+    if task is not None and getattr(task.request, "eta", None):
+        task.request.binary_delay_began = time.time_ns() // 1000
+
+
+def _ended(task: Any = None, state: str | None = None, **_: Any) -> None:
+    request = getattr(task, "request", None)
+    if request is not None and getattr(request, "eta", None):
+        began = getattr(request, "binary_delay_began", None)
+        _executed(task.app, request, task.name, began, state)
+
+
+def _revoked(request: Any = None, sender: Any = None, **_: Any) -> None:
+    if request is not None and getattr(request, "eta", None):
+        now = time.time_ns() // 1000
+        _executed(sender.app, getattr(request, "request", request), sender.name, now, "REVOKED")
+
+
+def _executed(app: Any, request: Any, task: str, at: int | None, state: str | None) -> None:
+    def of(name: str) -> Any:
+        return request.get(name) if isinstance(request, dict) else getattr(request, name, None)
+
+    if not _wants_journal(app.conf.broker_transport_options):
+        return
+    info = of("delivery_info") or {}
+    headers = {"id": of("id"), "task": task, "retries": of("retries") or 0, "eta": of("eta")}
+    message = events.about(
+        {events.HEADERS: headers}, info.get("exchange") or "", info.get("routing_key") or ""
+    )
+    at = at or time.time_ns() // 1000
+    _writer.write(app, {**message, "event": events.EXECUTED, "at": at, "state": state})
+
+
+class ConfirmedWriter:
+    """A process's own connection for the tasks that it executes: each event is confirmed.
+
+    A worker's child may be silent for hours. What it writes then to a connection that a restarted
+    broker has forgotten would be lost without a word, and its task be taken for lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._connection: Any = None
+        self._batch: PublishBatch | None = None
+        self._is_unreachable = False
+
+    def write(self, app: Any, event: dict[str, Any]) -> None:
+        """Write an event to the journal of an app; an event that cannot be written is logged."""
+        with self._lock:
+            # In an outage, one task waits for its end; each further one only checks whether it has.
+            failure = self._try(app, event)
+            for pause in () if self._is_unreachable else (0, 1):
+                if failure is not None:
+                    time.sleep(pause)
+                    failure = self._try(app, event)
+            self._is_unreachable = failure is not None
+            if failure is not None:
+                warn_once(f"executed tasks are missing in the journal: {failure}")
+
+    def close(self) -> None:
+        """Forget the connection, without a word to the broker: it may be the broker that failed."""
+        connection, self._connection, self._batch = self._connection, None, None
+        if connection is not None:
+            connection.collect()
+
+    def _try(self, app: Any, event: dict[str, Any]) -> Exception | None:
+        try:
+            self._write(app, event)
+        except Exception as exc:  # noqa: BLE001 - a task's result must not hang on this
+            self.close()
+            return exc
+        return None
+
+    def _write(self, app: Any, event: dict[str, Any]) -> None:
+        self._connect(app)
+        journal: Journal | None = self._connection.connection.delay_journal
+        if journal is None:
+            return
+        if journal.folder is not None:
+            journal.write(event)
+            return
+        channel = self._connection.default_channel
+        journal.stream.declare()
+        if self._batch is None:
+            self._batch = PublishBatch(channel, 1)
+        # Mandatory: of a stream that has been deleted, the broker would confirm it, and drop it.
+        self._batch.publish(to_message(event), "", journal.stream.name, mandatory=True, timeout=10)
+        self._batch.flush()
+
+    def _connect(self, app: Any) -> None:
+        if self._owner != os.getpid():
+            # A connection that came by a fork is the parent's.
+            self._owner, self._connection, self._batch = os.getpid(), None, None
+        if self._connection is not None:
+            return
+        connection = self._connection = app.connection_for_write()
+        if self._is_unreachable:
+            # Each of its URLs once.
+            once = max(len(connection.alt) - 1, 0)
+            connection.ensure_connection(max_retries=once, interval_start=0)
+        else:
+            connection.ensure_connection(max_retries=3)
+
+
+_writer = ConfirmedWriter()

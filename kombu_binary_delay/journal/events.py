@@ -1,0 +1,92 @@
+"""What an event of the journal says: who a message is, where it goes, when it is due. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kombu_binary_delay.errors import AddressError, BinaryDelayError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import due_time
+from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.ladder import hops
+from kombu_binary_delay.model.topology import Topology
+
+SCHEDULED = "scheduled"
+RELEASED = "released"
+EXECUTED = "executed"
+
+HEADERS = "application_headers"
+#: Celery's count of retries is 32 bits in the tables.
+_MAX_RETRIES = 2**31 - 1
+
+
+def scheduled(
+    topology: Topology, properties: dict[str, Any], exchange: str, key: str
+) -> dict[str, Any] | None:
+    """Describe a message as it was published; None for one that was not delayed.
+
+    A message that was already due when it was published has taken no level: it has zero hops.
+
+    :param properties: those that it was published with.
+    """
+    headers = properties.get(HEADERS) or {}
+    packed = headers.get(HEADER)
+    if isinstance(packed, dict):
+        to = packed.get("to")
+        try:
+            digits, destination = topology.parse(key, Destination(*to) if to else None)
+        except AddressError:
+            return None
+        more = {"ladder": topology.ladder.name, "hops": hops(digits)}
+        return {**about(properties, destination.exchange, destination.routing_key), **more}
+    if due(headers) is None:
+        return None
+    return {**about(properties, exchange, key), "hops": 0}
+
+
+def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[str, Any]:
+    """Describe a message, by what Celery or its publisher calls it."""
+    headers = properties.get(HEADERS) or {}
+    task = headers.get("id"), headers.get("task")
+    is_task = all(isinstance(each, str) for each in task)
+    # Of a task without an eta, Celery does not know that it was delayed, and nobody writes down
+    # that it was executed. Who reads the name of a task waits for that.
+    has_eta = is_task and headers.get("eta") is not None
+    retries = headers.get("retries")
+    is_count = type(retries) is int and 0 <= retries <= _MAX_RETRIES
+    name = properties.get("message_id") or properties.get("correlation_id")
+    event = {
+        "id": task[0] if is_task else name,
+        "task": task[1] if has_eta else None,
+        "retries": retries if is_task and is_count else None,
+        "exchange": exchange,
+        "key": routing_key,
+        "due": due(headers),
+    }
+    return {name: value for name, value in event.items() if value not in (None, "")}
+
+
+def due(headers: dict[str, Any]) -> int | None:
+    """Read the due time, the earliest that the headers leave possible.
+
+    :returns: microseconds since the epoch; None for a message that was not delayed.
+    """
+    eta = {name: headers[name] for name in ("eta", "task") if headers.get(name) is not None}
+    try:
+        found = due_time(eta, 0)
+    except BinaryDelayError:
+        found = None
+    packed = headers.get(HEADER)
+    if found is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
+        # It was rounded up to milliseconds.
+        found = packed["due"] * 1000 - 999
+    return found
+
+
+def to_line(event: dict[str, Any]) -> str:
+    """Write an event as compact JSON.
+
+    :raises TypeError, ValueError: for an event that holds what JSON has no form for.
+    """
+    return json.dumps(event, separators=(",", ":"))

@@ -1,0 +1,139 @@
+"""The journal on the broker: a stream queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import amqp
+from amqp.exceptions import NotFound, ResourceLocked
+
+from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.executor import declare
+from kombu_binary_delay.model.parts import Part, Queue
+from kombu_binary_delay.model.topology import VERSION
+from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.settings import STREAM, Settings
+
+from . import events
+
+#: Yields a channel for the purpose that it is given; a refusal by the broker is a TopologyError.
+OpenChannel = Callable[[str], AbstractContextManager[Any]]
+
+_PURPOSE = "the journal"
+#: How long to wait, in seconds, until others have declared the stream.
+_LOCK_TIMEOUT = 10
+
+
+def has_streams(server: dict[str, Any]) -> bool:
+    """Whether a broker has stream queues, by the properties that it has sent of itself."""
+    return is_since(server, STREAMS_SINCE)
+
+
+def stream_name(namespace: str) -> str:
+    """Name the stream queue of a namespace's journal."""
+    return f"{namespace}.{VERSION}.journal"
+
+
+def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
+    """Compute what a journal needs on the broker: its stream queue, or nothing.
+
+    :param server: the properties that the broker has sent of itself.
+    """
+    if settings.journal != STREAM or not has_streams(server):
+        return Part()
+    arguments = ("x-queue-type", "stream"), ("x-max-age", settings.journal_max_age)
+    return Part(queues=(Queue(stream_name(settings.namespace), arguments),))
+
+
+def to_message(event: dict[str, Any]) -> Any:
+    """Make the message of an event."""
+    return amqp.Message(
+        events.to_line(event), content_type="application/json", content_encoding="utf-8"
+    )
+
+
+class Stream:
+    """The stream as one connection writes to it."""
+
+    def __init__(
+        self, settings: Settings, open_channel: OpenChannel, server: dict[str, Any]
+    ) -> None:
+        self.name = stream_name(settings.namespace)
+        self._queues = stream_part(settings, server).queues
+        self._may_declare = settings.declare != "never"
+        self._open_channel = open_channel
+        self._declared = False
+
+    def publish(self, event: dict[str, Any]) -> None:
+        """Publish an event, without waiting for the broker.
+
+        :raises amqp.AMQPError, BinaryDelayError: where it cannot be published.
+        """
+        self.declare()
+        with self._open_channel(_PURPOSE) as channel:
+            # Where the connection has publisher confirms, basic_publish would wait for each.
+            amqp.Channel._basic_publish(channel, to_message(event), "", self.name)  # noqa: SLF001
+
+    def declare(self) -> None:
+        """Declare the stream, once.
+
+        Of two who declare it at the same time, one is answered before it has started; to publish
+        to it then would end the whole connection. So one declares it, and the others wait.
+
+        :raises TopologyError: where the broker refuses, or others take too long; and where it does
+            not exist, and is not to be declared.
+        """
+        if not (self._declared or self._may_declare):
+            self._require()
+            self._declared = True
+        end = time.monotonic() + _LOCK_TIMEOUT
+        while not (self._declared or self._is_in_use() or self._declare_alone()):
+            if time.monotonic() > end:
+                raise TopologyError(
+                    f"{self.name} is being declared elsewhere for {_LOCK_TIMEOUT} s"
+                )
+            time.sleep(0.02)
+        self._declared = True
+
+    def _require(self) -> None:
+        with self._open_channel(_PURPOSE) as channel:
+            try:
+                channel.queue_declare(self.name, passive=True)
+            except NotFound:
+                raise TopologyError(
+                    f"the stream {self.name!r} does not exist, and declare is 'never': make it "
+                    f"beforehand, as kombu-binary-delay create does where journal is {STREAM!r}"
+                ) from None
+
+    def _is_in_use(self) -> bool:
+        """Whether the stream has events, so that it can be declared without the lock."""
+        with self._open_channel(_PURPOSE) as channel:
+            try:
+                found = channel.queue_declare(self.name, passive=True)
+            except NotFound:
+                return False
+            if found.message_count:
+                self._declare(channel)
+            return bool(found.message_count)
+
+    def _declare_alone(self) -> bool:
+        """Declare the stream if nobody else does at the moment: an exclusive queue is the lock."""
+        lock = f"{self.name}.lock"
+        with self._open_channel(_PURPOSE) as channel:
+            try:
+                channel.queue_declare(lock, exclusive=True)
+            except ResourceLocked:
+                return False
+        try:
+            with self._open_channel(_PURPOSE) as channel:
+                self._declare(channel)
+        finally:
+            with self._open_channel(_PURPOSE) as channel:
+                channel.queue_delete(lock)
+        return True
+
+    def _declare(self, channel: Any) -> None:
+        declare(channel, Part(queues=self._queues))
