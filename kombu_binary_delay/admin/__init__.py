@@ -9,10 +9,11 @@ from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
+from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, Refill, redrive, refill
-from .snapshot import Live, ready
-from .status import Standing, Status, Waiting, status
+from .snapshot import Snapshot
+from .status import LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
 
@@ -20,7 +21,7 @@ __all__ = [
     "Creation",
     "Difference",
     "Explanation",
-    "Live",
+    "LadderStatus",
     "Management",
     "Migration",
     "OperationError",
@@ -30,7 +31,7 @@ __all__ = [
     "Redrive",
     "Refill",
     "RefusedError",
-    "Standing",
+    "Snapshot",
     "Status",
     "Stay",
     "Teardown",

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from amqp.exceptions import NotFound
-
-from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.model.topology import IMITABLE, Part, Topology
 
+from .declare import declare
 from .errors import OperationError
-from .snapshot import Live, arguments
+from .probe import Probe
+from .snapshot import Snapshot, arguments
 
 
 @dataclass(frozen=True)
 class Creation:
-    """Names of what was made, or would be, and of what stood there before."""
+    """Names of what was made, or would be, and of what existed before."""
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
-    standing: tuple[str, ...]
+    existing: tuple[str, ...]
     bindings: int
 
 
@@ -32,24 +31,23 @@ def create(connection: Any, topology: Topology, part: Part, *, dry_run: bool = F
     :param connection: a :class:`kombu.Connection`.
     :raises TopologyError: where the broker refuses.
     """
-    exchanges = [each.name for each in part.exchanges]
-    queues = [each.name for each in part.queues]
-    stand = standing(connection, "exchange", exchanges), standing(connection, "queue", queues)
+    with Probe(connection) as probe:
+        exchanges = {each.name: probe.has_exchange(each.name) for each in part.exchanges}
+        queues = {each.name: probe.has_queue(each.name) for each in part.queues}
     if not dry_run:
-        channel = OwnChannel(connection.connection, topology.namespace)
-        with channel.lend("the ladder") as lent:
-            declare_part(lent, part)
+        declare(connection, topology, part)
+    existing = [name for name, exists in (*exchanges.items(), *queues.items()) if exists]
     return Creation(
-        tuple(name for name in exchanges if name not in stand[0]),
-        tuple(name for name in queues if name not in stand[1]),
-        tuple(dict.fromkeys(stand[0] + stand[1])),
+        tuple(name for name, exists in exchanges.items() if not exists),
+        tuple(name for name, exists in queues.items() if not exists),
+        tuple(dict.fromkeys(existing)),
         len(part.bindings),
     )
 
 
 def ways(
     topology: Topology,
-    live: Live,
+    snapshot: Snapshot,
     queues: Iterable[str],
     exchanges: Iterable[str],
     relays: Iterable[str] = (),
@@ -60,16 +58,16 @@ def ways(
     :raises OperationError: for an exchange that does not exist, or that delayed messages cannot
         reach.
     """
-    refuses = partial(_refuses, topology, live, tuple(relays))
+    refuses = partial(_refuses, topology, snapshot, tuple(relays))
     part = Part()
     for queue in queues:
-        if queue not in live.queues:
+        if queue not in snapshot.queues:
             raise OperationError(
                 f"the queue {queue!r} does not exist in this virtual host; make it first"
             )
         part += to_queue(topology, queue, relay=refuses(queue))
     for exchange in exchanges:
-        part += _way(topology, live, exchange, refuses)
+        part += _way(topology, snapshot, exchange, refuses)
     return part
 
 
@@ -79,13 +77,15 @@ def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
     return way + topology.queue_relay(queue) if relay else way
 
 
-def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str], bool]) -> Part:
+def _way(
+    topology: Topology, snapshot: Snapshot, exchange: str, refuses: Callable[[str], bool]
+) -> Part:
     if not topology.mirrors:
         raise OperationError(
             f"the ladder {topology.prefix}* leads to queues by their names, and does not know the "
             f"exchange {exchange!r}; lead to its queues by their names instead"
         )
-    kind = live.exchanges.get(exchange, {}).get("type")
+    kind = snapshot.exchanges.get(exchange, {}).get("type")
     if kind == "headers":
         return topology.exchange_relay(exchange)
     if kind not in IMITABLE:
@@ -95,7 +95,7 @@ def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str],
             + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} and headers"
         )
     part = topology.mirror(exchange)
-    for each in sorted(live.bindings, key=repr):
+    for each in sorted(snapshot.bindings, key=repr):
         if each.source != exchange or topology.owns(each.destination):
             continue
         target = each.destination
@@ -107,33 +107,16 @@ def _way(topology: Topology, live: Live, exchange: str, refuses: Callable[[str],
     return part
 
 
-def _refuses(topology: Topology, live: Live, relays: Iterable[str], queue: str) -> bool:
+def _refuses(topology: Topology, snapshot: Snapshot, relays: Iterable[str], queue: str) -> bool:
     """Whether a queue may refuse messages, and so is led to by a relay."""
     if not topology.can_have_relays:
         return False
-    row = live.queues[queue]
+    row = snapshot.queues[queue]
     policy = row.get("effective_policy_definition") or {}
     # Which of them counts depends on the type of the queue.
     overflow = (arguments(row).get("x-overflow"), policy.get("overflow"))
     return (
         topology.wants_relay(queue, relays)
-        or topology.queue_relay_name(queue) in live.queues
+        or topology.queue_relay_name(queue) in snapshot.queues
         or any(str(each).startswith("reject-publish") for each in overflow)
     )
-
-
-def standing(connection: Any, kind: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Tell which of some exchanges (``"exchange"``) or queues (``"queue"``) stand."""
-    found = []
-    channel = connection.channel()
-    for name in names:
-        try:
-            if kind == "queue":
-                channel.queue_declare(name, passive=True)
-            else:
-                channel.exchange_declare(name, "topic", passive=True)
-            found.append(name)
-        except NotFound:  # noqa: PERF203 - it costs the channel
-            channel = connection.channel()
-    channel.close()
-    return tuple(found)

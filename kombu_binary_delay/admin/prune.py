@@ -11,13 +11,14 @@ from typing import Any
 
 from amqp.exceptions import ResourceLocked
 
-from kombu_binary_delay.channel import OwnChannel, declare_part
 from kombu_binary_delay.model.topology import Part, Topology
 
+from .declare import declare
 from .errors import RefusedError
 from .management import Management
-from .snapshot import Live, Say, silent
-from .teardown import SETTLE, held
+from .progress import Notify, ignore
+from .snapshot import Snapshot
+from .teardown import STATS_DELAY, held
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     topology: Topology,
     *,
     dry_run: bool = False,
-    settle: float = SETTLE,
-    say: Say = silent,
+    stats_delay: float = STATS_DELAY,
+    notify: Notify = ignore,
 ) -> Pruning:
     """Remove the ladder's queues for one delay that hold nothing.
 
@@ -45,16 +46,16 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     :raises RefusedError: where an application makes such a queue at this moment, or a queue cannot
         tell whether it is empty.
     """
-    live = Live.read(management)
+    snapshot = Snapshot.read(management)
     own = f"{topology.own}."
-    names = [name for name in live.queues if name.startswith(own) and name.endswith("ms")]
+    names = [name for name in snapshot.queues if name.startswith(own) and name.endswith("ms")]
     filled = held(connection, management, names)
     empty = [name for name in names if name not in filled]
     if not empty or dry_run:
         return Pruning(tuple(empty), tuple(name for name in names if name not in empty))
     bindings = [
         each
-        for each in live.bindings
+        for each in snapshot.bindings
         if each.source == topology.own and each.to_queue and each.destination in empty
     ]
     channel = connection.channel()
@@ -66,18 +67,17 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     try:
         for each in bindings:
             channel.queue_unbind(each.destination, each.source, each.key)
-        say(f"unbound {len(empty)} queues; waiting {settle:g} s for the broker's figures")
-        time.sleep(settle)
-        filled = held(connection, management, empty, settled=settle >= SETTLE)
+        notify(f"unbound {len(empty)} queues; waiting {stats_delay:g} s for the broker's figures")
+        time.sleep(stats_delay)
+        filled = held(connection, management, empty, stats_current=stats_delay >= STATS_DELAY)
         for name in empty:
             if name not in filled:
                 channel.queue_delete(name)
     finally:
-        with OwnChannel(connection.connection, topology.namespace).lend("the queues") as lent:
-            standing = {row["name"] for row in management.here("queues")}
-            again = tuple(each for each in bindings if each.destination in standing)
-            declare_part(lent, Part(bindings=again))
+        existing = {row["name"] for row in management.here("queues")}
+        again = tuple(each for each in bindings if each.destination in existing)
+        declare(connection, topology, Part(bindings=again))
         channel.queue_delete(f"{topology.own}.lock")
         channel.close()
-    removed = tuple(name for name in empty if name not in standing)
-    return Pruning(removed, tuple(name for name in names if name in standing))
+    removed = tuple(name for name in empty if name not in existing)
+    return Pruning(removed, tuple(name for name in names if name in existing))

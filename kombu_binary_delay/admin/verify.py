@@ -21,7 +21,7 @@ from kombu_binary_delay.model.versions import QUORUM_SINCE, release
 
 from .errors import UnreachableError
 from .management import Management
-from .snapshot import Live, arguments
+from .snapshot import Snapshot, arguments
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
 SEVERITIES = ("error", "warning", "note")
@@ -64,32 +64,34 @@ def verify(
     """
     overview = management.get("overview")
     version = str(overview.get("rabbitmq_version", ""))
-    live = Live.read(management)
+    snapshot = Snapshot.read(management)
     found = [
         *_broker(management, version, topology),
-        *compare(topology, live, declares=declares),
-        *_policies(management, topology, live),
+        *compare(topology, snapshot, declares=declares),
+        *_policies(management, topology, snapshot),
         *_permissions(management, topology, user or management.user, declares=declares),
     ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     return Verification(version, management.vhost, topology.prefix, tuple(found))
 
 
-def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterator[Difference]:
+def compare(
+    topology: Topology, snapshot: Snapshot, *, declares: bool = True
+) -> Iterator[Difference]:
     """Compare exchanges, queues and bindings. Pure."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
     # By anything of it: what is published to an entry does not need the level's exchange, yet.
     made = [
         level
         for level, part in parts.items()
-        if any(each.name in live.exchanges for each in part.exchanges)
-        or any(each.name in live.queues for each in part.queues)
+        if any(each.name in snapshot.exchanges for each in part.exchanges)
+        or any(each.name in snapshot.queues for each in part.queues)
     ]
     top = max(made, default=-2)
     for level, part in parts.items():
         if level > top:
             continue
-        yield from _part(topology, part, live, declares=declares)
+        yield from _part(topology, part, snapshot, declares=declares)
     missing = [level for level in parts if level > top]
     if missing and declares:
         yield Difference(
@@ -105,28 +107,30 @@ def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterato
             "missing",
             f"a publish with a delay of {_reach(topology, missing[0])} ms or more fails with 404",
         )
-    yield from _strangers(topology, live)
+    yield from _strangers(topology, snapshot)
     if topology.mirrors:
-        yield from _mirrors(topology, live)
+        yield from _mirrors(topology, snapshot)
 
 
 def _reach(topology: Topology, level: int) -> int:
     return topology.ladder.weights[-1 - max(level, 0)]
 
 
-def _part(topology: Topology, part: Part, live: Live, *, declares: bool) -> Iterator[Difference]:
+def _part(
+    topology: Topology, part: Part, snapshot: Snapshot, *, declares: bool
+) -> Iterator[Difference]:
     entries = part.entries
     for exchange in part.exchanges:
         # Who declares nothing enters by the levels.
-        if declares or exchange.name in live.exchanges or exchange.name not in entries:
-            yield from _exchange(topology, exchange, live.exchanges.get(exchange.name))
+        if declares or exchange.name in snapshot.exchanges or exchange.name not in entries:
+            yield from _exchange(topology, exchange, snapshot.exchanges.get(exchange.name))
     for queue in part.queues:
-        yield from _queue(topology, queue, live.queues.get(queue.name))
+        yield from _queue(topology, queue, snapshot.queues.get(queue.name))
     for binding in part.bindings:
-        known = binding.source in live.exchanges and binding.destination in (
-            live.queues if binding.to_queue else live.exchanges
+        known = binding.source in snapshot.exchanges and binding.destination in (
+            snapshot.queues if binding.to_queue else snapshot.exchanges
         )
-        if known and binding not in live.bindings:
+        if known and binding not in snapshot.bindings:
             kind = "queue" if binding.to_queue else "exchange"
             yield Difference(
                 "error",
@@ -234,7 +238,7 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
     )
 
 
-def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
+def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
     """Find bindings from the levels that are none of ours."""
     ours = {each for part in topology.levels for each in part.bindings}
     if topology.mirrors:
@@ -242,7 +246,7 @@ def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
             each for level in range(topology.ladder.levels) for each in topology.own_enter(level)
         }
     levels = {each.name for part in topology.levels for each in part.exchanges}
-    for binding in sorted(live.bindings - ours, key=repr):
+    for binding in sorted(snapshot.bindings - ours, key=repr):
         if binding.source in levels:
             yield Difference(
                 "error",
@@ -252,22 +256,24 @@ def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
             )
 
 
-def _mirrors(topology: Topology, live: Live) -> Iterator[Difference]:
+def _mirrors(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
     """Find bindings of the users' exchanges that are not repeated for delayed messages."""
-    for exchange in sorted(live.exchanges):
-        kind = live.exchanges[exchange]["type"]
-        if topology.mirror_name(exchange) not in live.exchanges or kind not in IMITABLE:
+    for exchange in sorted(snapshot.exchanges):
+        kind = snapshot.exchanges[exchange]["type"]
+        if topology.mirror_name(exchange) not in snapshot.exchanges or kind not in IMITABLE:
             continue
-        bound = (each for each in live.bindings if each.source == exchange)
+        bound = (each for each in snapshot.bindings if each.source == exchange)
         for each in sorted(bound, key=repr):
             if not topology.owns(each.destination):
-                yield from _mirrored(topology, live, each, kind)
+                yield from _mirrored(topology, snapshot, each, kind)
 
 
-def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> Iterator[Difference]:
+def _mirrored(
+    topology: Topology, snapshot: Snapshot, binding: Binding, kind: str
+) -> Iterator[Difference]:
     what = f"binding from {binding.source} to {binding.destination}"
     target = binding.destination
-    if binding.to_queue and topology.queue_relay_name(target) in live.queues:
+    if binding.to_queue and topology.queue_relay_name(target) in snapshot.queues:
         target = topology.queue_relay_name(target)
     try:
         mirrors = topology.mirror_bindings(
@@ -276,7 +282,7 @@ def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> It
     except AddressError as exc:
         yield Difference("warning", what, str(exc), "delayed messages for it are parked")
         return
-    if not live.bindings.issuperset(mirrors):
+    if not snapshot.bindings.issuperset(mirrors):
         yield Difference(
             "warning",
             what,
@@ -324,9 +330,11 @@ def _flag_disabled(management: Management, name: str) -> bool:
 # -- policies ------------------------------------------------------------------------------------
 
 
-def _policies(management: Management, topology: Topology, live: Live) -> Iterator[Difference]:
+def _policies(
+    management: Management, topology: Topology, snapshot: Snapshot
+) -> Iterator[Difference]:
     wanted = {each.name: dict(each.arguments) for each in topology.whole.queues}
-    for name, row in live.queues.items():
+    for name, row in snapshot.queues.items():
         if topology.owns(name):
             wanted.setdefault(name, arguments(row))
     for kind in ("policies", "operator-policies"):

@@ -13,7 +13,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
 from kombu.utils.url import parse_url
 
 from kombu_binary_delay.admin import Management
-from kombu_binary_delay.admin.create import standing
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.compat.urls import is_amqp, stock
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -106,8 +106,9 @@ class Target:
         urgent = topology.for_urgent()
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
         # It may be left from before an upgrade.
-        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.own)):
-            lanes.append(urgent)
+        with Probe(connection) as probe:
+            if needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.own))):
+                lanes.append(urgent)
         return lanes
 
     def part(self, lanes: Sequence[Topology]) -> Part:

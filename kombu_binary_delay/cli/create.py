@@ -44,7 +44,7 @@ def create(
         topology, part = lanes[0], broker.part(lanes)
         part += stream_part(broker.settings, connection.connection.server_properties)
         if queues or exchanges:
-            live = admin.Live.read(broker.management(connection))
-            part += admin.ways(topology, live, queues, exchanges, broker.settings.relays)
+            snapshot = admin.Snapshot.read(broker.management(connection))
+            part += admin.ways(topology, snapshot, queues, exchanges, broker.settings.relays)
         made = admin.create(connection, topology, part, dry_run=dry_run)
     out.show(made, "creation", dry=dry_run)

@@ -119,7 +119,7 @@ def _move(
     with here.plain() as connection:
         management = here.management(connection)
         source: list[Topology] | str = queue or here.lanes(connection, ladder)
-        planned = admin.plan(connection, admin.Live.read(management), source)
+        planned = admin.plan(connection, admin.Snapshot.read(management), source)
     if dry_run:
         out.show(planned, "plan", dry=True, messages=planned.messages)
         return OK

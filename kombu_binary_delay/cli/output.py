@@ -16,16 +16,17 @@ from kombu_binary_delay.admin import (
     Creation,
     Difference,
     Explanation,
+    LadderStatus,
     Migration,
     Plan,
     Pruning,
     Redrive,
     Refill,
-    Standing,
     Status,
     Teardown,
     Verification,
 )
+from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.model.address import Destination
 
 _HEIGHT = 8  # lines of the picture of a ladder
@@ -69,6 +70,8 @@ def exact(milliseconds: float) -> str:
 
 def place(destination: Destination) -> str:
     """Name a destination as people do."""
+    if destination == UNREADABLE:
+        return "without an address"
     if not destination.exchange:
         return f"the queue {destination.routing_key}"
     return f"the exchange {destination.exchange} with the key {destination.routing_key!r}"
@@ -103,7 +106,7 @@ def status(value: Status) -> RenderableType:
     return Group(*shown)
 
 
-def _ladder(ladder: Standing) -> RenderableType:
+def _ladder(ladder: LadderStatus) -> RenderableType:
     head = Text.assemble(
         (ladder.name, "bold cyan"),
         ("" if ladder.current else "  another ladder of this namespace", "yellow"),
@@ -120,7 +123,7 @@ def _ladder(ladder: Standing) -> RenderableType:
     return Group(head, *_skyline(ladder), _forecast(ladder), "")
 
 
-def _skyline(ladder: Standing) -> Iterable[Text]:
+def _skyline(ladder: LadderStatus) -> Iterable[Text]:
     """Draw one column per queue, the shortest wait first; heights grow with the logarithm."""
     # As wide as there is room for: two characters and a space, one and a space, or one.
     room = (console().width - 12) // len(ladder.queues)
@@ -141,7 +144,7 @@ def _skyline(ladder: Standing) -> Iterable[Text]:
     yield Text("  " + _axis(ladder, step), style="dim")
 
 
-def _axis(ladder: Standing, step: int) -> str:
+def _axis(ladder: LadderStatus, step: int) -> str:
     """Write the waits below their columns, as many as there is room for."""
     line = ""
     for column, queue in enumerate(ladder.queues):
@@ -150,7 +153,7 @@ def _axis(ladder: Standing, step: int) -> str:
     return line
 
 
-def _forecast(ladder: Standing) -> Text:
+def _forecast(ladder: LadderStatus) -> Text:
     longest = max(each.latest for each in ladder.queues if each.messages)
     text = Text("  leave within", style="dim")
     for name, horizon in _HORIZONS:
@@ -252,7 +255,7 @@ def creation(value: Creation) -> RenderableType:
     return Group(
         Text(
             f"{len(value.exchanges)} exchanges and {len(value.queues)} queues made, "
-            f"{len(value.standing)} stood already; {value.bindings} bindings"
+            f"{len(value.existing)} existed already; {value.bindings} bindings"
         ),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
@@ -286,8 +289,6 @@ def redriven(value: Redrive) -> RenderableType:
             f"{each.sent:,}",
             Text(f"{each.stays:,}", style=_left(each.stays)),
         )
-    if value.unreadable:
-        table.add_row("without an address", "0", Text(f"{value.unreadable:,}", style="red"))
     shown: list[RenderableType] = [table] if table.row_count else [Text("nothing is parked")]
     shown += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
     return Group(*shown)

@@ -25,6 +25,6 @@ def prune(broker: Target, out: Out, dry_run: bool) -> None:
     with broker.plain() as connection:
         for lane in broker.lanes(connection):
             pruned = admin.prune(
-                connection, broker.management(connection), lane, dry_run=dry_run, say=out.say
+                connection, broker.management(connection), lane, dry_run=dry_run, notify=out.say
             )
             out.show(pruned, "pruning", dry=dry_run)

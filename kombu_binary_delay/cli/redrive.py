@@ -82,7 +82,8 @@ def redrive(
             progress=tell,
         )
     sys.stderr.flush()
-    out.show(done, "redriven", dry=dry_run, sent=done.sent, stays=done.stays)
+    sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
+    out.show(done, "redriven", dry=dry_run, **sums)
     return FOUND if done.reasons or done.unreadable else OK
 
 

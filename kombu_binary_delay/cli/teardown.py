@@ -35,9 +35,9 @@ def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run:
                 connection,
                 broker.management(connection),
                 lane,
-                beside=in_use,
+                in_use=in_use,
                 force=force,
                 dry_run=dry_run,
-                say=out.say,
+                notify=out.say,
             )
             out.show(removed, "teardown", dry=dry_run)

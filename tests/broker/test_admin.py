@@ -16,10 +16,10 @@ from kombu import Connection, Exchange, Queue
 from dev.broker import Broker
 from kombu_binary_delay import Ladder, Settings, Topology
 from kombu_binary_delay.admin import (
-    Live,
     Management,
     OperationError,
     RefusedError,
+    Snapshot,
     UnreachableError,
     create,
     explain,
@@ -29,7 +29,7 @@ from kombu_binary_delay.admin import (
     verify,
     ways,
 )
-from kombu_binary_delay.admin.snapshot import depth
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.topology import Part
@@ -102,10 +102,10 @@ def test_imported_definitions_are_what_the_transport_declares(broker, plain, man
     try:
         broker.api("POST", "definitions", json.loads(definitions(part, other.name)))
         with Connection(other.url) as connection:
-            imported = Live.read(Management.of(connection, broker.management_url))
+            imported = Snapshot.read(Management.of(connection, broker.management_url))
     finally:
         other.delete()
-    declared = Live.read(management)
+    declared = Snapshot.read(management)
 
     for kind in ("exchanges", "queues"):
         ours, theirs = getattr(declared, kind), getattr(imported, kind)
@@ -131,7 +131,7 @@ def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, s
     channel = plain.channel()
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(channel)
     queue.declare()
-    part = small.whole + ways(small, Live.read(management), ["mail"], ["events"])
+    part = small.whole + ways(small, Snapshot.read(management), ["mail"], ["events"])
     create(plain, small, part)
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
 
@@ -146,12 +146,12 @@ def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, s
 
 
 def test_a_way_to_nothing_is_refused(plain, management, small):
-    live = Live.read(management)
+    snapshot = Snapshot.read(management)
 
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
-        ways(small, live, ["nowhere"], [])
+        ways(small, snapshot, ["nowhere"], [])
     with pytest.raises(OperationError, match="'nothing' does not exist"):
-        ways(small, live, [], ["nothing"])
+        ways(small, snapshot, [], ["nothing"])
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking
         Queue(name, Exchange("events", "topic"), name, queue_arguments=retry)(channel).declare()
     part = small.whole + small.to_queue("retry") + small.exchange_relay("headers.parking")
     relays = [small.exchange_relay_name("headers.parking")]
-    part += ways(small, Live.read(management), [], ["events"])
+    part += ways(small, Snapshot.read(management), [], ["events"])
     if small.queue_type == "quorum":
         for name in ("jobs.parking", "jobs.poison"):
             part += small.queue_relay(name)
@@ -363,12 +363,12 @@ def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 9000, 9000)
-    before = Live.read(management)
+    before = Snapshot.read(management)
 
     with pytest.raises(RefusedError, match=r"2 messages wait \(2 in .*level-03"):
-        teardown(plain, management, small, settle=0)
+        teardown(plain, management, small, stats_delay=0)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.queues.keys() == after.queues.keys()
     lost = teardown(plain, management, small, force=True, dry_run=True)
@@ -401,7 +401,7 @@ def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, vhos
     finally:
         later.start()
 
-    assert depth(channel, name) == 1
+    assert Probe(plain).ready(name) == 1
     later.join()
 
 
@@ -416,14 +416,14 @@ def test_a_ladder_with_a_queue_that_has_no_leader_stays(small):
             name, leader = with_a_message(plain, vhost, small)
             while not any(row.get("messages") for row in vhost.queues()):
                 time.sleep(0.2)
-            before = Live.read(management)
+            before = Snapshot.read(management)
             broker.ctl("eval", f"ra:stop_server(quorum_queues, {leader}).")
             assert plain.channel().queue_declare(name, passive=True).message_count == 0
 
             with pytest.raises(RefusedError, match=f"1 messages wait|nothing tells what {name}"):
                 teardown(plain, management, small)
 
-            after = Live.read(management)
+            after = Snapshot.read(management)
     assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
 
 
@@ -433,7 +433,7 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, managem
     publish(connection, "mail", 20_000)
     create(plain, small, small.whole)
 
-    removed = teardown(plain, management, small, settle=0)
+    removed = teardown(plain, management, small, stats_delay=0)
 
     assert removed.keeps == (Topology(Ladder.binary(4, 2000), queue_type=small.queue_type).prefix,)
     left = {each["name"] for each in vhost.exchanges()} | {each["name"] for each in vhost.queues()}
@@ -442,7 +442,7 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, managem
     # And when the last one goes, so does all of it.
     last = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
     with pytest.raises(RefusedError):
-        teardown(plain, management, last, settle=0)
+        teardown(plain, management, last, stats_delay=0)
     teardown(plain, management, last, force=True)
     assert {each["name"] for each in vhost.queues()} == {"mail"}
 
@@ -453,7 +453,7 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
-    before = Live.read(management)
+    before = Snapshot.read(management)
     queue = f"{small.level_name(3)}.1"
 
     def come_in(text):
@@ -465,9 +465,9 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
         )
 
     with pytest.raises(RefusedError, match="put back as it was"):
-        teardown(plain, management, small, settle=0, say=come_in)
+        teardown(plain, management, small, stats_delay=0, notify=come_in)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.exchanges.keys() == after.exchanges.keys()
     assert vhost.waiting(queue) == {queue: 1}
@@ -476,16 +476,16 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
 def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     Queue("mail")(plain.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
-    before = Live.read(management)
+    before = Snapshot.read(management)
 
     def interrupt(text):
         plain.close()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        teardown(plain, management, small, say=interrupt)
+        teardown(plain, management, small, notify=interrupt)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.exchanges.keys() == after.exchanges.keys()
 
@@ -501,7 +501,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     wait_until(lambda: vhost.waiting("mail") == {"mail": 3})
 
     planned = prune(plain, management, small, dry_run=True)
-    pruned = prune(plain, management, small, settle=0)
+    pruned = prune(plain, management, small, stats_delay=0)
 
     assert (planned.removed, planned.kept) == ((idle,), (busy,))
     assert pruned == planned
@@ -566,7 +566,7 @@ def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(co
     Queue("full", Exchange("events", "topic"), "k", queue_arguments=arguments)(
         plain.channel()
     ).declare()
-    part = small.whole + ways(small, Live.read(management), ["full"], ["events"])
+    part = small.whole + ways(small, Snapshot.read(management), ["full"], ["events"])
     create(plain, small, part)
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "relays": ["full"]})
 

@@ -26,17 +26,18 @@ from kombu.transport import native_delayed_delivery as native
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
-    Live,
     Management,
     OperationError,
+    Snapshot,
     UnreachableError,
     create,
     migrate,
+    mover,
     plan,
     redrive,
     refill,
 )
-from kombu_binary_delay.admin.mover import bearable
+from kombu_binary_delay.admin.mover import max_deliveries
 from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
 from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.batching.batch import PublishBatch
@@ -336,6 +337,96 @@ def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_t
     assert sorted(left) == lines
 
 
+def park(plain, small, *keys, **headers):
+    """Put messages into parking, each with a key, be it an address or not."""
+    with plain() as connection:
+        create(connection, small, small.base)
+        for key in keys:
+            connection.Producer().publish(
+                "m", exchange=small.parking, routing_key=key, headers=headers
+            )
+
+
+def test_what_has_no_address_has_a_way_out_to_a_queue_and_into_a_file(
+    plain, vhost, small, tmp_path
+):
+    """Given: parked messages without an address, and one that has one."""
+    with plain() as connection:
+        for name in ("mail", "elsewhere"):
+            Queue(name)(connection.channel()).declare()
+    no_address = Destination("", "")
+    park(plain, small, "mail", "mail", "", "@..mail", mine=1)
+    parked = partial(vhost.waiting, small.parking)
+
+    looked = redrive(plain, small, dry_run=True)
+    by_itself = redrive(plain, small)
+    with (tmp_path / "one").open("w+") as file:
+        filed = redrive(plain, small, only=no_address, file=file)
+        file.seek(0)
+        with plain() as connection:
+            nowhere = refill(connection, file)
+            file.seek(0)
+            refilled = refill(connection, file, Destination("", "elsewhere"))
+    park(plain, small, "mail")
+    sent = redrive(plain, small, to=Destination("", "elsewhere"))
+
+    assert by_destination(looked) == {("", ""): (0, 3), ("", "mail"): (0, 1)}
+    assert by_destination(by_itself) == {("", ""): (0, 3), ("", "mail"): (1, 0)}
+    assert (by_itself.unreadable, "without an address" in by_itself.reasons[0]) == (3, True)
+    assert (filed.sent, nowhere.sent, nowhere.left, refilled.sent) == (3, 0, 3, 3)
+    assert (sent.sent, parked()) == (1, {small.parking: 0})
+    assert vhost.waiting("mail", "elsewhere") == {"mail": 1, "elsewhere": 4}
+
+
+def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain, vhost, small):
+    """Given: a task that came by one namespace's ladder, and is delayed again by another's."""
+    theirs = Topology(Ladder.binary(4, 1000), namespace="other", queue_type=small.queue_type)
+    there = connect(binary_delay={**SETTINGS, "namespace": "other"}, confirm_publish=True)
+    queue = Queue("mail")(there.channel())
+    queue.declare()
+    publish(there, "mail", 1000)
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 1})
+    there.default_channel.queue_purge("mail")
+    # As a consumer without the transport, and one of another namespace, would send it again.
+    keys = [theirs.address((1, 0), Destination("", "mail")), "mail"]
+    exchange = theirs.delivery
+    park(plain, small, *(small.address((), Destination(exchange, each)) for each in keys))
+
+    found = redrive(plain, small)
+    with pytest.raises(OperationError, match="is a part of a ladder"):
+        redrive(plain, small, to=Destination(exchange, "mail"))
+
+    assert by_destination(found) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
+    assert "is a part of another ladder" in found.reasons[0]
+    assert vhost.waiting(theirs.parking, "mail") == {theirs.parking: 0, "mail": 1}
+    rest = redrive(plain, small, only=Destination(exchange, "mail"), to=Destination("", "mail"))
+    assert (rest.sent, vhost.waiting(small.parking)) == (1, {small.parking: 0})
+
+
+def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vhost, small):
+    most = 0
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+    park(plain, small, *["@..gone"] * 45, *["@..mail"] * 5, *["@..gone"] * 10)
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 60})
+
+    class Counted(mover._Consumer):  # noqa: SLF001 - to see how much it holds
+        def wait(self):
+            nonlocal most
+            most = max(most, len(self.taken))
+            return super().wait()
+
+    with (
+        patch.multiple(mover, PREFETCH=8, WINDOW=2, _Consumer=Counted),
+        plain() as connection,
+    ):
+        found = redrive(plain, small)
+
+    assert by_destination(found) == {("", "gone"): (0, 55), ("", "mail"): (5, 0)}
+    assert 0 < most <= 16
+    wait_until(lambda: vhost.waiting(small.parking, "mail") == {small.parking: 55, "mail": 5})
+
+
 # -- migrate -------------------------------------------------------------------------------------
 
 
@@ -351,7 +442,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     publish(connection, "mail", 5000)
 
     with plain() as operator:
-        planned = plan(operator, Live.read(site.management), old)
+        planned = plan(operator, Snapshot.read(site.management), old)
     done = site.migrate(old, small)
 
     assert planned.messages == 4
@@ -575,7 +666,7 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site
     ],
 )
 def test_a_message_comes_back_half_as_often_as_its_queue_allows(row, times):
-    assert bearable("q", row) == times
+    assert max_deliveries("q", row) == times
 
 
 @pytest.mark.parametrize(
@@ -974,6 +1065,98 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     assert (done.moved, done.left) == (0, 1)
     assert "outside of 0 to 15000 ms" in done.reasons[0]
     wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
+
+
+ODD = [
+    {"x-delivery-count": "abc"},
+    {"x-delivery-count": {"a": [1]}},
+    {"x-binary-delay": {"due": "soon"}},
+    {"x-binary-delay": {"due": -(2**60)}},
+    {"x-binary-delay": {"due": 2**62}},
+    {"x-binary-delay": ["due"]},
+    {"x-binary-delay": {"due": 1, "cc": [1], "death": 5, "to": 7}},
+    {"x-death": "x", "eta": 5, "task": "t"},
+    {"eta": "9999-99-99", "task": "t"},
+    {"CC": ["x"]},
+]
+
+
+@pytest.mark.parametrize("verb", ["migrate", "redrive"])
+def test_no_odd_message_or_queue_ends_it(verb, vhost, small, site):
+    """Given: what other programs have put into queues of the ladder, or named like one of its."""
+    level, odd_queue = f"{small.level_name(3)}.1", f"{small.own}.XXms"
+    keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
+    total = len(ODD) * len(keys)
+    with site.plain() as connection:
+        create(connection, small, small.whole)
+        for name in ("mail", odd_queue):
+            Queue(name)(connection.channel()).declare()
+        entry = small.entry((1, 0, 0, 0)) if verb == "migrate" else small.parking
+        for headers in ODD:
+            for key in keys:
+                connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
+
+    if verb == "migrate":
+        to = {**SETTINGS, "tick": 60_000}
+        done = site.migrate(
+            small, Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type), **to
+        )
+        assert done.moved + done.poison + done.left == total
+        assert done.poison >= 3 * len(ODD)
+    else:
+        done = redrive(site.plain, small, to=Destination("", "mail"))
+        assert done.sent + done.stays == total
+        assert done.sent >= total - len(keys), "one of them says that it is due in the year 10,000"
+    assert vhost.waiting(odd_queue) == {odd_queue: 0}
+    assert level in vhost.waiting(level)
+
+
+def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, site):
+    """Given: more messages that stay than the mover has room for, before one that can be moved."""
+    if small.queue_type == "classic":
+        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
+    many = mover.PREFETCH + 100
+    ladder = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
+    with site.plain() as connection:
+        create(connection, ladder, ladder.whole)
+        Queue("mail")(connection.channel()).declare()
+        entry = ladder.entry((1, 0, 0, 0))
+        with PublishBatch(connection.channel()) as batch:
+            for key in ("gone",) * many + ("mail",) * 3:
+                batch.publish(amqp.Message("m", delivery_mode=2), entry, f"0.0.0.1.@..{key}")
+
+    done = migrate(site.plain, site.plain, site.management, ladder, FOREIGN_LADDERS["nservicebus"])
+
+    assert (done.moved, done.left) == (3, many)
+    level = f"{ladder.level_name(3)}.1"
+    wait_until(lambda: vhost.waiting(level) == {level: many})
+
+
+def test_a_migration_leaves_no_channel_open(vhost, small, site):
+    """Given: messages for more destinations than the broker lets a connection have channels."""
+    if small.queue_type == "classic":
+        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
+    names = [f"q{number}" for number in range(300)]
+    opened = []
+    with site.plain() as connection:
+        create(connection, small, small.whole)
+        for name in names[::2]:
+            Queue(name)(connection.channel()).declare()
+        for name in names:
+            entry, key = small.entry((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
+            connection.Producer().publish("m", exchange=entry, routing_key=key)
+
+    def connect():
+        opened.append(Connection(vhost.url))
+        return opened[-1]
+
+    with patch.object(Connection, "release"):
+        migrate(connect, connect, site.management, small, FOREIGN_LADDERS["nservicebus"])
+
+    # Also those that a handle leads to no more.
+    assert max(len(each.connection._used_channel_ids) for each in opened) < 10  # noqa: SLF001
+    for each in opened:
+        each.close()
 
 
 def test_a_queue_that_does_not_exist_is_named(small, site):
