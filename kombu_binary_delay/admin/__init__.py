@@ -4,7 +4,8 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 :class:`Management`. Nothing here knows the command line.
 """
 
-from .create import Creation, create, ways
+from .create import Creation, create
+from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
 from .management import Management
@@ -31,6 +32,7 @@ __all__ = [
     "Redrive",
     "Refill",
     "RefusedError",
+    "Repair",
     "Snapshot",
     "Status",
     "Stay",
@@ -46,6 +48,7 @@ __all__ = [
     "ready",
     "redrive",
     "refill",
+    "repair",
     "status",
     "teardown",
     "verify",

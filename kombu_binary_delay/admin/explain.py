@@ -9,7 +9,7 @@ from kombu_binary_delay.model.simulate import walk
 from kombu_binary_delay.model.topology import Part, Topology
 from kombu_binary_delay.settings import Settings
 
-from .create import to_queue
+from .delivery import to_queue
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from .reading import (
 from .snapshot import Snapshot
 
 _HEADERS = "application_headers"
+_RETURNS = 2.0  # seconds
 #: Says of a message in the poison queue where it came from, and what is wrong with it.
 POISON_HEADER = "x-binary-delay-poison"
 
@@ -131,12 +132,15 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
             emptied, to, snapshot, bindings, poison, aside, sending, probe_there, exchange
         )
         moved = -1
+        left: dict[str, int] = {}
         while moved:
             # Again, for what was between two levels: until a round finds nothing.
             moved = 0
+            again = {name for name, count in left.items() if count}
             mover.start_over()
             for each in queues:
-                count = probe.ready(each.name)
+                count = (_returned if each.name in again else Probe.ready)(probe, each.name)
+                before = mover.counts["left"]
                 if count:
                     limit = count if each.topology is None else None
                     moved += mover.run(
@@ -148,6 +152,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                         expected=count,
                         progress=progress,
                     )
+                left[each.name] = mover.counts["left"] - before
             if isinstance(what, str):
                 break
         mover.close()
@@ -161,6 +166,14 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         tuple(reason for reason, _ in mover.reasons.most_common(5)),
         time.monotonic() - begun,
     )
+
+
+def _returned(probe: Probe, queue: str) -> int:
+    """Wait a while for what was left in a queue: it is ready a moment after its channel closed."""
+    end = time.monotonic() + _RETURNS
+    while not (count := probe.ready(queue)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return count or 0
 
 
 def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.model.topology import (
-    IMITABLE,
-    Binding,
     Exchange,
     Part,
     Queue,
@@ -19,6 +16,7 @@ from kombu_binary_delay.model.topology import (
 )
 from kombu_binary_delay.model.versions import QUORUM_SINCE, release
 
+from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
 from .snapshot import Snapshot, arguments
@@ -52,13 +50,22 @@ class Verification:
         return not any(each.severity != "note" for each in self.differences)
 
 
-def verify(
-    management: Management, topology: Topology, *, declares: bool = True, user: str | None = None
+def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker say
+    management: Management,
+    topology: Topology,
+    *,
+    declares: bool = True,
+    user: str | None = None,
+    relays: Iterable[str] = (),
+    must_exist: bool = False,
 ) -> Verification:
-    """Compare a virtual host with a topology.
+    """Compare a virtual host with a topology, and change nothing.
 
     :param declares: whether applications make what is missing, so that levels that no message has
         needed yet may be missing.
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param must_exist: whether the ladder was asked for by its name, so that it is an error where
+        nothing of it exists.
     :param user: whose permissions to look at; by default the one who asks.
     :raises UnreachableError: where the management API does not answer.
     """
@@ -67,7 +74,8 @@ def verify(
     snapshot = Snapshot.read(management)
     found = [
         *_broker(management, version, topology),
-        *compare(topology, snapshot, declares=declares),
+        *compare(topology, snapshot, declares=declares, must_exist=must_exist),
+        *_delivery(topology, snapshot, relays),
         *_policies(management, topology, snapshot),
         *_permissions(management, topology, user or management.user, declares=declares),
     ]
@@ -76,9 +84,9 @@ def verify(
 
 
 def compare(
-    topology: Topology, snapshot: Snapshot, *, declares: bool = True
+    topology: Topology, snapshot: Snapshot, *, declares: bool = True, must_exist: bool = False
 ) -> Iterator[Difference]:
-    """Compare exchanges, queues and bindings. Pure."""
+    """Compare the exchanges, queues and bindings of the ladder side. Pure."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
     # By anything of it: what is published to an entry does not need the level's exchange, yet.
     made = [
@@ -88,6 +96,14 @@ def compare(
         or any(each.name in snapshot.queues for each in part.queues)
     ]
     top = max(made, default=-2)
+    if must_exist and top < 0:
+        yield Difference(
+            "error",
+            f"ladder {topology.prefix}",
+            "nothing of it exists in this virtual host",
+            "no message waits in it: 'status' lists the ladders that there are",
+        )
+        return
     for level, part in parts.items():
         if level > top:
             continue
@@ -108,8 +124,13 @@ def compare(
             f"a publish with a delay of {_reach(topology, missing[0])} ms or more fails with 404",
         )
     yield from _strangers(topology, snapshot)
-    if topology.mirrors:
-        yield from _mirrors(topology, snapshot)
+
+
+def _delivery(
+    topology: Topology, snapshot: Snapshot, relays: Iterable[str]
+) -> Iterator[Difference]:
+    for each in faults(topology, snapshot, relays):
+        yield Difference(each.severity, each.what, each.found, each.causes)
 
 
 def _reach(topology: Topology, level: int) -> int:
@@ -254,41 +275,6 @@ def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
                 f"a binding with the key {binding.key!r} that is none of this ladder's",
                 "messages that it matches get there before they are due, as well or only",
             )
-
-
-def _mirrors(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
-    """Find bindings of the users' exchanges that are not repeated for delayed messages."""
-    for exchange in sorted(snapshot.exchanges):
-        kind = snapshot.exchanges[exchange]["type"]
-        if topology.mirror_name(exchange) not in snapshot.exchanges or kind not in IMITABLE:
-            continue
-        bound = (each for each in snapshot.bindings if each.source == exchange)
-        for each in sorted(bound, key=repr):
-            if not topology.owns(each.destination):
-                yield from _mirrored(topology, snapshot, each, kind)
-
-
-def _mirrored(
-    topology: Topology, snapshot: Snapshot, binding: Binding, kind: str
-) -> Iterator[Difference]:
-    what = f"binding from {binding.source} to {binding.destination}"
-    target = binding.destination
-    if binding.to_queue and topology.queue_relay_name(target) in snapshot.queues:
-        target = topology.queue_relay_name(target)
-    try:
-        mirrors = topology.mirror_bindings(
-            binding.source, kind, target, binding.key, to_queue=binding.to_queue
-        )
-    except AddressError as exc:
-        yield Difference("warning", what, str(exc), "delayed messages for it are parked")
-        return
-    if not snapshot.bindings.issuperset(mirrors):
-        yield Difference(
-            "warning",
-            what,
-            f"the key {binding.key!r} is not repeated for delayed messages",
-            "they do not reach it; bind it through the transport, or with 'create --exchange'",
-        )
 
 
 # -- the broker itself ---------------------------------------------------------------------------

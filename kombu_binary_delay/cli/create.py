@@ -32,7 +32,9 @@ def create(
     """Make every level, the delivery side and the parking queue, and a journal's stream.
 
     Applications make what they need by themselves; this is for those that may not
-    (declare: never), and for a ladder that is to stand before the first message.
+    (declare: never), and for a ladder that is to exist before the first message.
+    Mends what verify finds between the ladder and your queues: bindings that were made
+    or removed without the transport, and queues that refuse messages and have no relay.
 
     \b
       kombu-binary-delay create
@@ -43,8 +45,18 @@ def create(
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)
         part += stream_part(broker.settings, connection.connection.server_properties)
-        if queues or exchanges:
+        repair = admin.Repair()
+        try:
             snapshot = admin.Snapshot.read(broker.management(connection))
-            part += admin.ways(topology, snapshot, queues, exchanges, broker.settings.relays)
-        made = admin.create(connection, topology, part, dry_run=dry_run)
+        except admin.UnreachableError as exc:
+            if queues or exchanges:
+                raise
+            out.say(f"the ways to queues and exchanges were not looked at: {exc}")
+        else:
+            relays = broker.settings.relays
+            part += admin.ways(topology, snapshot, queues, exchanges, relays)
+            repair = admin.repair(topology, snapshot, relays)
+        made = admin.create(
+            connection, topology, part + repair.missing, repair.stale, dry_run=dry_run
+        )
     out.show(made, "creation", dry=dry_run)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.admin.create import to_queue
+from kombu_binary_delay.admin.delivery import to_queue
 
 from .command import Out, ladder, verb
 from .connect import Target

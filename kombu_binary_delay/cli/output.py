@@ -255,7 +255,8 @@ def creation(value: Creation) -> RenderableType:
     return Group(
         Text(
             f"{len(value.exchanges)} exchanges and {len(value.queues)} queues made, "
-            f"{len(value.existing)} existed already; {value.bindings} bindings"
+            f"{len(value.existing)} existed already; {value.bindings} bindings made"
+            + (f", {value.removed_bindings} removed" if value.removed_bindings else "")
         ),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),

@@ -34,6 +34,8 @@ def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> in
                 each,
                 declares=broker.settings.declare != "never",
                 user=user,
+                relays=broker.settings.relays,
+                must_exist=ladder is not None,
             )
             for each in lanes
         ]

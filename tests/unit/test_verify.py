@@ -147,18 +147,6 @@ def test_a_consumer_and_a_foreign_binding_on_a_level_are_named():
     assert "spy" in binding.what
 
 
-def test_a_binding_that_is_not_repeated_for_delayed_messages_is_named():
-    bound = Binding("orders", "mail", "eu.*")
-    snapshot = snapshot_of(TOPOLOGY.whole + TOPOLOGY.mirror("orders") + Part(bindings=(bound,)))
-    snapshot.exchanges["orders"] = {"name": "orders", "type": "topic", "durable": True}
-
-    (found,) = compare(TOPOLOGY, snapshot)
-
-    assert (found.severity, found.what) == ("warning", "binding from orders to mail")
-    mirrors = TOPOLOGY.mirror_bindings("orders", "topic", "mail", "eu.*", to_queue=True)
-    assert not list(compare(TOPOLOGY, replace(snapshot, bindings=snapshot.bindings | set(mirrors))))
-
-
 class Api(Management):
     """A management API that has policies, and permissions of a user."""
 
