@@ -41,6 +41,8 @@ class Target:
     url: str = DEFAULT_URL
     ssl: Any = None
     login_method: str | None = None
+    #: What counts where the URL does not say it, as Celery hands it to Kombu.
+    defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,12 +55,22 @@ class Target:
         :raises click.UsageError: for a broker or settings that cannot be.
         """
         ssl = login_method = None
+        defaults: Mapping[str, Any] = {}
         if app is not None:
             given = {**_settings_of(app), **given}
             if url is None:
                 url = app.conf.broker_write_url or app.conf.broker_url
                 ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
                 login_method = app.conf.broker_login_method
+                # Without a URL, Celery's connection is to this host, and our own default URL would
+                # say a user.
+                url = url or "localhost"
+                defaults = {
+                    "userid": app.conf.broker_user,
+                    "password": app.conf.broker_password,
+                    "virtual_host": app.conf.broker_vhost,
+                    "port": app.conf.broker_port,
+                }
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
         url = url or DEFAULT_URL
@@ -66,7 +78,7 @@ class Target:
             _check(each)
         url, said = stock(url)
         # As our transport has it: what the URL says of TLS counts over the app.
-        return cls(url, said or ssl, login_method, management_url, given)
+        return cls(url, said or ssl, login_method, defaults, management_url, given)
 
     @property
     def settings(self) -> Settings:
@@ -89,6 +101,7 @@ class Target:
             ssl=self.ssl or False,
             login_method=self.login_method,
             connect_timeout=10,
+            **self.defaults,
             **options,
         )
 

@@ -11,7 +11,20 @@ from .command import Out, dry_run, verb
 from .connect import Target
 
 
-@click.command()
+@click.command(
+    help="""Make every level, the delivery side and the parking queue, and a journal's stream.
+
+    Applications make what they need by themselves; this is for those that may not
+    (declare: never), and for a ladder that is to exist before the first message.
+    Mends what verify finds between the ladder and your queues: bindings that were made
+    or removed without the transport, and queues that refuse messages and have no relay.
+
+    \b
+      kombu-binary-delay create
+      kombu-binary-delay create --queue mail --exchange events
+      kombu-binary-delay -A shop create --dry-run
+    """
+)
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
 @click.option(
     "--exchange",
@@ -29,18 +42,7 @@ def create(
     exchanges: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Make every level, the delivery side and the parking queue, and a journal's stream.
-
-    Applications make what they need by themselves; this is for those that may not
-    (declare: never), and for a ladder that is to exist before the first message.
-    Mends what verify finds between the ladder and your queues: bindings that were made
-    or removed without the transport, and queues that refuse messages and have no relay.
-
-    \b
-      kombu-binary-delay create
-      kombu-binary-delay create --queue mail --exchange events
-      kombu-binary-delay -A shop create --dry-run
-    """
+    """Make every level, the delivery side and the parking queue, and a journal's stream."""
     with broker.plain() as connection:
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)

@@ -19,7 +19,25 @@ _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
 
 
-@click.command()
+@click.command(
+    help="""Write the topology as FORMAT. Needs no broker.
+
+    \b
+      definitions  RabbitMQ's own, for rabbitmqctl import_definitions
+      terraform    a module with a variable, vhost
+      kubernetes   manifests for the Messaging Topology Operator
+      mermaid      a flowchart for Markdown
+      graphviz     the DOT language
+      svg          a picture of the ladder, and of one message's way
+      grafana      a dashboard over RabbitMQ's Prometheus plugin
+      alerts       rules for Prometheus: stuck levels, parked messages, lateness
+
+    \b
+      kombu-binary-delay export terraform -o ladder.tf
+      kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
+      kombu-binary-delay export graphviz | dot -Tpng > ladder.png
+    """
+)
 @click.argument(
     "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
 )
@@ -43,23 +61,7 @@ def export(
     delay: float,
     ladder: str | None,
 ) -> None:
-    """Write the topology as FORMAT. Needs no broker.
-
-    \b
-      definitions  RabbitMQ's own, for rabbitmqctl import_definitions
-      terraform    a module with a variable, vhost
-      kubernetes   manifests for the Messaging Topology Operator
-      mermaid      a flowchart for Markdown
-      graphviz     the DOT language
-      svg          a picture of the ladder, and of one message's way
-      grafana      a dashboard over RabbitMQ's Prometheus plugin
-      alerts       rules for Prometheus: stuck levels, parked messages, lateness
-
-    \b
-      kombu-binary-delay export terraform -o ladder.tf
-      kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
-      kombu-binary-delay export graphviz | dot -Tpng > ladder.png
-    """
+    """Write the topology as FORMAT. Needs no broker."""
     lanes = broker.lanes(ladder=ladder)
     part = broker.part(lanes)
     for queue in queues:

@@ -31,7 +31,21 @@ _exchange = click.option(
 )
 
 
-@click.command()
+@click.command(
+    help="""Move what waits from one ladder to another, in the same virtual host.
+
+    What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
+    else it is all of the level's wait and of those below. A message leaves its queue when the
+    broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
+    goes to a poison queue, and the verb ends with 1.
+
+    \b
+      kombu-binary-delay migrate --from 250ms-2x30 --dry-run
+      kombu-binary-delay -A shop migrate --from celery
+      kombu-binary-delay migrate --from-queue tasks
+      kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
+    """
+)
 @_from_ladder
 @_from_queue
 @click.option(
@@ -49,25 +63,24 @@ def migrate(
     exchange: str | None,
     dry_run: bool,
 ) -> int:
-    """Move what waits from one ladder to another, in the same virtual host.
-
-    What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
-    else it is all of the level's wait and of those below. A message leaves its queue when the
-    broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
-    goes to a poison queue, and the verb ends with 1.
-
-    \b
-      kombu-binary-delay migrate --from 250ms-2x30 --dry-run
-      kombu-binary-delay -A shop migrate --from celery
-      kombu-binary-delay migrate --from-queue tasks
-      kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
-    """
+    """Move what waits from one ladder to another, in the same virtual host."""
     if ladder is None and from_queue is None:
         raise click.UsageError("say what to move: --from or --from-queue")
     return _move(broker, broker, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
 
 
-@click.command()
+@click.command(
+    help="""Move what waits to the same ladder on another broker, or in another virtual host.
+
+    As migrate does, and all lanes where the settings say several. Declare the destinations there
+    first: a message without one is parked there.
+
+    \b
+      kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
+      kombu-binary-delay transfer --to-broker amqp://new:5672//
+      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
+    """
+)
 @click.option("--to-broker", metavar="URL", required=True, help="The broker, or virtual host.")
 @click.option(
     "--to-management",
@@ -89,16 +102,7 @@ def transfer(
     exchange: str | None,
     dry_run: bool,
 ) -> int:
-    """Move what waits to the same ladder on another broker, or in another virtual host.
-
-    As migrate does, and all lanes where the settings say several. Declare the destinations there
-    first: a message without one is parked there.
-
-    \b
-      kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
-      kombu-binary-delay transfer --to-broker amqp://new:5672//
-      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
-    """
+    """Move what waits to the same ladder on another broker, or in another virtual host."""
     there = Target.of(None, to_broker, to_management, broker.given)
     return _move(broker, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
 

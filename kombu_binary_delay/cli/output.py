@@ -335,8 +335,12 @@ def _left(count: int) -> str:
 def pruning(value: Pruning) -> RenderableType:
     """Tell what was pruned."""
     return Group(
-        Text(f"{len(value.removed)} queues removed, {len(value.kept)} hold messages and stay"),
+        Text(
+            f"{len(value.removed)} queues and {len(value.exchanges)} exchanges removed, "
+            f"{len(value.kept)} queues are in use and stay"
+        ),
         *_names(value.removed, "queue"),
+        *_names(value.exchanges, "exchange"),
     )
 
 

@@ -18,7 +18,22 @@ from .progress import bar
 from .values import Place
 
 
-@click.command()
+@click.command(
+    help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
+
+    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
+    no queue stays parked, and so does one that is not due yet, also with --to; the verb then ends
+    with 1. One without an address goes nowhere but where --to says, or into a file; --only '' takes
+    those alone. With --dry-run, counts them by destination.
+
+    \b
+      kombu-binary-delay redrive --dry-run
+      kombu-binary-delay redrive --only mail
+      kombu-binary-delay redrive --only events:order.paid --to orders
+      kombu-binary-delay redrive --to-file parked.jsonl
+      kombu-binary-delay redrive --from-file parked.jsonl --to mail
+    """
+)
 @click.option("--only", type=Place(), help="Only messages for this queue, or exchange:key.")
 @click.option("--to", type=Place(), help="Send them to this queue, or exchange:key, instead.")
 @click.option(
@@ -43,19 +58,7 @@ def redrive(
     from_file: Path | None,
     dry_run: bool,
 ) -> int:
-    """Send parked messages to where they were meant to go, or elsewhere, or into a file.
-
-    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
-    no queue stays parked, and so does one that is not due yet, also with --to; the verb then ends
-    with 1. With --dry-run, counts them by destination.
-
-    \b
-      kombu-binary-delay redrive --dry-run
-      kombu-binary-delay redrive --only mail
-      kombu-binary-delay redrive --only events:order.paid --to orders
-      kombu-binary-delay redrive --to-file parked.jsonl
-      kombu-binary-delay redrive --from-file parked.jsonl --to mail
-    """
+    """Send parked messages to where they were meant to go, or elsewhere, or into a file."""
     if to_file is not None and (to is not None or from_file is not None):
         raise click.UsageError("--to-file goes with neither --to nor --from-file")
     if from_file is not None and (only is not None or dry_run):

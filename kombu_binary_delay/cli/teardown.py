@@ -10,13 +10,8 @@ from .command import Out, dry_run, ladder, verb
 from .connect import Target
 
 
-@click.command()
-@ladder
-@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
-@dry_run
-@verb
-def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
-    """Remove a ladder, and the delivery side with it if no other ladder leads there.
+@click.command(
+    help="""Remove a ladder, and the delivery side with it if no other ladder leads there.
 
     Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
     ladder of the settings counts as one that leads there, even if no message has needed it yet.
@@ -26,6 +21,13 @@ def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run:
       kombu-binary-delay teardown --ladder 250ms-2x30
       kombu-binary-delay teardown --ladder celery
     """
+)
+@ladder
+@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
+@dry_run
+@verb
+def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
+    """Remove a ladder, and the delivery side with it if no other ladder leads there."""
     with broker.plain() as connection:
         going = broker.lanes(connection, ladder)
         settings = [] if ladder is None else broker.lanes(connection)

@@ -10,21 +10,25 @@ from .command import FOUND, OK, Out, ladder, verb
 from .connect import Target
 
 
-@click.command()
-@click.option("--user", metavar="NAME", help="Whose permissions to look at; else one's own.")
-@ladder
-@verb
-def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> int:
-    """Compare what stands on the broker with the topology, and say what each difference causes.
+@click.command(
+    help="""Compare the broker with the topology, and say what each difference causes.
 
-    Looks at exchanges, queues, bindings, the broker's version, policies that would break the
-    ladder, and permissions. Ends with 1 where it finds an error or a warning.
+    Looks at exchanges, queues, bindings, those of your exchanges that are not repeated for delayed
+    messages or are no more, queues that could hold up others, the broker's version, policies that
+    would break the ladder, and permissions. Ends with 1 where it finds an error or a warning, or
+    nothing of the ladder that you name.
 
     \b
       kombu-binary-delay verify
       kombu-binary-delay -A shop verify --json
       kombu-binary-delay verify --user shop
     """
+)
+@click.option("--user", metavar="NAME", help="Whose permissions to look at; else one's own.")
+@ladder
+@verb
+def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> int:
+    """Compare what stands on the broker with the topology, and say what each difference causes."""
     with broker.plain() as connection:
         never = broker.settings.declare == "never"
         lanes = broker.lanes(connection, ladder, ahead=never)

@@ -24,6 +24,7 @@ from kombu_binary_delay.admin import (
     create,
     explain,
     prune,
+    ready,
     status,
     teardown,
     verify,
@@ -509,6 +510,99 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     # What a publisher takes for standing walks down the levels.
     publish(connection, "mail", 1000)
     wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
+
+
+def leave_over(connection, exchange="events", queue="mail"):
+    """Use an auto-delete exchange and queue, which refuses messages, and let both go."""
+    channel = connection.channel()
+    arguments = {"x-overflow": "reject-publish", "x-max-length": 10}
+    bound = Queue(
+        queue,
+        Exchange(exchange, "topic", auto_delete=True),
+        "k",
+        auto_delete=True,
+        queue_arguments=arguments,
+    )(channel)
+    bound.declare()
+    publish(connection, queue, 1000)
+    wait_until(bound.get)
+    with connection.Consumer(bound, channel=channel):
+        pass
+    wait_until(lambda: not bound_exists(connection, queue))
+    return bound
+
+
+def bound_exists(connection, queue):
+    with connection.clone() as other:
+        return bool(ready(other, [queue]))
+
+
+@pytest.mark.parametrize("name", ["events", "long" * 50])
+def test_prune_removes_mirrors_and_relays_whose_originals_are_gone(  # noqa: PLR0913, PLR0917
+    name, connect, plain, management, vhost, small
+):
+    connection = connect(binary_delay=SMALL, confirm_publish=True)
+    bound = leave_over(connection, name, name)
+    Queue("mail", Exchange("stay", "topic"), "k")(connection.channel()).declare()
+    left = {small.mirror_name(name)}
+    if small.queue_type == "quorum":
+        left |= {small.queue_relay_name(name)}
+    before = Snapshot.read(management)
+
+    planned = prune(plain, management, small, dry_run=True)
+    unchanged = Snapshot.read(management)
+    pruned = prune(plain, management, small, stats_delay=0)
+    after = Snapshot.read(management)
+
+    assert (before.bindings, before.exchanges.keys()) == (
+        unchanged.bindings,
+        unchanged.exchanges.keys(),
+    )
+    assert set(planned.exchanges) | set(planned.removed) == left
+    assert pruned == planned
+    assert before.exchanges.keys() - after.exchanges.keys() == set(planned.exchanges)
+    assert before.queues.keys() - after.queues.keys() == set(planned.removed)
+    assert verify(management, small).sound
+    # What comes back gets its ways anew.
+    again = connect(binary_delay=SMALL, confirm_publish=True)
+    bound(again.channel()).declare()
+    publish(again, name, 1000)
+    again.Producer().publish("m", exchange=name, routing_key="k", headers={"x-delay": 1000})
+    wait_until(lambda: vhost.waiting(name) == {name: 2})
+
+
+def test_prune_leaves_what_holds_messages_and_what_comes_back_meanwhile(
+    connect, plain, management, vhost, small
+):
+    if small.queue_type == "classic":
+        pytest.skip("a classic ladder has no use for relays before queues")
+    connection = connect(binary_delay=SMALL, confirm_publish=True)
+    bound = leave_over(connection)
+    full = small.queue_relay("gone")
+    # Without a way on, what is in a relay stays there to be counted.
+    (relay,) = full.queues
+    stays = replace(full, queues=(PartQueue(relay.name, relay.arguments[:1]),), bindings=())
+    create(plain, small, replace(stays, bindings=small.queue_relay("gone").bindings[:1]))
+    plain.Producer().publish("m", routing_key=relay.name)
+    wait_until(lambda: vhost.waiting(relay.name) == {relay.name: 1})
+    before = Snapshot.read(management)
+    again = connect("amqp")
+
+    pruned = prune(
+        plain,
+        management,
+        small,
+        stats_delay=0,
+        # By a program without the transport, which makes nothing of ours anew.
+        notify=lambda _: bound(again.channel()).declare(),
+    )
+
+    after = Snapshot.read(management)
+    assert (pruned.removed, pruned.exchanges) == ((), ())
+    assert before.bindings <= after.bindings
+    assert vhost.waiting(relay.name) == {relay.name: 1}
+    connection.Producer().publish("m", exchange="events", routing_key="k", headers={"x-delay": 1})
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 1})
 
 
 def test_names_with_slashes_are_asked_for_as_they_are(broker, small):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -117,3 +118,30 @@ def test_without_rich_nothing_is_done_that_could_not_be_shown_and_json_is_to_be_
     assert (refused.exit_code, "this needs Rich" in refused.output) == (2, True)
     assert json.loads(as_json.output)["delay"] == 10_000
     assert exported.output.startswith("flowchart")
+
+
+HELPS = """
+import json
+from kombu_binary_delay.cli import binary_delay
+
+def helps(command, context):
+    yield command.get_help(context)
+    for name, each in getattr(command, "commands", {}).items():
+        yield from helps(each, type(context)(each, parent=context, info_name=name))
+
+print(json.dumps(list(helps(binary_delay, binary_delay.make_context("x", ["spark"])))))
+"""
+
+
+def test_without_docstrings_the_command_and_its_help_are_the_same():
+    """Given: ``python -OO``, which leaves out docstrings and assertions."""
+    shown, without = (
+        json.loads(subprocess.check_output([sys.executable, *mode, "-c", HELPS], text=True))
+        for mode in ([], ["-OO"])
+    )
+
+    assert shown == without
+    assert len(shown) == 1 + len(binary_delay.commands) + len(
+        binary_delay.commands["spark"].commands
+    )
+    assert all("\n\n  " in each for each in shown)

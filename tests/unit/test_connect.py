@@ -75,6 +75,35 @@ def test_an_app_logs_in_as_it_does_itself():
     assert site.plain().login_method == site.delaying().login_method == "EXTERNAL"
 
 
+@pytest.mark.parametrize(
+    ("conf", "host", "expected"),
+    [
+        ({"broker_url": "amqp://rabbit"}, "rabbit", ("me", "secret", "shop", 5673)),
+        ({"broker_url": "amqp://u:p@rabbit:1/v"}, "rabbit", ("u", "p", "v", 1)),
+        ({"broker_url": "rabbit"}, "rabbit", ("me", "secret", "shop", 5673)),
+        ({"broker_url": None}, "localhost", ("me", "secret", "shop", 5673)),
+        ({"broker_url": "amqp://rabbit", "broker_password": lambda: "fresh"}, "rabbit", None),
+    ],
+)
+def test_an_apps_own_user_password_virtual_host_and_port_count_as_in_celery(conf, host, expected):
+    given = {"user": "me", "password": "secret", "vhost": "shop", "port": 5673}
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({**{f"broker_{name}": value for name, value in given.items()}, **conf})
+    target = Target.of(app, None, None, {})
+
+    for connection in (target.plain(), target.delaying(), app.connection_for_write()):
+        connection.transport  # noqa: B018 - ours reads the URL when it is made
+        assert (connection.hostname or "localhost") == host
+        found = connection.userid, connection.password, connection.virtual_host, connection.port
+        if expected is None:
+            assert found[1]() == "fresh"
+        else:
+            assert found == expected
+    assert "secret" not in repr(target)
+    elsewhere = Target.of(app, "amqp://other", None, {}).plain()
+    assert (elsewhere.userid, elsewhere.virtual_host) == (None, "/"), "a URL that is given counts"
+
+
 def connected(**more: Any) -> Any:
     """What Kombu knows of a connection that is made."""
     given = {"hostname": "rabbit", "ssl": False, "userid": "us:er", "password": "p@ss"}
@@ -97,6 +126,7 @@ class Late:
     [
         (connected(), None, ("http://rabbit:15672", "us:er", "p@ss")),
         (connected(ssl=True), None, ("https://rabbit:15671", "us:er", "p@ss")),
+        (connected(password=lambda: "fresh"), None, ("http://rabbit:15672", "us:er", "fresh")),
         (connected(hostname="::1"), None, ("http://[::1]:15672", "us:er", "p@ss")),
         (Late(), None, ("https://second:15671", "u", "p")),
         (connected(), "https://api/x/", ("https://api/x", "us:er", "p@ss")),

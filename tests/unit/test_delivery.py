@@ -174,7 +174,7 @@ def test_whatever_is_taken_from_or_bound_beside_the_transport_is_found_and_mende
 def reached(topology: Topology, snapshot: Snapshot, key: str) -> list[str]:
     """Where delivery leads a message to, by relays as well, and how often."""
     exchanges = {name: Exchange(name, row["type"]) for name, row in snapshot.exchanges.items()}
-    ends = []
+    ends: list[str] = []
     for name in route_message(exchanges, snapshot.bindings, topology.delivery, key):
         is_relay = topology.owns(name)
         ends += route_message(exchanges, snapshot.bindings, name, key) if is_relay else [name]
