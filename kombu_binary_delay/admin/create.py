@@ -34,7 +34,7 @@ def create(
     """Declare a part; what stands already stays as it is.
 
     :param connection: a :class:`kombu.Connection`.
-    :param stale: bindings to remove after that, as :func:`~kombu_binary_delay.admin.repair` finds.
+    :param stale: bindings to remove after that, such as a repair names.
     :raises TopologyError: where the broker refuses.
     """
     with Probe(connection) as probe:
