@@ -1,4 +1,4 @@
-"""What operators do with a ladder: one verb a file, plain functions that return frozen values.
+"""What operators do with a ladder: an operation a file, functions that return frozen values.
 
 They talk to a broker through a :class:`kombu.Connection`, and to its management API through a
 :class:`Management`. Nothing here knows the command line.

@@ -1,4 +1,4 @@
-"""RabbitMQ's management HTTP API, as far as operators' verbs read it. It changes nothing there."""
+"""RabbitMQ's management HTTP API, as far as operators read it. Nothing here changes anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tool ``kombu-binary-delay``, which is also ``celery binary-delay``.
 
-One verb a file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
+One subcommand a file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .verify import verify
     "or its management API cannot be reached, or has not confirmed what was sent.",
     help="""Look after ladders of kombu-binary-delay on RabbitMQ.
 
-    Options before the verb say where, and with which settings of the transport. Each has a twin in
-    the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    Options before the subcommand say where, and with which settings of the transport. Each has a
+    twin in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
     """,
 )
 @click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")

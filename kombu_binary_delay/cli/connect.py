@@ -1,4 +1,4 @@
-"""Where a verb works, and with which settings: from a Celery app, options or the environment."""
+"""Which broker and which settings: from a Celery app, options or the environment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_A_LADDER = (
 
 @dataclass
 class Target:
-    """What the options of the group, before the verb, have said."""
+    """What the options of the group, before the subcommand, have said."""
 
     url: str = DEFAULT_URL
     ssl: Any = None

@@ -7,7 +7,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.journal import stream_part
 
-from .command import Out, dry_run, verb
+from .command import Printer, dry_run, subcommand
 from .connect import Target
 
 
@@ -34,10 +34,10 @@ from .connect import Target
     help="Lead to this exchange, too, as its queues are bound now.",
 )
 @dry_run
-@verb
+@subcommand
 def create(
     broker: Target,
-    out: Out,
+    printer: Printer,
     queues: tuple[str, ...],
     exchanges: tuple[str, ...],
     dry_run: bool,
@@ -53,7 +53,7 @@ def create(
         except admin.UnreachableError as exc:
             if queues or exchanges:
                 raise
-            out.say(f"the ways to queues and exchanges were not looked at: {exc}")
+            printer.log(f"the ways to queues and exchanges were not looked at: {exc}")
         else:
             relays = broker.settings.relays
             part += admin.ways(topology, snapshot, queues, exchanges, relays)
@@ -61,4 +61,4 @@ def create(
         made = admin.create(
             connection, topology, part + repair.missing, repair.stale, dry_run=dry_run
         )
-    out.show(made, "creation", dry=dry_run)
+    printer.show(made, "creation", dry=dry_run)

@@ -9,7 +9,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.address import Destination
 
-from .command import Out, ladder, verb
+from .command import Printer, ladder, subcommand
 from .connect import Target
 from .values import Delay, Place
 
@@ -35,13 +35,13 @@ from .values import Delay, Place
     help="A queue, or exchange:key.",
 )
 @ladder
-@verb
+@subcommand
 def explain(
-    broker: Target, out: Out, delay: float, destination: Destination, ladder: str | None
+    broker: Target, printer: Printer, delay: float, destination: Destination, ladder: str | None
 ) -> None:
     """Show the way of one message: digits, routing key, each queue with its wait, the due time."""
     topology = broker.topology(ladder=ladder)
     now = time.time_ns() // 1_000_000
     settings = broker.settings if ladder is None else None
     told = admin.explain(topology, delay, destination, now, settings=settings)
-    out.show(told, "explanation")
+    printer.show(told, "explanation")

@@ -11,7 +11,7 @@ import click
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.admin.delivery import to_queue
 
-from .command import Out, ladder, verb
+from .command import Printer, ladder, subcommand
 from .connect import Target
 from .values import Delay
 
@@ -49,10 +49,10 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 @click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
 @click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
 @ladder
-@partial(verb, drawn=False)
+@partial(subcommand, drawn=False)
 def export(
     broker: Target,
-    out: Out,
+    printer: Printer,
     format_: str,
     output: Any,
     queues: tuple[str, ...],
@@ -78,6 +78,6 @@ def export(
         text = formats.definitions(part, vhost)
     else:
         text = getattr(formats, format_)(part)
-    if out.as_json:
+    if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     output.write(text)

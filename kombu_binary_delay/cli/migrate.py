@@ -9,7 +9,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.topology import Topology
 
-from .command import FOUND, OK, Out, dry_run, verb
+from .command import FOUND, OK, Printer, dry_run, subcommand
 from .connect import Target
 from .progress import bar
 
@@ -37,7 +37,7 @@ _exchange = click.option(
     What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
     else it is all of the level's wait and of those below. A message leaves its queue when the
     broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
-    goes to a poison queue, and the verb ends with 1.
+    goes to a poison queue, and the subcommand ends with 1.
 
     \b
       kombu-binary-delay migrate --from 250ms-2x30 --dry-run
@@ -53,10 +53,10 @@ _exchange = click.option(
 )
 @_exchange
 @dry_run
-@verb
+@subcommand
 def migrate(
     broker: Target,
-    out: Out,
+    printer: Printer,
     ladder: str | None,
     from_queue: str | None,
     to: str | None,
@@ -66,7 +66,7 @@ def migrate(
     """Move what waits from one ladder to another, in the same virtual host."""
     if ladder is None and from_queue is None:
         raise click.UsageError("say what to move: --from or --from-queue")
-    return _move(broker, broker, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
+    return _move(broker, broker, printer, (ladder, from_queue), to, exchange, dry_run=dry_run)
 
 
 @click.command(
@@ -91,10 +91,10 @@ def migrate(
 @_from_queue
 @_exchange
 @dry_run
-@verb
+@subcommand
 def transfer(
     broker: Target,
-    out: Out,
+    printer: Printer,
     to_broker: str,
     to_management: str | None,
     ladder: str | None,
@@ -104,13 +104,13 @@ def transfer(
 ) -> int:
     """Move what waits to the same ladder on another broker, or in another virtual host."""
     there = Target.of(None, to_broker, to_management, broker.given)
-    return _move(broker, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
+    return _move(broker, there, printer, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
 def _move(
     here: Target,
     there: Target,
-    out: Out,
+    printer: Printer,
     origin: tuple[str | None, str | None],
     to: str | None,
     exchange: str | None,
@@ -125,7 +125,7 @@ def _move(
         source: list[Topology] | str = queue or here.lanes(connection, ladder)
         planned = admin.plan(connection, admin.Snapshot.read(management), source)
     if dry_run:
-        out.show(planned, "plan", dry=True, messages=planned.messages)
+        printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
     with there.plain() as connection:
         target = there.lanes(connection, to)
@@ -144,5 +144,5 @@ def _move(
             exchange=exchange,
             progress=tell,
         )
-    out.show(done, "migration")
+    printer.show(done, "migration")
     return FOUND if done.left or done.poison else OK

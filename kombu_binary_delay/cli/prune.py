@@ -6,7 +6,7 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import Out, dry_run, verb
+from .command import Printer, dry_run, subcommand
 from .connect import Target
 
 
@@ -23,8 +23,8 @@ from .connect import Target
     """
 )
 @dry_run
-@verb
-def prune(broker: Target, out: Out, dry_run: bool) -> None:
+@subcommand
+def prune(broker: Target, printer: Printer, dry_run: bool) -> None:
     """Remove queues that each serve one delay, and what leads to nothing, where they are empty."""
     with broker.plain() as connection:
         lanes = broker.lanes(connection)
@@ -35,6 +35,6 @@ def prune(broker: Target, out: Out, dry_run: bool) -> None:
                 lane,
                 delivery_side=lane is lanes[0],
                 dry_run=dry_run,
-                notify=out.say,
+                notify=printer.log,
             )
-            out.show(pruned, "pruning", dry=dry_run)
+            printer.show(pruned, "pruning", dry=dry_run)

@@ -12,7 +12,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.address import Destination
 
-from .command import FOUND, OK, Out, dry_run, verb
+from .command import FOUND, OK, Printer, dry_run, subcommand
 from .connect import Target
 from .progress import bar
 from .values import Place
@@ -22,8 +22,8 @@ from .values import Place
     help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
 
     A message leaves the parking queue when the broker has confirmed its copy. One that still finds
-    no queue stays parked, and so does one that is not due yet, also with --to; the verb then ends
-    with 1. One without an address goes nowhere but where --to says, or into a file; --only '' takes
+    no queue stays parked, and so does one that is not due yet, also with --to; the exit code is
+    then 1. One without an address goes nowhere but where --to says, or into a file; --only '' takes
     those alone. With --dry-run, counts them by destination.
 
     \b
@@ -48,10 +48,10 @@ from .values import Place
     "beside it, with .left at the end of its name.",
 )
 @dry_run
-@verb
+@subcommand
 def redrive(
     broker: Target,
-    out: Out,
+    printer: Printer,
     only: Destination | None,
     to: Destination | None,
     to_file: Path | None,
@@ -66,7 +66,7 @@ def redrive(
     with broker.plain() as connection:
         topology = broker.topology(connection)
         if from_file is not None:
-            return _refill(connection, out, from_file, to)
+            return _refill(connection, printer, from_file, to)
         parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
         management = broker.management(connection)
     with ExitStack() as stack:
@@ -86,11 +86,11 @@ def redrive(
         )
     sys.stderr.flush()
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
-    out.show(done, "redriven", dry=dry_run, **sums)
+    printer.show(done, "redriven", dry=dry_run, **sums)
     return FOUND if done.reasons or done.unreadable else OK
 
 
-def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> int:
+def _refill(connection: Any, printer: Printer, path: Path, to: Destination | None) -> int:
     beside = path.with_name(f"{path.name}.left")
     try:
         left = beside.open("x", encoding="utf-8")
@@ -105,10 +105,10 @@ def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> in
             done = admin.refill(connection, file, to, left=left.write)
     finally:
         if beside.stat().st_size:
-            out.say(f"what was not sent is in {beside}: send that next time, and not {path}")
+            printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
         else:
             beside.unlink()
     for reason in done.reasons:
-        out.say(f"! {reason}")
-    out.show(done, "refill")
+        printer.log(f"! {reason}")
+    printer.show(done, "refill")
     return FOUND if done.left else OK

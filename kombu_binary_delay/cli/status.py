@@ -11,7 +11,7 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import FOUND, OK, Out, ladder, verb
+from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
 
 _HISTORY = 60  # looks
@@ -35,8 +35,8 @@ _HISTORY = 60  # looks
     "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS"
 )
 @ladder
-@verb
-def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | None) -> int:
+@subcommand
+def status(broker: Target, printer: Printer, watch: bool, every: float, ladder: str | None) -> int:
     """Show what waits, level by level, when it leaves, and what is parked or stuck."""
     with broker.plain() as connection:
         management = broker.management(connection)
@@ -49,14 +49,14 @@ def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | No
         if watch:
             # Ctrl-C is how it ends.
             with suppress(KeyboardInterrupt):
-                if out.as_json:
+                if printer.as_json:
                     while True:
-                        out.show(look(), "status")
+                        printer.show(look(), "status")
                         time.sleep(every)
                 _watch(look, every)
             return OK
         found = look()
-    out.show(found, "status")
+    printer.show(found, "status")
     return FOUND if found.troubles else OK
 
 

@@ -6,7 +6,7 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import Out, dry_run, ladder, verb
+from .command import Printer, dry_run, ladder, subcommand
 from .connect import Target
 
 
@@ -25,8 +25,10 @@ from .connect import Target
 @ladder
 @click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
 @dry_run
-@verb
-def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
+@subcommand
+def teardown(
+    broker: Target, printer: Printer, ladder: str | None, force: bool, dry_run: bool
+) -> None:
     """Remove a ladder, and the delivery side with it if no other ladder leads there."""
     with broker.plain() as connection:
         going = broker.lanes(connection, ladder)
@@ -40,6 +42,6 @@ def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run:
                 in_use=in_use,
                 force=force,
                 dry_run=dry_run,
-                notify=out.say,
+                notify=printer.log,
             )
-            out.show(removed, "teardown", dry=dry_run)
+            printer.show(removed, "teardown", dry=dry_run)

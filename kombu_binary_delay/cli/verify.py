@@ -6,7 +6,7 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import FOUND, OK, Out, ladder, verb
+from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
 
 
@@ -26,8 +26,8 @@ from .connect import Target
 )
 @click.option("--user", metavar="NAME", help="Whose permissions to look at; else one's own.")
 @ladder
-@verb
-def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> int:
+@subcommand
+def verify(broker: Target, printer: Printer, user: str | None, ladder: str | None) -> int:
     """Compare what stands on the broker with the topology, and say what each difference causes."""
     with broker.plain() as connection:
         never = broker.settings.declare == "never"
@@ -44,5 +44,5 @@ def verify(broker: Target, out: Out, user: str | None, ladder: str | None) -> in
             for each in lanes
         ]
     for each in found:
-        out.show(each, "verification", sound=each.sound)
+        printer.show(each, "verification", sound=each.sound)
     return OK if all(each.sound for each in found) else FOUND

@@ -341,14 +341,14 @@ def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monk
     assert json.loads(alone.output)["ladder"] == "shop.v1-250ms-2x1-4x15"
 
 
-@pytest.mark.parametrize("verb", sorted(binary_delay.commands))
-def test_every_verb_has_help_with_examples_and_json(verb):
-    shown = CliRunner().invoke(binary_delay, [verb, "--help"])
+@pytest.mark.parametrize("subcommand", sorted(binary_delay.commands))
+def test_every_verb_has_help_with_examples_and_json(subcommand):
+    shown = CliRunner().invoke(binary_delay, [subcommand, "--help"])
 
     assert shown.exit_code == 0
-    assert f"kombu-binary-delay {verb}" in shown.output
+    assert f"kombu-binary-delay {subcommand}" in shown.output
     # What Spark finds is tables, and the summary a file.
-    assert "--json" in shown.output or verb == "spark"
+    assert "--json" in shown.output or subcommand == "spark"
 
 
 @pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])

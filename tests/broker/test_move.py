@@ -1081,8 +1081,8 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("verb", ["migrate", "redrive"])
-def test_no_odd_message_or_queue_ends_it(verb, vhost, small, site):
+@pytest.mark.parametrize("subcommand", ["migrate", "redrive"])
+def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, site):
     """Given: what other programs have put into queues of the ladder, or named like one of its."""
     level, odd_queue = f"{small.level_name(3)}.1", f"{small.own}.XXms"
     keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
@@ -1091,12 +1091,12 @@ def test_no_odd_message_or_queue_ends_it(verb, vhost, small, site):
         create(connection, small, small.whole)
         for name in ("mail", odd_queue):
             Queue(name)(connection.channel()).declare()
-        entry = small.entry((1, 0, 0, 0)) if verb == "migrate" else small.parking
+        entry = small.entry((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
         for headers in ODD:
             for key in keys:
                 connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
 
-    if verb == "migrate":
+    if subcommand == "migrate":
         to = {**SETTINGS, "tick": 60_000}
         done = site.migrate(
             small, Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type), **to

@@ -1,4 +1,4 @@
-"""Whatever goes wrong ends a verb with its exit code, and names are shown as they are."""
+"""Whatever goes wrong ends a subcommand with its exit code, and names are shown as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kombu_binary_delay.admin import (
     UnreachableError,
 )
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.cli.command import verb
+from kombu_binary_delay.cli.command import subcommand
 from kombu_binary_delay.cli.connect import Target
 
 
@@ -45,7 +45,7 @@ from kombu_binary_delay.cli.connect import Target
 )
 def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, code):
     @click.command()
-    @verb
+    @subcommand
     def fail(site, out):
         raise raised
 
