@@ -31,7 +31,7 @@ def create(
     *,
     dry_run: bool = False,
 ) -> Creation:
-    """Declare a part; what stands already stays as it is.
+    """Declare a part; what exists already stays as it is.
 
     :param connection: a :class:`kombu.Connection`.
     :param stale: bindings to remove after that, such as a repair names.

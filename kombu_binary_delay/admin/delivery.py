@@ -115,7 +115,7 @@ def faults(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -
 
 
 class _Side:
-    """The delivery side of a topology, as it stands in a snapshot."""
+    """The delivery side of a topology, as it is in a snapshot."""
 
     def __init__(self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...]) -> None:
         self._topology, self._snapshot, self._relays = topology, snapshot, relays
@@ -212,8 +212,8 @@ class _Side:
                 f"each delayed message for it arrives twice; {_MEND}",
                 stale=tuple(Binding(each.source, name, each.key) for each in direct),
             )
-        stands = name in self._snapshot.queues or name in self._snapshot.exchanges
-        if stands and not (
+        exists = name in self._snapshot.queues or name in self._snapshot.exchanges
+        if exists and not (
             bindings.issuperset(relay.bindings)
             and name in self._snapshot.queues
             and name in self._snapshot.exchanges

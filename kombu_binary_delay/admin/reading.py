@@ -66,20 +66,20 @@ class Source:
     level: int = 0
 
 
-def sources(topology: Topology, standing: Mapping[str, Any]) -> tuple[Source, ...]:
-    """List the queues of a ladder that stand, the longest wait first.
+def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ...]:
+    """List the queues of a ladder that exist, the longest wait first.
 
     In this order a message that moves down meanwhile is met again, and none is missed.
 
-    :param standing: by names, what stands; only the names of queues are read.
+    :param existing: by names, what exists; only the names of queues are read.
     """
     found = []
     for level, part in enumerate(topology.levels):
         for queue in part.queues:
             ttl = int(dict(queue.arguments)["x-message-ttl"])
             found.append(Source(queue.name, topology, ttl, level))
-    found += [Source(name, topology, ttl) for name, ttl in delay_queues(topology, standing).items()]
-    found = [each for each in found if each.name in standing]
+    found += [Source(name, topology, ttl) for name, ttl in delay_queues(topology, existing).items()]
+    found = [each for each in found if each.name in existing]
     return tuple(sorted(found, key=lambda each: -each.ttl))
 
 
@@ -183,7 +183,7 @@ def put_back(
     except UNREADABLE_ERRORS:
         return None
     if len(left) > len(digits):
-        # It is due later than its way would take, and levels up there may not stand.
+        # It is due later than its way would take, and levels up there may not exist.
         return None
 
     def again(address: str) -> str:

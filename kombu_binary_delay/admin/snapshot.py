@@ -64,7 +64,7 @@ def unseen(row: Row) -> int:
 
 
 def is_up(row: Row) -> bool:
-    """Tell whether a queue has a leader; one that has none is said to hold nothing."""
+    """Return whether a queue has a leader; one that has none is said to hold nothing."""
     return row.get("state") in _UP and row.get("leader", "") is not None
 
 

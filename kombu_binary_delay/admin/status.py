@@ -142,7 +142,7 @@ def ladder_of(topology: Topology, name: str) -> str | None:
 
 
 def _kind(topology: Topology, name: str) -> str:
-    """Tell what a queue on the delivery side is for; where it is somebody's, the name goes on."""
+    """Return what a queue on the delivery side is for; where it is somebody's, the name goes on."""
     for queue_type in QUEUE_TYPES:
         side = f"{replace(topology, queue_type=queue_type).delivery_prefix}."
         if name.startswith(side):

@@ -49,7 +49,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
 
     The delivery side goes with it, unless other ladders lead there. Where nothing of the ladder
-    stands, nothing is removed.
+    exists, nothing is removed.
 
     First the exchanges go, so that nothing more can come in; what is then found to have come in
     before lets all be put back as it was. Publishers should have stopped: one that is still at work
@@ -65,7 +65,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     queues = [name for name in snapshot.queues if ladder_of(topology, name) == topology.prefix]
     others = _others(topology, snapshot, in_use)
     if not mine and not queues:
-        # What stands of the delivery side was made for another ladder, or for one to come.
+        # What exists of the delivery side was made for another ladder, or for one to come.
         return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
@@ -74,7 +74,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
             for name in snapshot.exchanges
             if name == topology.delivery or name.startswith(side)
         ]
-        # Ahead of the ladder's own: as long as one of those stands, this can be done again.
+        # Ahead of the ladder's own: as long as one of those exists, this can be done again.
         queues = [
             *(name for name in snapshot.queues if name.startswith(side) and name not in queues),
             *queues,
@@ -131,11 +131,11 @@ def held(
 
 def _others(topology: Topology, snapshot: Snapshot, in_use: Iterable[Topology]) -> tuple[str, ...]:
     """Name the other ladders that lead to the same delivery side."""
-    standing = filter(None, map(Topology.of, snapshot.exchanges))
+    existing = filter(None, map(Topology.of, snapshot.exchanges))
     return tuple(
         dict.fromkeys(
             other.prefix
-            for other in (*in_use, *standing)
+            for other in (*in_use, *existing)
             if other.prefix != topology.prefix and other.delivery == topology.delivery
         )
     )
@@ -190,7 +190,7 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
 
 
 def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
-    """Read exchanges, and all bindings from and to them, out of what stood."""
+    """Read exchanges, and all bindings from and to them, out of what was there."""
     bindings: list[Binding] = [
         each
         for each in sorted(snapshot.bindings, key=repr)

@@ -1,4 +1,4 @@
-"""Compare what stands on a broker with the topology, and name what each difference would cause."""
+"""Compare what exists on a broker with the topology, and name what each difference would cause."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def _matches(pattern: str, name: str) -> bool | None:
 def _breaks(
     definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Tell what a policy does to a queue with these arguments: how grave, by which key, and what.
+    """Yield what a policy does to a queue with these arguments: how grave, by which key, and what.
 
     Of two numbers, RabbitMQ takes the lower. Of two dead-letter exchanges, and two dead-letter
     strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum

@@ -45,7 +45,7 @@ class Printer:
         output.console().print(output.dry(drawn) if dry else drawn)
 
     def log(self, text: str) -> None:
-        """Tell what goes on, beside the result."""
+        """Say what goes on, beside the result."""
         click.echo(text, err=True)
 
 

@@ -110,7 +110,7 @@ class Target:
     ) -> list[Topology]:
         """Compute the topologies of the ladders that are used side by side; most often one.
 
-        :param ahead: whether to tell the one for urgent messages even if it does not stand yet.
+        :param ahead: whether to list the one for urgent messages even if it does not exist yet.
         """
         topology = self.topology(connection, ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
@@ -197,7 +197,7 @@ def _settings_of(app: Any) -> Mapping[str, Any]:
 
 
 def _is_over_tls(transport: Any) -> bool:
-    """Whether a transport that stands beside the URL is one over TLS, whatever the URL says."""
+    """Whether a transport that is named beside the URL is one over TLS, whatever the URL says."""
     if not transport:
         return False
     try:

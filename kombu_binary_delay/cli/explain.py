@@ -43,5 +43,5 @@ def explain(
     topology = broker.topology(ladder=ladder)
     now = time.time_ns() // 1_000_000
     settings = broker.settings if ladder is None else None
-    told = admin.explain(topology, delay, destination, now, settings=settings)
-    printer.show(told, "explanation")
+    explanation = admin.explain(topology, delay, destination, now, settings=settings)
+    printer.show(explanation, "explanation")

@@ -93,7 +93,7 @@ def status(value: Status) -> RenderableType:
         )
     ]
     if not value.ladders:
-        shown.append(Text("No ladder stands here yet: the first delayed message makes one."))
+        shown.append(Text("No ladder exists here yet: the first delayed message makes one."))
     shown += [_ladder(ladder) for ladder in value.ladders]
     foot = Text.assemble(
         ("parked ", "dim"),
@@ -251,7 +251,7 @@ def _difference(value: Difference) -> tuple[Text, Text]:
 
 
 def creation(value: Creation) -> RenderableType:
-    """Tell what was made."""
+    """Draw what was made."""
     return Group(
         Text(
             f"{len(value.exchanges)} exchanges and {len(value.queues)} queues made, "
@@ -264,12 +264,12 @@ def creation(value: Creation) -> RenderableType:
 
 
 def teardown(value: Teardown) -> RenderableType:
-    """Tell what was removed."""
+    """Draw what was removed."""
     lines: list[RenderableType] = [
         Text(f"{len(value.exchanges)} exchanges and {len(value.queues)} queues removed"),
     ]
     if not value.exchanges and not value.queues:
-        lines.append(Text("nothing of this ladder stands", style="yellow"))
+        lines.append(Text("nothing of this ladder exists", style="yellow"))
     if value.lost:
         lines.append(Text(f"{value.lost} messages went with them", style="bold red"))
     if value.keeps:
@@ -279,7 +279,7 @@ def teardown(value: Teardown) -> RenderableType:
 
 
 def redriven(value: Redrive) -> RenderableType:
-    """Tell what was sent on, by destination."""
+    """Draw what was sent on, by destination."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("destination")
     table.add_column("sent on", justify="right")
@@ -296,12 +296,12 @@ def redriven(value: Redrive) -> RenderableType:
 
 
 def refill(value: Refill) -> RenderableType:
-    """Tell what was sent from a file."""
+    """Draw what was sent from a file."""
     return Text(f"{value.sent:,} messages sent")
 
 
 def plan(value: Plan) -> RenderableType:
-    """Tell what would be moved."""
+    """Draw what would be moved."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("queue")
     table.add_column("messages", justify="right")
@@ -313,7 +313,7 @@ def plan(value: Plan) -> RenderableType:
 
 
 def migration(value: Migration) -> RenderableType:
-    """Tell what was moved."""
+    """Draw what was moved."""
     rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
     lines = [Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")]
     if value.kept:
@@ -333,7 +333,7 @@ def _left(count: int) -> str:
 
 
 def pruning(value: Pruning) -> RenderableType:
-    """Tell what was pruned."""
+    """Draw what was pruned."""
     return Group(
         Text(
             f"{len(value.removed)} queues and {len(value.exchanges)} exchanges removed, "

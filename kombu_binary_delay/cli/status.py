@@ -56,6 +56,8 @@ def status(broker: Target, printer: Printer, watch: bool, every: float, ladder: 
                 _watch(look, every)
             return OK
         found = look()
+    if ladder is not None and not any(each.current for each in found.ladders):
+        raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     printer.show(found, "status")
     return FOUND if found.troubles else OK
 

@@ -28,7 +28,7 @@ from .connect import Target
 @ladder
 @subcommand
 def verify(broker: Target, printer: Printer, user: str | None, ladder: str | None) -> int:
-    """Compare what stands on the broker with the topology, and say what each difference causes."""
+    """Compare what exists on the broker with the topology, and say what each difference causes."""
     with broker.plain() as connection:
         never = broker.settings.declare == "never"
         lanes = broker.lanes(connection, ladder, ahead=never)

@@ -56,7 +56,7 @@ def management(broker, plain):
 
 
 @pytest.fixture
-def site(plain, management, vhost):
+def ops(plain, management, vhost):
     return plain, management, vhost
 
 
@@ -165,8 +165,8 @@ def test_a_way_to_nothing_is_refused(plain, management, small):
         ({"max-length": 5, "overflow": "drop-head"}, "drops its oldest"),
     ],
 )
-def test_a_policy_that_breaks_the_ladder_is_named(site, small, definition, causes):
-    plain, management, vhost = site
+def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes):
+    plain, management, vhost = ops
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues", "priority": 1}
     harmless = {"pattern": "level", "definition": {"max-in-memory-length": 9}, "priority": 0}
@@ -180,8 +180,8 @@ def test_a_policy_that_breaks_the_ladder_is_named(site, small, definition, cause
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 100}, {"dead-letter-routing-key": "k"}])
-def test_a_policy_does_what_verify_says(site, connect, small, definition):
-    plain, _, vhost = site
+def test_a_policy_does_what_verify_says(ops, connect, small, definition):
+    plain, _, vhost = ops
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
@@ -208,9 +208,9 @@ def test_a_policy_does_what_verify_says(site, connect, small, definition):
     ],
 )
 def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
-    site, broker, small, definition, breaks
+    ops, broker, small, definition, breaks
 ):
-    plain, management, vhost = site
+    plain, management, vhost = ops
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, whatever the policy")
     create(plain, small, small.whole)
@@ -652,8 +652,8 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
     assert all(each.at * 1000 >= told.due for each in arrivals)
 
 
-def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, site, small):
-    plain, management, _ = site
+def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, ops, small):
+    plain, management, _ = ops
     if small.queue_type == "classic":
         pytest.skip("a classic ladder has no use for relays before queues")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}

@@ -520,6 +520,7 @@ def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
     ("arguments", "code"),
     [
         (["verify", "--ladder", "777ms-2x4"], 1),
+        (["status", "--ladder", "777ms-2x4"], 2),
         (["migrate", "--from", "777ms-2x4"], 2),
         (["migrate", "--from", "777ms-2x4", "--dry-run"], 2),
         (["migrate", "--from", "nservicebus"], 2),

@@ -46,7 +46,7 @@ from kombu_binary_delay.cli.connect import Target
 def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, code):
     @click.command()
     @subcommand
-    def fail(site, out):
+    def fail(target, printer):
         raise raised
 
     in_words, as_json = (
