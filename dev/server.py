@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import amqp
 
-from kombu_binary_delay.admin.snapshot import ready
+from kombu_binary_delay.admin import ready
 from kombu_binary_delay.model.versions import release
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
     ("py:.*", r"(kombu|amqp|collections|typing|decimal|datetime)\..*"),
     ("py:class", r"Arguments"),
-    # Documented as they are imported: from the package, not from the file of their verb.
+    # Documented as they are imported: from the package, not from the file of their subcommand.
     ("py:class", r"kombu_binary_delay\.ops\.\w+\.\w+"),
 ]
 

@@ -28,8 +28,9 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a user may set; the defaults are meant to be right for nearly everyone.
+class Settings:  # noqa: D101 - see below
+    # Not a docstring, which `python -OO` leaves out: the command reads its options' help here.
+    __doc__ = """What a user may set; the defaults are meant to be right for nearly everyone.
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
     :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None

@@ -1,4 +1,4 @@
-"""The directive ``cli-help``: what ``--help`` prints, of the command or of a verb."""
+"""The directive ``cli-help``: what ``--help`` prints, of the command or of a subcommand."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 WIDTH = 88
 
 
-def cli_help(verb: str | None) -> str:
+def cli_help(subcommand: str | None) -> str:
     """Write the help as a terminal of a fixed width shows it."""
     name = "kombu-binary-delay"
     context = click.Context(binary_delay, info_name=name, terminal_width=WIDTH)
-    if verb is None:
+    if subcommand is None:
         return binary_delay.get_help(context)
-    command = binary_delay.commands[verb]
+    command = binary_delay.commands[subcommand]
     return command.get_help(
-        click.Context(command, info_name=verb, parent=context, terminal_width=WIDTH)
+        click.Context(command, info_name=subcommand, parent=context, terminal_width=WIDTH)
     )
 
 
 class CliHelp(SphinxDirective):
-    """The help of a verb, or without one of the whole command."""
+    """The help of a subcommand, or without one of the whole command."""
 
     optional_arguments = 1
 

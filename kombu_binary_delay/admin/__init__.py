@@ -1,18 +1,20 @@
-"""What operators do with a ladder: one verb a file, plain functions that return frozen values.
+"""What operators do with a ladder: an operation a file, functions that return frozen values.
 
 They talk to a broker through a :class:`kombu.Connection`, and to its management API through a
 :class:`Management`. Nothing here knows the command line.
 """
 
-from .create import Creation, create, ways
+from .create import Creation, create
+from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
+from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, Refill, redrive, refill
-from .snapshot import Live, ready
-from .status import Standing, Status, Waiting, status
+from .snapshot import Snapshot
+from .status import LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
 
@@ -20,7 +22,7 @@ __all__ = [
     "Creation",
     "Difference",
     "Explanation",
-    "Live",
+    "LadderStatus",
     "Management",
     "Migration",
     "OperationError",
@@ -30,7 +32,8 @@ __all__ = [
     "Redrive",
     "Refill",
     "RefusedError",
-    "Standing",
+    "Repair",
+    "Snapshot",
     "Status",
     "Stay",
     "Teardown",
@@ -45,6 +48,7 @@ __all__ = [
     "ready",
     "redrive",
     "refill",
+    "repair",
     "status",
     "teardown",
     "verify",

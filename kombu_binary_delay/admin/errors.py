@@ -1,4 +1,4 @@
-"""What an operator's verb can end with. Beside the errors of the package, not above them."""
+"""What an operator's subcommand can end with. Beside the errors of the package, not above them."""
 
 from __future__ import annotations
 

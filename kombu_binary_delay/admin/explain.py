@@ -10,7 +10,7 @@ from kombu_binary_delay.model.simulate import walk
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
-from .create import to_queue
+from .delivery import to_queue
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""RabbitMQ's management HTTP API, as far as operators' verbs read it. It changes nothing there."""
+"""RabbitMQ's management HTTP API, as far as operators read it. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Management:
         """
         # Only a connection that is made tells whether it is over TLS, and which host it found.
         _ = connection.connection
-        given = _read(url) if url else urlsplit(_beside(connection))
+        given = _read(url) if url else urlsplit(_default_url(connection))
         place = given.netloc.rpartition("@")[2]
         return cls(
             urlunsplit((given.scheme, place, given.path.rstrip("/"), "", "")),
             connection.virtual_host or "/",
             unquote(given.username or "") or connection.userid or "guest",
-            unquote(given.password or "") or connection.password or "guest",
+            unquote(given.password or "") or _password(connection) or "guest",
             connection.ssl.get("ca_certs") if isinstance(connection.ssl, dict) else None,
         )
 
@@ -94,7 +94,14 @@ class Management:
         return f"the management API at {self.url} answered {code} to {asked}"
 
 
-def _beside(connection: Any) -> str:
+def _password(connection: Any) -> str | None:
+    """Return a connection's password, which may be a function that fetches it."""
+    password: Any = connection.password
+    found: str | None = password() if callable(password) else password
+    return found
+
+
+def _default_url(connection: Any) -> str:
     """Write where the API of a connection's broker is by default."""
     scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
     host = connection.hostname or "localhost"

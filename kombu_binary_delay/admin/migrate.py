@@ -10,7 +10,7 @@ from typing import Any
 
 import amqp
 
-from kombu_binary_delay.errors import AddressError, BinaryDelayError, DelayError
+from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import further_keys, wrap
@@ -21,11 +21,22 @@ from kombu_binary_delay.model.topology import Topology
 from .create import create
 from .errors import OperationError
 from .management import Management
-from .mover import Keep, Progress, Pump, Send, bearable, nothing, renewed
-from .reading import Reading, Source, put_back, read, remaining, sources
-from .snapshot import Live, ready
+from .mover import Keep, Mover, Send, as_new, max_deliveries
+from .probe import Probe, ready
+from .progress import Progress, ignore
+from .reading import (
+    UNREADABLE_ERRORS,
+    Reading,
+    Source,
+    put_back,
+    read,
+    remaining,
+    sources,
+)
+from .snapshot import Snapshot
 
 _HEADERS = "application_headers"
+_RETURNS = 2.0  # seconds
 #: Says of a message in the poison queue where it came from, and what is wrong with it.
 POISON_HEADER = "x-binary-delay-poison"
 
@@ -58,11 +69,11 @@ class Migration:
     seconds: float
 
 
-def plan(connection: Any, live: Live, source: Topology | Sequence[Topology] | str) -> Plan:
+def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topology] | str) -> Plan:
     """Count what would be moved, from ladders or from an ordinary queue, and change nothing."""
-    names = [each.name for each in _sources(source, live)]
-    counted = ready(connection, names)
-    return Plan(tuple((name, counted.get(name, 0)) for name in names))
+    names = [each.name for each in _sources(source, snapshot)]
+    counts = ready(connection, names)
+    return Plan(tuple((name, counts.get(name, 0)) for name in names))
 
 
 def migrate(  # noqa: PLR0913 - where from, where to, and how
@@ -74,7 +85,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     *,
     there: Management | None = None,
     exchange: str | None = None,
-    progress: Progress = nothing,
+    progress: Progress = ignore,
 ) -> Migration:
     """Move messages from ladders, or the tasks with a future ``eta`` in a queue, to a ladder.
 
@@ -98,52 +109,72 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     :raises UnreachableError: where a broker went away: as above, and it can be run again.
     """
     begun = time.monotonic()
-    live = Live.read(management)
-    queues = _sources(what, live)
-    many = {each.name: bearable(each.name, live.queues[each.name]) for each in queues}
+    snapshot = Snapshot.read(management)
+    queues = _sources(what, snapshot)
+    limits = {each.name: max_deliveries(each.name, snapshot.queues[each.name]) for each in queues}
     filled, emptied = _ladders(to), _ladders(what)
     to = filled[0]
     poison = f"{Topology(namespace=_namespace(to, *emptied)).delivery_prefix}.poison"
-    with source() as taking, source() as aside, target() as sending:
+    with (
+        source() as taking,
+        source() as aside,
+        target() as sending,
+        Probe(aside) as probe,
+        Probe(sending) as probe_there,
+    ):
         _refuse_a_circle(taking, sending, emptied, filled)
         if not to.mirrors:
             create(sending, to, to.whole)
-        pump = Pump(taking, aside, sending)
-        bindings = live.bindings
+        mover = Mover(taking, aside, sending)
+        bindings = snapshot.bindings
         if there is not None and not to.mirrors:
-            bindings = Live.read(there).bindings
-        mover = _Mover(emptied, to, live, bindings, poison, aside, sending, exchange)
+            bindings = Snapshot.read(there).bindings
+        sorter = _Sorter(
+            emptied, to, snapshot, bindings, poison, aside, sending, probe_there, exchange
+        )
         moved = -1
+        left: dict[str, int] = {}
         while moved:
             # Again, for what was between two levels: until a round finds nothing.
             moved = 0
-            pump.start_over()
+            again = {name for name, count in left.items() if count}
+            mover.start_over()
             for each in queues:
-                count = ready(aside, [each.name]).get(each.name, 0)
+                count = (_returned if each.name in again else Probe.ready)(probe, each.name)
+                before = mover.counts["left"]
                 if count:
                     limit = count if each.topology is None else None
-                    moved += pump.run(
+                    moved += mover.run(
                         each.name,
-                        partial(mover.decide, each),
-                        again=partial(_again, each),
-                        many=many[each.name],
+                        partial(sorter.decide, each),
+                        requeue=partial(_requeue, each),
+                        max_deliveries=limits[each.name],
                         limit=limit,
                         expected=count,
                         progress=progress,
                     )
+                left[each.name] = mover.counts["left"] - before
             if isinstance(what, str):
                 break
-        pump.close()
-    counts = pump.counts
+        mover.close()
+    counts = mover.counts
     return Migration(
         counts["moved"],
         counts["kept"],
         counts["left"],
         counts["poison"],
         poison,
-        tuple(reason for reason, _ in pump.reasons.most_common(5)),
+        tuple(reason for reason, _ in mover.reasons.most_common(5)),
         time.monotonic() - begun,
     )
+
+
+def _returned(probe: Probe, queue: str) -> int:
+    """Wait a while for what was left in a queue: it is ready a moment after its channel closed."""
+    end = time.monotonic() + _RETURNS
+    while not (count := probe.ready(queue)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return count or 0
 
 
 def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:
@@ -172,25 +203,37 @@ def _refuse_a_circle(
 
 
 def _place(connection: Any) -> tuple[str, str]:
-    """Tell a broker's own name, and the virtual host that a connection is in."""
+    """Return a broker's own name, and the virtual host that a connection is in."""
     server = connection.connection
     return str(server.server_properties.get("cluster_name")), server.virtual_host
 
 
-def _sources(what: Topology | Sequence[Topology] | str, live: Live) -> tuple[Source, ...]:
-    if not isinstance(what, str):
-        return tuple(each for ladder in _ladders(what) for each in sources(ladder, live.queues))
-    if what not in live.queues:
-        raise OperationError(f"the queue {what!r} does not exist in this virtual host")
-    return (Source(what),)
+def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> tuple[Source, ...]:
+    """List the queues to empty.
+
+    :raises OperationError: where there are none, which may well be a name that was mistyped.
+    """
+    if isinstance(what, str):
+        if what not in snapshot.queues:
+            raise OperationError(f"the queue {what!r} does not exist in this virtual host")
+        return (Source(what),)
+    ladders = _ladders(what)
+    found = tuple(each for ladder in ladders for each in sources(ladder, snapshot.queues))
+    if not found:
+        names = ", ".join(each.prefix for each in ladders)
+        raise OperationError(
+            f"there is no queue of the ladder {names} in this virtual host: see what there is "
+            f"with 'status'"
+        )
+    return found
 
 
-def _again(source: Source, message: Any, count: str) -> Send | None:
+def _requeue(source: Source, message: Any, count: str) -> Send | None:
     """Publish a message anew where it was taken from."""
     if source.topology is None:
-        return Send(renewed(message), "", source.name, count)
+        return Send(as_new(message), "", source.name, count)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
-    found = put_back(source, key, renewed(message).properties, now)
+    found = put_back(source, key, as_new(message).properties, now)
     if found is None:
         return None
     exchange, key, properties = found
@@ -198,25 +241,26 @@ def _again(source: Source, message: Any, count: str) -> Send | None:
     return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
 
 
-class _Mover:
+class _Sorter:
     """Decides what is to become of each message, and makes what that needs."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - see above
         self,
         emptied: Sequence[Topology],
         to: Topology,
-        live: Live,
+        snapshot: Snapshot,
         leads: frozenset[Binding],
         poison: str,
         aside: Any,
         sending: Any,
+        probe: Probe,
         exchange: str | None,
     ) -> None:
         #: An ordinary queue is none.
         self._from = emptied[0] if emptied else None
-        self._to, self._live, self._poison = to, live, poison
+        self._to, self._snapshot, self._poison = to, snapshot, poison
         self._leads = leads
-        self._aside, self._sending, self._exchange = aside, sending, exchange
+        self._aside, self._sending, self._probe, self._exchange = aside, sending, probe, exchange
         self._has_poison = False
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
@@ -226,7 +270,7 @@ class _Mover:
         key = message.delivery_info["routing_key"]
         try:
             found = read(source, key, message.properties, now, self._exchange_of)
-        except (AddressError, DelayError) as exc:
+        except UNREADABLE_ERRORS as exc:
             return self._poisoned(source, message, key, exc)
         if found is None:
             return Keep("kept")
@@ -240,7 +284,7 @@ class _Mover:
             return Send(message, to.exchange, to.routing_key, "moved")
         try:
             return self._to_foreign_ladder(message, found, left)
-        except (AddressError, DelayError) as exc:
+        except (AddressError, DelayError, TopologyError) as exc:
             return Keep("left", str(exc))
 
     def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
@@ -268,9 +312,9 @@ class _Mover:
         return Send(again, self._to.entry_exchange(digits), key, "moved", mandatory=True)
 
     def _leads_to(self, name: str) -> bool:
-        """Bind a queue by its name, or tell whether a foreign ladder's own programs bound a key."""
+        """Bind a queue by its name, or return whether its own programs bound a key."""
         if name not in self._bound:
-            if ready(self._sending, [name]):
+            if self._probe.has_queue(name):
                 create(self._sending, self._to, self._to.to_queue(name))
             elif not any(
                 each.source == self._to.delivery and matches_topic(each.key, name)
@@ -281,13 +325,13 @@ class _Mover:
         return True
 
     def _ask_bindings(self, routing_key: str) -> str:
-        """Tell the exchange that Celery's native ladder would deliver to, by its bindings."""
+        """Return the exchange that Celery's native ladder would deliver to, by its bindings."""
         if self._from is None or self._from.delay_header:
             # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
             return ""
         ways = [
             each
-            for each in self._live.bindings
+            for each in self._snapshot.bindings
             if each.source == self._from.delivery and matches_topic(each.key, routing_key)
         ]
         # Its patterns also match keys that only end alike.
@@ -305,13 +349,13 @@ class _Mover:
             )
         return ""
 
-    def _poisoned(self, source: Source, message: Any, key: str, why: BinaryDelayError) -> Send:
+    def _poisoned(self, source: Source, message: Any, key: str, why: Exception) -> Send:
         if not self._has_poison:
             kind = "quorum" if self._to.queue_type == "quorum" else "classic"
             part = Part(queues=(Queue(self._poison, (("x-queue-type", kind),)),))
             create(self._aside, self._to, part)
             self._has_poison = True
         headers = dict(message.properties.get(_HEADERS) or {})
-        headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why)}
+        headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why) or repr(why)}
         again = amqp.Message(message.body, **{**message.properties, _HEADERS: headers})
         return Send(again, "", self._poison, "poison", aside=True)

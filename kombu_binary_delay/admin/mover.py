@@ -1,4 +1,4 @@
-"""From a queue to somewhere else: published, confirmed, and only then acknowledged.
+"""From a queue to somewhere else: published or written, confirmed, and only then acknowledged.
 
 Killed at any point, it has lost nothing: what was not acknowledged is in its queue again. What was
 confirmed and not yet acknowledged is there twice, with the same message id.
@@ -6,39 +6,40 @@ confirmed and not yet acknowledged is there twice, with the same message id.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import amqp
-from amqp.exceptions import NotFound
+from amqp.exceptions import NotFound, ResourceLocked
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .errors import OperationError, UnreachableError
-from .snapshot import Row, delivery_limit, depth
+from .probe import Probe
+from .progress import Progress, ignore
+from .snapshot import Row, delivery_limit
 
 #: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
 WINDOW = 500
-#: Taken ahead of those, so that the broker hands out the next while it confirms the last.
-AHEAD = 4 * WINDOW
+#: Prefetch: so many messages are at most in this program. Those ahead of the window let the broker
+#: hand out the next while it confirms the last.
+PREFETCH = 4 * WINDOW
 #: Half of RabbitMQ's own limit to how often a message may come back to a quorum queue.
-_MANY = 10
+_MAX_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _CONSUMER = "kombu-binary-delay"
+#: A channel hands commands on to a quorum queue with at most 32 outstanding, and keeps the others.
+_ACKS, _ACKS_PAUSE = 32, 0.01  # seconds
 
-Progress = Callable[[int], object]
-#: Tells how a message gets back, as one that never came back, and under which count; or None.
-Again = Callable[[Any, str], "Send | None"]
-
-
-def nothing(count: int) -> None:
-    """Make nothing of progress."""
-    del count
+#: Returns how to publish a message anew where it came from, counted as given; or None.
+Requeue = Callable[[Any, str], "Send | None"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,14 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Write:
+    """Write a line to the mover's file and, when it is on the disk, take the message."""
+
+    line: str
+    count: str
+
+
+@dataclass(frozen=True)
 class Keep:
     """Leave a message in its queue."""
 
@@ -66,21 +75,28 @@ class Keep:
     why: str = ""
 
 
-class Pump:
+Decision = Send | Write | Keep
+
+
+class Mover:
     """Move messages out of queues.
 
     :param source: a :class:`kombu.Connection` to take them from.
     :param aside: another one to the same broker, for what is not to go to the target.
     :param target: one to the broker to send them to, of the transport that is to publish.
+    :param file: for what is to be written.
     """
 
-    def __init__(self, source: Any, aside: Any, target: Any) -> None:
+    def __init__(self, source: Any, aside: Any, target: Any, file: IO[str] | None = None) -> None:
         self._source = source
-        self._onward = PublishBatch(target.channel(), WINDOW, self._settled)
-        self._aside = PublishBatch(aside.channel(), WINDOW, self._settled)
+        self._onward = PublishBatch(target.channel(), WINDOW, self._on_outcome)
+        self._aside = PublishBatch(aside.channel(), WINDOW, self._on_outcome)
+        self._file = file
+        self._written: list[tuple[int, str]] = []
         self._acks: Acks | None = None
-        self._again: Again = _never
-        self._many = _MANY
+        self._requeue: Requeue = _never
+        self._max_deliveries = _MAX_DELIVERIES
+        self._kept = 0
         self._done = 0
         #: How many messages came to what.
         self.counts: Counter[str] = Counter()
@@ -100,20 +116,23 @@ class Pump:
     def run(  # noqa: PLR0913 - the last ones are for special cases
         self,
         queue: str,
-        decide: Callable[[Any], Send | Keep],
+        decide: Callable[[Any], Decision],
         *,
-        again: Again,
-        many: int = _MANY,
+        requeue: Requeue,
+        max_deliveries: int = _MAX_DELIVERIES,
         limit: int | None = None,
         expected: int = 0,
-        progress: Progress = nothing,
+        progress: Progress = ignore,
     ) -> int:
         """Take messages out of a queue until it is empty, or ``limit`` were seen.
 
-        :param decide: tells what is to become of a message, an :class:`amqp.Message`.
-        :param again: what is to stay, and came back too often already, is published anew by it.
-        :param many: how often is too often, see :func:`bearable`.
-        :param limit: needed where it keeps any, or else these would be met again and again.
+        What is kept stays with this program's channel, not in its memory, until the run ends.
+
+        :param decide: returns what is to become of a message, an :class:`amqp.Message`.
+        :param requeue: publishes a message anew that is to stay, and came back too often already.
+        :param max_deliveries: how often is too often, see :func:`max_deliveries`.
+        :param limit: needed where a message is published anew at the end of the same queue, or
+            else it would be met again and again.
         :param expected: how many there were before: then it asks whether more have come.
         :param progress: is called now and then with the number of messages that all runs have
             done.
@@ -121,38 +140,41 @@ class Pump:
         :raises OperationError: where the queue does not exist, or is in use by one alone.
         :raises UnreachableError: where a broker went away, or refused to go on.
         """
-        connection = self._source.connection
-        channel = amqp.Channel(connection, auto_decode=False)
-        channel.open()
-        self._acks = Acks(channel)
-        self._again, self._many = again, many
-        taken: deque[Any] = deque()
         before = self._done
-        seen, seen_when_quiet = 0, -1
-        try:
-            channel.basic_qos(0, 0 if limit is not None else AHEAD, False)  # noqa: FBT003 - AMQP's order
-            channel.basic_consume(queue, _CONSUMER, callback=taken.append)
+        self._requeue, self._max_deliveries = requeue, max_deliveries
+        seen, seen_when_renewed = 0, -1
+        with self._consumer(queue, progress) as consumer:
             while limit is None or seen < limit:
-                quiet = False
-                try:
-                    connection.drain_events(timeout=_QUIET)
-                except TimeoutError:
-                    quiet = True
-                while taken and (limit is None or seen < limit):
+                quiet = not consumer.wait()
+                while consumer.taken and (limit is None or seen < limit):
                     seen += 1
                     if seen % WINDOW == 0:
-                        self._acks.send()
-                    self._treat(taken.popleft(), decide)
-                if quiet or (limit is None and seen == expected):
+                        consumer.acks.send()
+                    self._treat(consumer.taken.popleft(), decide)
+                if quiet or seen == expected:
                     self._flush()
-                    empty = not depth(channel, queue)
-                    # Nothing more comes, either, where all that it hands out is to be kept.
-                    if not taken and (empty or seen_when_quiet == seen):
+                    if not consumer.ready() and not consumer.taken:
                         break
-                    seen_when_quiet = seen if quiet else -1
+                if self._kept >= PREFETCH // 2 or (quiet and not consumer.taken):
+                    if seen == seen_when_renewed:
+                        # Nothing comes, though there is room: others have what is there.
+                        break
+                    consumer.renew()
+                    self._kept, seen_when_renewed = 0, seen
                 progress(self._done)
+        return self._done - before
+
+    @contextmanager
+    def _consumer(self, queue: str, progress: Progress) -> Iterator[_Consumer]:
+        consumer = _Consumer(self._source, queue)
+        self._acks, self._kept = consumer.acks, 0
+        try:
+            consumer.renew()
+            yield consumer
         except NotFound as exc:
             raise OperationError(f"the queue {queue!r} does not exist") from exc
+        except ResourceLocked as exc:
+            raise OperationError(f"the queue {queue!r} is exclusive: {exc.reply_text}") from exc
         except amqp.exceptions.AccessRefused as exc:
             raise OperationError(f"the queue {queue!r} cannot be read: {exc.reply_text}") from exc
         finally:
@@ -160,35 +182,57 @@ class Pump:
             try:
                 self._flush()
             finally:
-                # What was not acknowledged goes back.
-                if channel.is_open:
-                    channel.basic_cancel(_CONSUMER)
-                    self._acks.settle()
-                    channel.close()
+                consumer.close()
                 progress(self._done)
-        return self._done - before
 
-    def _treat(self, message: Any, decide: Callable[[Any], Send | Keep]) -> None:
+    def _treat(self, message: Any, decide: Callable[[Any], Decision]) -> None:
         what = decide(message)
         if isinstance(what, Keep):
             self._keep(message, what.count, what.why)
+        elif isinstance(what, Write):
+            self._write(message.delivery_tag, what)
         else:
             self._publish(self._aside if what.aside else self._onward, what, message)
 
     def _keep(self, message: Any, count: str, why: str) -> None:
         if why:
             self.reasons[why] += 1
-        again = self._again(message, count) if deliveries(message) >= self._many else None
+        again = None
+        if deliveries(message) >= self._max_deliveries:
+            again = self._requeue(message, count)
         if again is None:
-            self.counts[count] += 1
+            self._stay(message, count)
         else:
             self._publish(self._aside, again, message, stays=True)
+
+    def _write(self, tag: int, what: Write) -> None:
+        if self._file is None:
+            raise ValueError("this mover was given no file")
+        self._file.write(what.line + "\n")
+        self._written.append((tag, what.count))
+        if len(self._written) == WINDOW:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Take from the queue what is safely in the file."""
+        if self._file is None or not self._written:
+            return
+        written, self._written = self._written, []
+        self._file.flush()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as exc:
+            # A pipe has nothing to sync, and a file in memory not even a number. A full disk has.
+            if exc.errno not in (None, errno.EINVAL, errno.ENOTSUP):
+                raise
+        for tag, count in written:
+            self._take(tag, count)
 
     def _publish(
         self, batch: PublishBatch, what: Send, message: Any, *, stays: bool = False
     ) -> None:
         try:
-            with self._in_reach():
+            with self._reachable():
                 batch.publish(
                     what.message,
                     what.exchange,
@@ -204,34 +248,46 @@ class Pump:
     def _flush(self) -> None:
         # In this order: what could not be sent onward may be published anew aside.
         try:
-            with self._in_reach():
+            with self._reachable():
                 self._onward.flush()
         finally:
-            with self._in_reach():
-                self._aside.flush()
-            if self._acks is not None:
-                self._acks.send()
+            try:
+                with self._reachable():
+                    self._aside.flush()
+            finally:
+                self._sync()
+                if self._acks is not None:
+                    self._acks.send()
 
-    def _settled(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         message, count, stays = outcome.tag
         if outcome.state != CONFIRMED:
             self._failed(message, f"{outcome.state}: {outcome.reply_text}", stays=stays)
             return
+        self._take(message.delivery_tag, count, stays=stays)
+
+    def _take(self, tag: int, count: str, *, stays: bool = False) -> None:
         self.counts[count] += 1
         self._done += not stays
         if self._acks is not None:
-            self._acks.add(message.delivery_tag)
+            self._acks.add(tag)
 
     def _failed(self, message: Any, why: str, *, stays: bool) -> None:
         if stays:
-            self.counts["left"] += 1
             self.reasons[why] += 1
+            self._stay(message, "left")
         else:
             self._keep(message, "left", why)
 
+    def _stay(self, message: Any, count: str) -> None:
+        self.counts[count] += 1
+        self._kept += 1
+        if self._acks is not None:
+            self._acks.keep(message.delivery_tag)
+
     @contextmanager
-    def _in_reach(self) -> Iterator[None]:
-        """Tell a broker that went away from a message that cannot be sent."""
+    def _reachable(self) -> Iterator[None]:
+        """Raise another error for a broker that went away than for a message."""
         try:
             yield
         except UnconfirmedError as exc:
@@ -245,24 +301,95 @@ def _never(message: Any, count: str) -> None:
     del message, count
 
 
+class _Consumer:
+    """Takes messages from a queue, at most :data:`PREFETCH` ahead of what was acknowledged or kept.
+
+    RabbitMQ counts what is kept against the prefetch of the consumer that it was delivered to, also
+    when that one is cancelled. So a new consumer on the same channel gets what is behind.
+    """
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        self._connection = connection.connection
+        self._queue = queue
+        self._channel = amqp.Channel(self._connection, auto_decode=False)
+        self._channel.open()
+        self._number = 0
+        self.acks = Acks(self._channel)
+        #: Messages that nobody has looked at yet.
+        self.taken: deque[Any] = deque()
+
+    def wait(self) -> bool:
+        """Wait a while for messages; return whether there are any."""
+        if self.taken:
+            return True
+        try:
+            self._connection.drain_events(timeout=_QUIET)
+        except TimeoutError:
+            return False
+        return True
+
+    def ready(self) -> int:
+        """Count what is ready in the queue, after all that was delivered before has come in.
+
+        :raises OperationError: where the queue was deleted.
+        """
+        count = Probe.using(self._channel).ready(self._queue)
+        if count is None:
+            # Its messages went with it, and the channel was closed: nobody knows their tags.
+            self.acks.forget()
+            raise OperationError(f"the queue {self._queue!r} was deleted")
+        return count
+
+    def renew(self) -> None:
+        """Consume with a whole prefetch again."""
+        self._cancel()
+        self._number += 1
+        self._channel.basic_qos(0, PREFETCH, False)  # noqa: FBT003 - AMQP's order
+        self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
+
+    def close(self) -> None:
+        """Let what was not acknowledged go back."""
+        if self._channel.is_open:
+            self._cancel()
+            self.acks.finish()
+            self._channel.close()
+
+    def _cancel(self) -> None:
+        if self._number:
+            self._channel.basic_cancel(self._tag)
+
+    @property
+    def _tag(self) -> str:
+        return f"{_CONSUMER}-{self._number}"
+
+
 class Acks:
     """Acknowledges many messages with few commands.
 
-    A channel hands its commands on to a quorum queue with at most 32 outstanding, and forgets the
-    others when it is closed: the messages would be there again.
+    :param channel: that the messages came by.
     """
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._tags: set[int] = set()
         self._upto = 0
+        self._first_kept = float("inf")
+        self._last_single = float("-inf")
 
     def add(self, tag: int) -> None:
         """Take note that a message is to be acknowledged."""
         self._tags.add(tag)
 
+    def keep(self, tag: int) -> None:
+        """Take note that a message is not: those behind it need an acknowledgement each."""
+        self._first_kept = min(self._first_kept, tag)
+
+    def forget(self) -> None:
+        """Acknowledge nothing: the queue is gone."""
+        self._tags.clear()
+
     def send(self) -> None:
-        """Acknowledge all up to the first that is not to be."""
+        """Acknowledge what can be by one command, and what is behind a message that stays."""
         upto = self._upto
         while upto + 1 in self._tags:
             upto += 1
@@ -270,21 +397,25 @@ class Acks:
         if upto > self._upto:
             self._channel.basic_ack(upto, multiple=True)
             self._upto = upto
+        self._send_singly([tag for tag in self._tags if tag > self._first_kept])
 
-    def settle(self) -> None:
-        """Acknowledge all, before the channel is closed."""
+    def finish(self) -> None:
+        """Acknowledge all, before the channel is closed: it forgets what it has not handed on."""
         self.send()
-        for count, tag in enumerate(sorted(self._tags), start=1):
+        self._send_singly(list(self._tags))
+        time.sleep(max(self._last_single + 1 - time.monotonic(), 0))
+
+    def _send_singly(self, tags: list[int]) -> None:
+        for count, tag in enumerate(sorted(tags), start=1):
             self._channel.basic_ack(tag)
-            if count % 16 == 0:
-                time.sleep(0.05)
-        if self._tags:
-            time.sleep(1)
-        self._tags.clear()
+            self._last_single = time.monotonic()
+            if count % _ACKS == 0:
+                time.sleep(_ACKS_PAUSE)
+        self._tags.difference_update(tags)
 
 
-def bearable(queue: str, row: Row) -> int:
-    """Tell how often a message may come back to a queue before it is to be published anew.
+def max_deliveries(queue: str, row: Row) -> int:
+    """Return how often a message may come back to a queue before it is to be published anew.
 
     Each return to a quorum queue counts as a delivery, and beyond a limit the message is dropped,
     or leaves a level early. Half of the limit leaves room for those who are interrupted.
@@ -298,10 +429,10 @@ def bearable(queue: str, row: Row) -> int:
             f"the queue {queue!r} has a delivery limit of 0, and would drop every message that is "
             f"looked at and put back; give it a higher one, by its policy or its arguments"
         )
-    return _MANY if limit is None else max(1, min(_MANY, limit // 2))
+    return _MAX_DELIVERIES if limit is None else max(1, min(_MAX_DELIVERIES, limit // 2))
 
 
-def renewed(message: Any) -> Any:
+def as_new(message: Any) -> Any:
     """Copy a message, as one that was never delivered."""
     headers = dict(message.properties.get("application_headers") or {})
     headers.pop("x-delivery-count", None)
@@ -309,6 +440,8 @@ def renewed(message: Any) -> Any:
 
 
 def deliveries(message: Any) -> int:
-    """Tell how often a message was delivered and came back, where its queue counts that."""
+    """Return how often a message was delivered and came back, where its queue counts that."""
     headers = message.properties.get("application_headers") or {}
-    return int(headers.get("x-delivery-count") or 0)
+    # A classic queue leaves what somebody else has written there.
+    count = headers.get("x-delivery-count")
+    return count if isinstance(count, int) else 0

@@ -1,32 +1,40 @@
-"""Remove queues that each serve one delay, where they are idle and empty.
+"""Remove what is idle, empty, and cannot go by itself.
 
-Such a queue must not expire by itself: RabbitMQ would delete it with what waits in it.
+Queues that each serve one delay: RabbitMQ would let them expire with what waits in them. And
+mirrors and relays whose exchange or queue is gone: that an auto-delete one went, nobody is told.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from amqp.exceptions import ResourceLocked
+from amqp.exceptions import PreconditionFailed, ResourceLocked
 
-from kombu_binary_delay.executor import Executor, declare
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.executor import unbind
+from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
+from .declare import declare
+from .delivery import orphans, ways
 from .errors import RefusedError
 from .management import Management
-from .snapshot import Live, Say, silent
-from .teardown import SETTLE, held
+from .progress import Notify, ignore
+from .reading import delay_queues
+from .snapshot import Snapshot
+from .teardown import STATS_DELAY, held
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Names of the queues that were removed, or would be, and of those that stay."""
+    """Names of the queues and exchanges that were removed, or would be; ``kept`` are queues."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
+    exchanges: tuple[str, ...] = ()
 
 
 def prune(  # noqa: PLR0913 - the last three are for callers of different patience
@@ -34,51 +42,122 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     management: Management,
     topology: Topology,
     *,
+    delivery_side: bool = True,
     dry_run: bool = False,
-    settle: float = SETTLE,
-    say: Say = silent,
+    stats_delay: float = STATS_DELAY,
+    notify: Notify = ignore,
 ) -> Pruning:
-    """Remove the ladder's queues for one delay that hold nothing.
+    """Remove the queues that hold nothing and serve one delay each, or nothing that exists.
 
-    Each is unbound first: a delay without a queue walks down the levels, as any other does. One in
-    which a message is found then is bound again.
+    Each is unbound first: a delay without a queue walks down the levels, as any other does, and
+    what is for an exchange or a queue that does not exist is parked. A queue in which a message is
+    found then is bound again, and where an exchange or a queue came back meanwhile, so do its ways.
 
+    :param delivery_side: whether to look for mirrors and relays, too, which lanes share.
     :raises RefusedError: where an application makes such a queue at this moment, or a queue cannot
         tell whether it is empty.
     """
-    live = Live.read(management)
-    direct = f"{topology.direct}."
-    names = [name for name in live.queues if name.startswith(direct) and name.endswith("ms")]
-    filled = held(connection, management, names)
-    empty = [name for name in names if name not in filled]
-    if not empty or dry_run:
-        return Pruning(tuple(empty), tuple(name for name in names if name not in empty))
-    bindings = [
+    snapshot = Snapshot.read(management)
+    left_over = orphans(topology, snapshot) if delivery_side else ()
+    delays = list(delay_queues(topology, snapshot.queues))
+    queues = [*delays, *(name for name in left_over if name in snapshot.queues)]
+    filled = held(connection, management, queues)
+    empty = [name for name in queues if name not in filled]
+    exchanges = [name for name in left_over if name in snapshot.exchanges and name not in filled]
+    if dry_run or not (empty or exchanges):
+        return Pruning(tuple(empty), _rest(queues, empty), tuple(exchanges))
+    going = {*empty, *exchanges}
+    bindings = tuple(
         each
-        for each in live.bindings
-        if each.source == topology.direct and each.to_queue and each.destination in empty
-    ]
+        for each in sorted(snapshot.bindings, key=repr)
+        if each.source in going or (each.destination in going and topology.owns(each.source))
+    )
+    with _lock(connection, topology, needed=any(name in empty for name in delays)):
+        channel = connection.channel()
+        try:
+            unbind(channel, bindings)
+            notify(
+                f"unbound {len(empty)} queues and {len(exchanges)} exchanges; waiting "
+                f"{stats_delay:g} s for the broker's figures"
+            )
+            time.sleep(stats_delay)
+            filled = held(connection, management, empty, stats_current=stats_delay >= STATS_DELAY)
+            now = Snapshot.read(management)
+            leaves = {*delays, *orphans(topology, now)} - filled.keys()
+            # Somebody who has bound one again needs it.
+            leaves -= {each.destination for each in now.bindings} | {
+                each.source for each in now.bindings
+            }
+            _delete(channel, [name for name in empty if name in leaves], exchanges, leaves)
+        finally:
+            again = Snapshot.read(management)
+            declare(connection, topology, _restored(topology, again, bindings, left_over))
+            channel.close()
+    return Pruning(
+        tuple(name for name in empty if name not in again.queues),
+        tuple(name for name in queues if name in again.queues),
+        tuple(name for name in exchanges if name not in again.exchanges),
+    )
+
+
+def _rest(names: Iterable[str], without: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in without)
+
+
+@contextmanager
+def _lock(connection: Any, topology: Topology, *, needed: bool) -> Iterator[None]:
+    """Hold what applications hold while they make a queue for a delay."""
+    if not needed:
+        yield
+        return
     channel = connection.channel()
+    lock = f"{topology.direct}.lock"
     try:
-        # Applications hold this lock while they make such a queue.
-        channel.queue_declare(f"{topology.direct}.lock", exclusive=True, auto_delete=True)
+        channel.queue_declare(lock, exclusive=True, auto_delete=True)
     except ResourceLocked as exc:
+        channel.close()
         raise RefusedError("an application is making a queue for a delay; try again") from exc
     try:
-        for each in bindings:
-            channel.queue_unbind(each.destination, each.source, each.key)
-        say(f"unbound {len(empty)} queues; waiting {settle:g} s for the broker's figures")
-        time.sleep(settle)
-        filled = held(connection, management, empty, settled=settle >= SETTLE)
-        for name in empty:
-            if name not in filled:
-                channel.queue_delete(name)
+        yield
     finally:
-        with Executor(connection.connection, topology.namespace).channel("the queues") as lent:
-            standing = {row["name"] for row in management.here("queues")}
-            again = tuple(each for each in bindings if each.destination in standing)
-            declare(lent, Part(bindings=again))
-        channel.queue_delete(f"{topology.direct}.lock")
+        channel.queue_delete(lock)
         channel.close()
-    removed = tuple(name for name in empty if name not in standing)
-    return Pruning(removed, tuple(name for name in names if name in standing))
+
+
+def _delete(
+    channel: Any, queues: Iterable[str], exchanges: Iterable[str], leaves: set[str]
+) -> None:
+    for name in queues:
+        channel.queue_delete(name)
+    for name in exchanges:
+        if name in leaves:
+            try:
+                channel.exchange_delete(name, if_unused=True)
+            except PreconditionFailed:
+                # Somebody has bound it again just now.
+                continue
+
+
+def _restored(
+    topology: Topology, snapshot: Snapshot, bindings: Iterable[Binding], left_over: Iterable[str]
+) -> Part:
+    """Compute what was unbound in vain: of what stays, or of what is no orphan any more."""
+    orphaned = set(orphans(topology, snapshot))
+    names = {*snapshot.exchanges, *snapshot.queues}
+    part = Part(
+        bindings=tuple(
+            each
+            for each in bindings
+            if each.source in names
+            and each.destination in names
+            # What leads on from a mirror is as the exchange itself is bound now: below.
+            and (each.source not in left_over or each.source in orphaned)
+        )
+    )
+    for queue in snapshot.queues:
+        if topology.queue_relay_name(queue) in left_over:
+            part += topology.queue_relay(queue)
+    came_back = (
+        exchange for exchange in snapshot.exchanges if topology.mirror_name(exchange) in left_over
+    )
+    return part + ways(topology, snapshot, (), came_back)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from kombu_binary_delay.errors import AddressError, DelayError
+from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
@@ -22,6 +23,22 @@ _TIME_SENT_FORMAT = "%Y-%m-%d %H:%M:%S:%f Z"
 #: A number that NServiceBus gives each publish, for its own confirms; not to be sent again.
 _CONFIRMATION = "NServiceBus.Transport.RabbitMQ.ConfirmationId"
 _HEADERS = "application_headers"
+#: What reading somebody else's message may raise, be it as odd as it may.
+UNREADABLE_ERRORS = (
+    AddressError,
+    DelayError,
+    LadderError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+)
+#: The destination of a message that has no address. No queue has an empty name.
+UNREADABLE = Destination("", "")
+_DELIVERY_SIDE = re.compile(
+    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|parking|(?:mirror|relay-to-[a-z]+)\..*)",
+    re.ASCII | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -49,24 +66,58 @@ class Source:
     level: int = 0
 
 
-def sources(topology: Topology, standing: Mapping[str, Any]) -> tuple[Source, ...]:
-    """List the queues of a ladder that stand, the longest wait first.
+def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ...]:
+    """List the queues of a ladder that exist, the longest wait first.
 
     In this order a message that moves down meanwhile is met again, and none is missed.
 
-    :param standing: by names, what stands; only the names of queues are read.
+    :param existing: by names, what exists; only the names of queues are read.
     """
     found = []
     for level, part in enumerate(topology.levels):
         for queue in part.queues:
             ttl = int(dict(queue.arguments)["x-message-ttl"])
             found.append(Source(queue.name, topology, ttl, level))
-    if topology.mirrors:
-        direct = re.compile(rf"{re.escape(topology.direct)}\.([0-9]{{1,15}})ms")
-        matches = map(direct.fullmatch, standing)
-        found += [Source(match[0], topology, int(match[1])) for match in matches if match]
-    found = [each for each in found if each.name in standing]
+    found += [Source(name, topology, ttl) for name, ttl in delay_queues(topology, existing).items()]
+    found = [each for each in found if each.name in existing]
     return tuple(sorted(found, key=lambda each: -each.ttl))
+
+
+def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
+    """Find the queues that each serve one delay among names of queues, with that delay in ms."""
+    if not topology.mirrors:
+        return {}
+    name = re.compile(re.escape(f"{topology.direct}.") + "([1-9][0-9]{0,15})ms", re.ASCII)
+    matches = {each: name.fullmatch(each) for each in names}
+    return {each: int(match[1]) for each, match in matches.items() if match}
+
+
+def parking_of(name: str) -> str | None:
+    """Name the parking queue of the ladder, of whatever namespace, that an exchange is a part of.
+
+    :returns: None where the name is none of a ladder's.
+    """
+    ladder = Topology.of(name)
+    if ladder is not None:
+        return ladder.parking
+    match = _DELIVERY_SIDE.fullmatch(name)
+    return f"{match[1]}.parking" if match else None
+
+
+def read_address(topology: Topology, key: str, carried: Destination | None = None) -> Destination:
+    """Read the destination in the address of a message that has left its ladder.
+
+    A consumer of another namespace that sends a message again addresses it to the ladder that the
+    message came by, so that an address stands in an address.
+
+    :returns: :data:`UNREADABLE` where there is none.
+    """
+    destination = UNREADABLE
+    with suppress(AddressError):
+        _, destination = topology.parse(key, carried)
+        while parking_of(destination.exchange):
+            _, destination = topology.parse(destination.routing_key, carried)
+    return destination
 
 
 def read(
@@ -129,10 +180,10 @@ def put_back(
         headers = dict(properties.get(_HEADERS) or {})
         digits, _ = topology.parse(key, carried(headers))
         left = topology.ladder.digits(max(remaining(found.due, now), 1))
-    except (AddressError, DelayError):
+    except UNREADABLE_ERRORS:
         return None
     if len(left) > len(digits):
-        # It is due later than its way would take, and levels up there may not stand.
+        # It is due later than its way would take, and levels up there may not exist.
         return None
 
     def again(address: str) -> str:

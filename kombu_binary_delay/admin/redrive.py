@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
+from functools import cache, partial
 from typing import IO, Any
 
 import amqp
-from amqp.exceptions import NotFound
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.errors import AddressError, UnconfirmedError
+from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .mover import (
-    Acks,
-    Keep,
-    Progress,
-    Pump,
-    Send,
-    bearable,
-    deliveries,
-    nothing,
-    renewed,
-)
-from .snapshot import ready
+from .mover import Decision, Keep, Mover, Send, Write, as_new, max_deliveries
+from .probe import Probe
+from .progress import Progress, ignore
+from .reading import UNREADABLE, parking_of, read_address
 
 _HEADERS = "application_headers"
-_UNREADABLE = Destination("", "")
+_NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
 
 
@@ -54,10 +44,9 @@ class Parked:
 
 @dataclass(frozen=True)
 class Redrive:
-    """By destination, the most messages first. ``unreadable`` ones have no address."""
+    """By destination, the most messages first; those without an address under an empty one."""
 
     parked: tuple[Parked, ...]
-    unreadable: int
     reasons: tuple[str, ...]
 
     @property
@@ -68,7 +57,12 @@ class Redrive:
     @property
     def stays(self) -> int:
         """How many messages are still parked."""
-        return sum(each.stays for each in self.parked) + self.unreadable
+        return sum(each.stays for each in self.parked)
+
+    @property
+    def unreadable(self) -> int:
+        """How many of those have no address."""
+        return sum(each.stays for each in self.parked if each.destination == UNREADABLE)
 
 
 def redrive(  # noqa: PLR0913 - which, and where to
@@ -80,48 +74,49 @@ def redrive(  # noqa: PLR0913 - which, and where to
     to: Destination | None = None,
     file: IO[str] | None = None,
     dry_run: bool = False,
-    progress: Progress = nothing,
+    progress: Progress = ignore,
 ) -> Redrive:
     """Send parked messages on, confirmed before they leave the parking queue.
 
-    What finds no queue stays parked, and so does what is not due yet.
+    What finds no queue stays parked, and so does what is not due yet, or what has no address: that
+    goes where ``to`` says, or into a file.
 
     :param connect: connects to the broker, by Kombu's own transport.
     :param management: tells the parking queue's delivery limit. Without it, or its answer, what
         stays parked is published anew each second time that it is looked at.
-    :param only: only messages for this destination.
+    :param only: only messages for this destination; an empty one is for those without an address.
     :param to: send them here, not to where they were meant to go.
     :param file: write them here, one line of JSON each, and not to the broker.
     :param dry_run: only count; each message is looked at and goes back.
-    :raises OperationError: where there is no parking queue.
+    :raises OperationError: where there is no parking queue, or ``to`` is a part of a ladder.
     """
-    with connect() as taking, connect() as sending, connect() as asking:
-        count = ready(asking, [topology.parking]).get(topology.parking)
+    with connect() as taking, connect() as sending, connect() as asking, Probe(asking) as probe:
+        count = probe.ready(topology.parking)
         if count is None:
             raise OperationError(
                 f"there is no parking queue {topology.parking!r} in this virtual host"
             )
-        sorter = _Sorter(topology, asking, only, to, dry_run=dry_run)
-        if file is not None and not dry_run:
-            many = _many(topology.parking, management)
-            _to_file(taking, asking, topology, sorter, file, count, many, progress)
-        elif count:
-            pump = Pump(taking, asking, sending)
-            pump.run(
-                topology.parking,
-                sorter.decide,
-                again=sorter.again,
-                many=_many(topology.parking, management),
-                limit=count,
-                progress=progress,
-            )
-            pump.close()
-            sorter.take(pump)
-    return sorter.result()
+        if to is not None:
+            _refuse_a_ladder(to, probe)
+        file = None if dry_run else file
+        sorter = _Sorter(topology, probe, only, to, dry_run=dry_run, to_file=file is not None)
+        if not count:
+            return sorter.result(Counter(), Counter())
+        mover = Mover(taking, asking, sending, file)
+        mover.run(
+            topology.parking,
+            sorter.decide,
+            requeue=sorter.requeue,
+            max_deliveries=_max_deliveries(topology.parking, management),
+            limit=count,
+            progress=progress,
+        )
+        mover.close()
+    return sorter.result(mover.counts, mover.reasons)
 
 
-def _many(parking: str, management: Management | None) -> int:
-    """Tell how often a parked message may come back before it is to be parked anew."""
+def _max_deliveries(parking: str, management: Management | None) -> int:
+    """Return how often a parked message may come back before it is to be parked anew."""
     if management is None:
         return 1
     try:
@@ -129,7 +124,17 @@ def _many(parking: str, management: Management | None) -> int:
     except UnreachableError:
         # As if the limit were the lowest there can be.
         return 1
-    return bearable(parking, row)
+    return max_deliveries(parking, row)
+
+
+def _refuse_a_ladder(to: Destination, probe: Probe) -> None:
+    """Refuse to publish to a ladder: what finds no way there is parked, and nobody would know."""
+    name = to.exchange or to.routing_key
+    parking = parking_of(name)
+    if parking is not None and probe.has_queue(parking):
+        raise OperationError(
+            f"{name!r} is a part of a ladder; name a queue, or an exchange, of your own"
+        )
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,9 @@ def refill(
         raise OperationError("what is sent from a file is read twice: write it into a file first")
     start = file.tell()
     _look_at(file)
+    if to is not None:
+        with Probe(connection) as probe:
+            _refuse_a_ladder(to, probe)
     file.seek(start)
     lines = _lines(file)
     refilling = _Refilling(left)
@@ -190,17 +198,22 @@ class _Refilling:
     def send(
         self, connection: Any, lines: Iterator[tuple[int, str]], to: Destination | None
     ) -> None:
-        standing = {"": True}
-        with PublishBatch(connection.channel(), on_outcome=self._settled) as batch:
+        channel = connection.channel()
+        with (
+            Probe(connection) as probe,
+            PublishBatch(channel, on_outcome=self._on_outcome) as batch,
+        ):
+            obstacle = cache(partial(_obstacle, probe))
             for number, line in lines:
                 self._pending[number] = line
                 destination, message = load(line)
                 place = to or destination
-                if _stands(connection, place.exchange, standing):
+                why = obstacle(place)
+                if why:
+                    self._failed(number, why)
+                else:
                     key = place.routing_key
                     batch.publish(message, place.exchange, key, mandatory=True, tag=number)
-                else:
-                    self._failed(number, f"there is no exchange {place.exchange!r}")
 
     def stop(self, lines: Iterator[tuple[int, str]]) -> None:
         for line in self._pending.values():
@@ -208,7 +221,7 @@ class _Refilling:
         for _, line in lines:
             self._left(line)
 
-    def _settled(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         if outcome.state == CONFIRMED:
             del self._pending[outcome.tag]
             self.sent += 1
@@ -235,162 +248,87 @@ def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
 
 
+def _obstacle(probe: Probe, place: Destination) -> str:
+    """Say why nothing can be published to a destination; empty where it can."""
+    if place == UNREADABLE:
+        return _NO_ADDRESS
+    parking = parking_of(place.exchange)
+    if parking is not None and probe.has_queue(parking):
+        # What it has no way for, it parks, and the broker confirms that as well.
+        return (
+            f"its destination {place.exchange!r} is a part of another ladder, which does not know "
+            f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
+        )
+    return "" if probe.has_exchange(place.exchange) else f"there is no exchange {place.exchange!r}"
+
+
 class _Sorter:
     """Reads parked messages, decides where each goes, and counts."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what was asked for
         self,
         topology: Topology,
-        asking: Any,
+        probe: Probe,
         only: Destination | None,
         to: Destination | None,
         *,
         dry_run: bool,
+        to_file: bool,
     ) -> None:
-        self._topology, self._asking = topology, asking
-        self._only, self._to, self._dry_run = only, to, dry_run
-        self._standing = {"": True}
+        self._topology = topology
+        self._obstacle = cache(partial(_obstacle, probe))
+        self._only, self._to, self._dry_run, self._to_file = only, to, dry_run, to_file
         self._seen: Counter[Destination] = Counter()
-        self._sent: Counter[Destination] = Counter()
-        self._reasons: Counter[str] = Counter()
 
-    def decide(self, message: Any) -> Send | Keep:
-        destination, unpacked = self.read(message)
-        if not self.wants(destination):
+    def decide(self, message: Any) -> Decision:
+        destination, unpacked = self._read(message)
+        self._seen[destination] += 1
+        if self._only not in (None, destination):
             return Keep("kept")
-        if self.is_early(message):
+        if self._is_early(message):
             return Keep("left", _NOT_DUE)
         if self._dry_run:
             return Keep("kept")
-        place = self._to or destination
-        if not _stands(self._asking, place.exchange, self._standing):
-            return Keep("left", f"there is no exchange {place.exchange!r}")
         name = json.dumps([destination.exchange, destination.routing_key])
+        if self._to_file:
+            return Write(dump(destination, unpacked), name)
+        place = self._to or destination
+        why = self._obstacle(place)
+        if why:
+            return Keep("left", why)
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
 
-    def again(self, message: Any, count: str) -> Send:
+    def requeue(self, message: Any, count: str) -> Send:
         """Park a message anew: the parking exchange leads there whatever the routing key."""
         key = message.delivery_info["routing_key"]
-        return Send(renewed(message), self._topology.parking, key, count)
+        return Send(as_new(message), self._topology.parking, key, count)
 
-    def read(self, message: Any) -> tuple[Destination, Any]:
-        """Tell where a message was meant to go, and how it was then."""
+    def _read(self, message: Any) -> tuple[Destination, Any]:
+        """Return where a message was meant to go, and how it was then."""
         properties = dict(message.properties)
         headers = properties[_HEADERS] = dict(properties.get(_HEADERS) or {})
-        try:
-            key = message.delivery_info["routing_key"]
-            destination = self._topology.destination(key, carried(headers))
-        except AddressError:
-            return _UNREADABLE, message
+        key = message.delivery_info["routing_key"]
+        destination = read_address(self._topology, key, carried(headers))
+        if destination == UNREADABLE:
+            return destination, as_new(message)
         unwrap(properties, self._topology.owns)
         headers.pop("x-delivery-count", None)
         return destination, amqp.Message(message.body, **properties)
 
-    def is_early(self, message: Any) -> bool:
-        """Tell whether a message is not due yet, and would be early wherever it went."""
+    def _is_early(self, message: Any) -> bool:
+        """Return whether a message is not due yet, and would be early wherever it went."""
         packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
         due = packed.get("due") if isinstance(packed, dict) else None
         return isinstance(due, int) and due > time.time_ns() // 1_000_000
 
-    def stays(self, reason: str) -> None:
-        self._reasons[reason] += 1
-
-    def wants(self, destination: Destination) -> bool:
-        """Tell whether messages for a destination are asked for, and count one."""
-        self._seen[destination] += 1
-        return destination != _UNREADABLE and self._only in (None, destination)
-
-    def wrote(self, destination: Destination) -> None:
-        self._sent[destination] += 1
-
-    def take(self, pump: Pump) -> None:
-        for name, count in pump.counts.items():
-            if name.startswith("["):
-                self._sent[Destination(*json.loads(name))] += count
-        self._reasons.update(pump.reasons)
-
-    def result(self) -> Redrive:
-        parked = (
-            Parked(each, self._sent[each], count - self._sent[each])
-            for each, count in self._seen.most_common()
-            if each != _UNREADABLE
+    def result(self, counts: Mapping[str, int], reasons: Counter[str]) -> Redrive:
+        sent = Counter(
+            {Destination(*json.loads(name)): counts[name] for name in counts if name[:1] == "["}
         )
-        reasons = tuple(reason for reason, _ in self._reasons.most_common(5))
-        return Redrive(tuple(parked), self._seen[_UNREADABLE], reasons)
-
-
-def _stands(connection: Any, exchange: str, known: dict[str, bool]) -> bool:
-    if exchange not in known:
-        channel = connection.channel()
-        try:
-            channel.exchange_declare(exchange, "topic", passive=True)
-        except NotFound:
-            known[exchange] = False
-        else:
-            known[exchange] = True
-            channel.close()
-    return known[exchange]
-
-
-def _to_file(  # noqa: PLR0913, PLR0917 - a step of redrive
-    taking: Any,
-    asking: Any,
-    topology: Topology,
-    sorter: _Sorter,
-    file: IO[str],
-    count: int,
-    many: int,
-    progress: Progress,
-) -> None:
-    """Write messages, and take each from its queue only when it is safely in the file."""
-    channel = amqp.Channel(taking.connection, auto_decode=False)
-    channel.open()
-    acks = Acks(channel)
-    written: list[int] = []
-
-    def parked_anew(outcome: Outcome) -> None:
-        if outcome.state == CONFIRMED:
-            acks.add(outcome.tag)
-
-    with PublishBatch(asking.channel(), on_outcome=parked_anew) as batch:
-        for number in range(1, count + 1):
-            message = channel.basic_get(topology.parking)
-            if message is None:
-                break
-            tag = message.delivery_tag
-            destination, unpacked = sorter.read(message)
-            wanted = sorter.wants(destination)
-            if wanted and sorter.is_early(message):
-                sorter.stays(_NOT_DUE)
-                wanted = False
-            if wanted:
-                file.write(dump(destination, unpacked) + "\n")
-                sorter.wrote(destination)
-                written.append(tag)
-            elif deliveries(message) >= many:
-                again = sorter.again(message, "kept")
-                batch.publish(again.message, again.exchange, again.routing_key, tag=tag)
-            if len(written) == 1000 or number == count:
-                _settle(acks, file, written)
-            progress(number)
-    _settle(acks, file, written)
-    acks.settle()
-    # What was not written goes back.
-    channel.close()
-
-
-def _settle(acks: Acks, file: IO[str], written: list[int]) -> None:
-    file.flush()
-    try:
-        os.fsync(file.fileno())
-    except OSError as exc:
-        # A pipe has nothing to sync, and a file in memory not even a number. A full disk has.
-        if exc.errno not in (None, errno.EINVAL, errno.ENOTSUP):
-            raise
-    for tag in written:
-        acks.add(tag)
-    acks.send()
-    written.clear()
+        parked = (
+            Parked(each, sent[each], count - sent[each]) for each, count in self._seen.most_common()
+        )
+        return Redrive(tuple(parked), tuple(reason for reason, _ in reasons.most_common(5)))
 
 
 # -- one message as one line ---------------------------------------------------------------------

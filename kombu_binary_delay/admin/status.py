@@ -13,7 +13,8 @@ from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topolog
 from kombu_binary_delay.model.v1 import TopologyV1
 
 from .management import Management
-from .snapshot import Live, Row, arguments, is_up, leaving, ready
+from .probe import ready
+from .snapshot import Row, Snapshot, arguments, is_up, leaving
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LadderStatus:
     """One ladder: its queues by their waits, and its messages a second in the last minute."""
 
     name: str
@@ -68,7 +69,7 @@ class Status:
     at: float
     broker: str
     vhost: str
-    ladders: tuple[Standing, ...]
+    ladders: tuple[LadderStatus, ...]
     parked: int
     relays: int
     troubles: tuple[str, ...]
@@ -84,9 +85,9 @@ def status(
     :param lanes: the names of the ladders in use, where there are several side by side.
     :raises UnreachableError: where the API does not answer.
     """
-    live = Live.read(management, rates=True)
+    snapshot = Snapshot.read(management, rates=True)
     overview = management.get("overview")
-    mine = [name for name in live.queues if topology.owns(name)]
+    mine = [name for name in snapshot.queues if topology.owns(name)]
     counted = ready(connection, mine)
     groups: dict[str, list[str]] = defaultdict(list)
     troubles: list[str] = []
@@ -101,16 +102,16 @@ def status(
         elif kind == "poison" and counted.get(name):
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif kind == "relay":
-            relays += counted.get(name, 0) + leaving(live.queues[name])
-            if leaving(live.queues[name]) >= WORKER_HOLDS:
+            relays += counted.get(name, 0) + leaving(snapshot.queues[name])
+            if leaving(snapshot.queues[name]) >= WORKER_HOLDS:
                 troubles.append(
-                    f"{name}: {leaving(live.queues[name])} messages are due and refused by what it "
-                    f"leads to, which is full or does not confirm; no others are held up"
+                    f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
+                    f"what it leads to, which is full or does not confirm; no others are held up"
                 )
-    longest = _Longest(topology, live)
+    longest = _Longest(topology, snapshot)
     in_use = {topology.prefix, *lanes}
     ladders = [
-        _standing(name, queues, live, counted, longest, current=name in in_use)
+        _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
         for name, queues in groups.items()
     ]
     troubles += [
@@ -155,19 +156,19 @@ def _kind(topology: Topology, name: str) -> str:
     return ""
 
 
-def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
+def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
     name: str,
     queues: Iterable[str],
-    live: Live,
+    snapshot: Snapshot,
     counted: Mapping[str, int],
     longest: _Longest,
     *,
     current: bool,
-) -> Standing:
+) -> LadderStatus:
     waiting = []
     growth = rate_in = 0.0
     for queue in queues:
-        row = live.queues[queue]
+        row = snapshot.queues[queue]
         held = leaving(row)
         ttl = int(arguments(row).get("x-message-ttl", 0))
         messages = counted.get(queue, 0) + held
@@ -178,7 +179,7 @@ def _standing(  # noqa: PLR0913 - the last ones are what all ladders share
         # Only what publishers send is counted so, not what comes from the level above.
         rate_in += _rate(row.get("message_stats") or {}, "publish_details")
     waiting.sort(key=lambda each: (each.ttl, each.queue))
-    return Standing(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
+    return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
 
 
 def _rate(row: Row, name: str) -> float:
@@ -211,12 +212,12 @@ class _Longest:
     It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
     """
 
-    def __init__(self, topology: Topology, live: Live) -> None:
+    def __init__(self, topology: Topology, snapshot: Snapshot) -> None:
         self._owns = topology.owns
-        self._live = live
+        self._live = snapshot
         self._found: dict[str, int] = {}
         self._from: dict[str, list[Binding]] = defaultdict(list)
-        for binding in live.bindings:
+        for binding in snapshot.bindings:
             self._from[binding.source].append(binding)
 
     def queue(self, name: str) -> int:

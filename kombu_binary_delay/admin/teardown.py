@@ -7,18 +7,20 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.topology import Topology
 
+from .declare import declare, delete_exchanges
 from .errors import OperationError, RefusedError
 from .management import Management
-from .snapshot import Live, Say, arguments, is_up, ready, silent, unseen
+from .probe import ready
+from .progress import Notify, ignore
+from .snapshot import Snapshot, arguments, is_up, unseen
 from .status import ladder_of
 
 #: Seconds after which a figure of the management API is from after now: two ticks of a quorum
 #: queue. Only there are messages counted that are in the hands of a dead-letter worker.
-SETTLE = 11.0
+STATS_DELAY = 11.0
 
 
 @dataclass(frozen=True)
@@ -39,41 +41,43 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     management: Management,
     topology: Topology,
     *,
-    beside: Iterable[Topology] = (),
+    in_use: Iterable[Topology] = (),
     force: bool = False,
     dry_run: bool = False,
-    settle: float = SETTLE,
-    say: Say = silent,
+    stats_delay: float = STATS_DELAY,
+    notify: Notify = ignore,
 ) -> Teardown:
     """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
 
     The delivery side goes with it, unless other ladders lead there. Where nothing of the ladder
-    stands, nothing is removed.
+    exists, nothing is removed.
 
     First the exchanges go, so that nothing more can come in; what is then found to have come in
     before lets all be put back as it was. Publishers should have stopped: one that is still at work
     notices, and makes the ladder anew.
 
-    :param beside: ladders that are in use, also if no message has needed any of their levels yet.
-    :param settle: the seconds to wait for figures that tell of messages between two levels.
-    :param say: is told what is being waited for.
+    :param in_use: ladders that are in use, also if no message has needed any of their levels yet.
+    :param stats_delay: the seconds to wait for figures that tell of messages between two levels.
+    :param notify: is told what is being waited for.
     :raises RefusedError: where messages wait, or a queue cannot tell, as it has no leader.
     """
-    live = Live.read(management)
-    mine = [name for name in live.exchanges if ladder_of(topology, name) == topology.prefix]
-    queues = [name for name in live.queues if ladder_of(topology, name) == topology.prefix]
-    others = _others(topology, live, beside)
+    snapshot = Snapshot.read(management)
+    mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
+    queues = [name for name in snapshot.queues if ladder_of(topology, name) == topology.prefix]
+    others = _others(topology, snapshot, in_use)
     if not mine and not queues:
-        # What stands of the delivery side was made for another ladder, or for one to come.
+        # What exists of the delivery side was made for another ladder, or for one to come.
         return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
         mine += [
-            name for name in live.exchanges if name == topology.delivery or name.startswith(side)
+            name
+            for name in snapshot.exchanges
+            if name == topology.delivery or name.startswith(side)
         ]
-        # Ahead of the ladder's own: as long as one of those stands, this can be done again.
+        # Ahead of the ladder's own: as long as one of those exists, this can be done again.
         queues = [
-            *(name for name in live.queues if name.startswith(side) and name not in queues),
+            *(name for name in snapshot.queues if name.startswith(side) and name not in queues),
             *queues,
         ]
     mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
@@ -85,7 +89,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
         )
     if not dry_run:
         if not force:
-            _close(connection, management, topology, live, mine, queues, settle, say)
+            _close(connection, management, topology, snapshot, mine, queues, stats_delay, notify)
         _remove(connection, mine, queues)
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
@@ -95,44 +99,44 @@ def held(
     management: Management,
     queues: Iterable[str],
     *,
-    settled: bool = False,
+    stats_current: bool = False,
     guess: bool = False,
 ) -> dict[str, int]:
     """Count the messages in queues that have any, those between two levels included.
 
-    :param settled: whether the API's own figures are recent enough to be asked for each queue, too.
+    :param stats_current: whether the API's own figures are recent enough to be read for each queue.
     :param guess: whether to take a queue for empty that cannot tell.
     :raises RefusedError: else, where there is one.
     """
     queues = list(queues)
     counted = ready(connection, queues)
     rows = {row["name"]: row for row in management.here("queues")}
-    mute = [
+    unknown = [
         name
         for name in queues
         if name in rows
-        and (not is_up(rows[name]) or (settled and rows[name].get("messages") is None))
+        and (not is_up(rows[name]) or (stats_current and rows[name].get("messages") is None))
     ]
-    if mute and not guess:
+    if unknown and not guess:
         raise RefusedError(
-            f"nothing tells what {', '.join(mute[:3])}{_more(mute)} hold; try again when all nodes "
-            f"are up and the management API gives figures of each queue"
+            f"nothing tells what {', '.join(unknown[:3])}{_more(unknown)} hold; try again when all "
+            f"nodes are up and the management API gives figures of each queue"
         )
     sums = {}
     for name, count in counted.items():
         row = rows.get(name, {})
-        told = int(row.get("messages") or 0) if settled else 0
+        told = int(row.get("messages") or 0) if stats_current else 0
         sums[name] = max(count + unseen(row), told)
     return {name: count for name, count in sums.items() if count}
 
 
-def _others(topology: Topology, live: Live, beside: Iterable[Topology]) -> tuple[str, ...]:
+def _others(topology: Topology, snapshot: Snapshot, in_use: Iterable[Topology]) -> tuple[str, ...]:
     """Name the other ladders that lead to the same delivery side."""
-    standing = filter(None, map(Topology.of, live.exchanges))
+    existing = filter(None, map(Topology.of, snapshot.exchanges))
     return tuple(
         dict.fromkeys(
             other.prefix
-            for other in (*beside, *standing)
+            for other in (*in_use, *existing)
             if other.prefix != topology.prefix and other.delivery == topology.delivery
         )
     )
@@ -159,19 +163,19 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     connection: Any,
     management: Management,
     topology: Topology,
-    live: Live,
+    snapshot: Snapshot,
     exchanges: list[str],
     queues: list[str],
-    settle: float,
-    say: Say,
+    stats_delay: float,
+    notify: Notify,
 ) -> None:
     try:
-        _delete(connection, exchanges)
-        say(f"closed the way in; waiting {settle:g} s for the broker's figures of what is between")
-        time.sleep(settle)
+        delete_exchanges(connection, exchanges)
+        notify(f"closed the way in; waiting {stats_delay:g} s for the broker's figures")
+        time.sleep(stats_delay)
         # Where a publisher made it anew meanwhile, what it sent is counted, and no more comes.
-        _delete(connection, exchanges)
-        waiting = held(connection, management, queues, settled=settle >= SETTLE)
+        delete_exchanges(connection, exchanges)
+        waiting = held(connection, management, queues, stats_current=stats_delay >= STATS_DELAY)
         if waiting:
             raise RefusedError(  # noqa: TRY301 - put back as for any other reason
                 f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
@@ -180,29 +184,20 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     except BaseException as exc:
         # Whoever interrupts is not to leave it half removed. The connection may be what broke.
         with connection.clone() as again:
-            executor = Executor(again.connection, topology.namespace)
-            with executor.channel("the ladder") as lent:
-                declare(lent, _part(live, exchanges))
+            declare(again, topology, _part(snapshot, exchanges))
         if isinstance(exc, OperationError):
             raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
         raise
 
 
-def _delete(connection: Any, exchanges: Iterable[str]) -> None:
-    channel = connection.channel()
-    for name in exchanges:
-        channel.exchange_delete(name)
-    channel.close()
-
-
-def _part(live: Live, exchanges: list[str]) -> Part:
-    """Read exchanges, and all bindings from and to them, out of what stood."""
+def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
+    """Read exchanges, and all bindings from and to them, out of what was there."""
     bindings: list[Binding] = [
         each
-        for each in sorted(live.bindings, key=repr)
+        for each in sorted(snapshot.bindings, key=repr)
         if each.source in exchanges or (not each.to_queue and each.destination in exchanges)
     ]
-    rows = [live.exchanges[name] for name in exchanges]
+    rows = [snapshot.exchanges[name] for name in exchanges]
     return Part(
         tuple(Exchange(row["name"], row["type"], tuple(arguments(row).items())) for row in rows),
         (),
@@ -211,7 +206,7 @@ def _part(live: Live, exchanges: list[str]) -> Part:
 
 
 def _remove(connection: Any, exchanges: list[str], queues: list[str]) -> None:
-    _delete(connection, exchanges)
+    delete_exchanges(connection, exchanges)
     channel = connection.channel()
     for name in queues:
         channel.queue_delete(name)

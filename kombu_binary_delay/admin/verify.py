@@ -1,4 +1,4 @@
-"""Compare what stands on a broker with the topology, and name what each difference would cause."""
+"""Compare what exists on a broker with the topology, and name what each difference would cause."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.errors import AddressError
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.model.topology import IMITABLE, Topology
+from kombu_binary_delay.model.parts import Exchange, Part, Queue
+from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, release
 
+from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
-from .snapshot import Live, arguments
+from .snapshot import Snapshot, arguments
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
 SEVERITIES = ("error", "warning", "note")
@@ -46,44 +46,64 @@ class Verification:
         return not any(each.severity != "note" for each in self.differences)
 
 
-def verify(
-    management: Management, topology: Topology, *, declares: bool = True, user: str | None = None
+def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker say
+    management: Management,
+    topology: Topology,
+    *,
+    declares: bool = True,
+    user: str | None = None,
+    relays: Iterable[str] = (),
+    must_exist: bool = False,
 ) -> Verification:
-    """Compare a virtual host with a topology.
+    """Compare a virtual host with a topology, and change nothing.
 
     :param declares: whether applications make what is missing, so that levels that no message has
         needed yet may be missing.
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param must_exist: whether the ladder was asked for by its name, so that it is an error where
+        nothing of it exists.
     :param user: whose permissions to look at; by default the one who asks.
     :raises UnreachableError: where the management API does not answer.
     """
     overview = management.get("overview")
     version = str(overview.get("rabbitmq_version", ""))
-    live = Live.read(management)
+    snapshot = Snapshot.read(management)
     found = [
         *_broker(management, version, topology),
-        *compare(topology, live, declares=declares),
-        *_policies(management, topology, live),
+        *compare(topology, snapshot, declares=declares, must_exist=must_exist),
+        *_delivery(topology, snapshot, relays),
+        *_policies(management, topology, snapshot),
         *_permissions(management, topology, user or management.user, declares=declares),
     ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     return Verification(version, management.vhost, topology.prefix, tuple(found))
 
 
-def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterator[Difference]:
-    """Compare exchanges, queues and bindings. Pure."""
+def compare(
+    topology: Topology, snapshot: Snapshot, *, declares: bool = True, must_exist: bool = False
+) -> Iterator[Difference]:
+    """Compare the exchanges, queues and bindings of the ladder side. Pure."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
     # By anything of it: what is published to an entry does not need the level's exchange, yet.
     made = [
         level
         for level, part in parts.items()
-        if any(each.name in live.exchanges for each in part.exchanges)
-        or any(each.name in live.queues for each in part.queues)
+        if any(each.name in snapshot.exchanges for each in part.exchanges)
+        or any(each.name in snapshot.queues for each in part.queues)
     ]
     top = max(made, default=-2)
+    if must_exist and top < 0:
+        yield Difference(
+            "error",
+            f"ladder {topology.prefix}",
+            "nothing of it exists in this virtual host",
+            "no message waits in it: 'status' lists the ladders that there are",
+        )
+        return
     for level, part in parts.items():
         if level > top:
             continue
-        yield from _part(topology, part, live, declares=declares)
+        yield from _part(topology, part, snapshot, declares=declares)
     missing = [level for level in parts if level > top]
     if missing and declares:
         yield Difference(
@@ -99,28 +119,35 @@ def compare(topology: Topology, live: Live, *, declares: bool = True) -> Iterato
             "missing",
             f"a publish with a delay of {_reach(topology, missing[0])} ms or more fails with 404",
         )
-    yield from _strangers(topology, live)
-    if topology.mirrors:
-        yield from _mirrors(topology, live)
+    yield from _strangers(topology, snapshot)
+
+
+def _delivery(
+    topology: Topology, snapshot: Snapshot, relays: Iterable[str]
+) -> Iterator[Difference]:
+    for each in faults(topology, snapshot, relays):
+        yield Difference(each.severity, each.what, each.found, each.causes)
 
 
 def _reach(topology: Topology, level: int) -> int:
     return topology.ladder.weights[-1 - max(level, 0)]
 
 
-def _part(topology: Topology, part: Part, live: Live, *, declares: bool) -> Iterator[Difference]:
+def _part(
+    topology: Topology, part: Part, snapshot: Snapshot, *, declares: bool
+) -> Iterator[Difference]:
     entries = part.entries
     for exchange in part.exchanges:
         # Who declares nothing enters by the levels.
-        if declares or exchange.name in live.exchanges or exchange.name not in entries:
-            yield from _exchange(topology, exchange, live.exchanges.get(exchange.name))
+        if declares or exchange.name in snapshot.exchanges or exchange.name not in entries:
+            yield from _exchange(topology, exchange, snapshot.exchanges.get(exchange.name))
     for queue in part.queues:
-        yield from _queue(topology, queue, live.queues.get(queue.name))
+        yield from _queue(topology, queue, snapshot.queues.get(queue.name))
     for binding in part.bindings:
-        known = binding.source in live.exchanges and binding.destination in (
-            live.queues if binding.to_queue else live.exchanges
+        known = binding.source in snapshot.exchanges and binding.destination in (
+            snapshot.queues if binding.to_queue else snapshot.exchanges
         )
-        if known and binding not in live.bindings:
+        if known and binding not in snapshot.bindings:
             kind = "queue" if binding.to_queue else "exchange"
             yield Difference(
                 "error",
@@ -228,7 +255,7 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
     )
 
 
-def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
+def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
     """Find bindings from the levels that are none of ours."""
     ours = {each for part in topology.levels for each in part.bindings}
     if topology.mirrors:
@@ -238,7 +265,7 @@ def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
             for each in topology.direct_bindings(level)
         }
     levels = {each.name for part in topology.levels for each in part.exchanges}
-    for binding in sorted(live.bindings - ours, key=repr):
+    for binding in sorted(snapshot.bindings - ours, key=repr):
         if binding.source in levels:
             yield Difference(
                 "error",
@@ -246,39 +273,6 @@ def _strangers(topology: Topology, live: Live) -> Iterator[Difference]:
                 f"a binding with the key {binding.key!r} that is none of this ladder's",
                 "messages that it matches get there before they are due, as well or only",
             )
-
-
-def _mirrors(topology: Topology, live: Live) -> Iterator[Difference]:
-    """Find bindings of the users' exchanges that are not repeated for delayed messages."""
-    for exchange in sorted(live.exchanges):
-        kind = live.exchanges[exchange]["type"]
-        if topology.mirror_name(exchange) not in live.exchanges or kind not in IMITABLE:
-            continue
-        bound = (each for each in live.bindings if each.source == exchange)
-        for each in sorted(bound, key=repr):
-            if not topology.owns(each.destination):
-                yield from _mirrored(topology, live, each, kind)
-
-
-def _mirrored(topology: Topology, live: Live, binding: Binding, kind: str) -> Iterator[Difference]:
-    what = f"binding from {binding.source} to {binding.destination}"
-    target = binding.destination
-    if binding.to_queue and topology.queue_relay_name(target) in live.queues:
-        target = topology.queue_relay_name(target)
-    try:
-        mirrors = topology.mirror_bindings(
-            binding.source, kind, target, binding.key, to_queue=binding.to_queue
-        )
-    except AddressError as exc:
-        yield Difference("warning", what, str(exc), "delayed messages for it are parked")
-        return
-    if not live.bindings.issuperset(mirrors):
-        yield Difference(
-            "warning",
-            what,
-            f"the key {binding.key!r} is not repeated for delayed messages",
-            "they do not reach it; bind it through the transport, or with 'create --exchange'",
-        )
 
 
 # -- the broker itself ---------------------------------------------------------------------------
@@ -320,9 +314,11 @@ def _flag_disabled(management: Management, name: str) -> bool:
 # -- policies ------------------------------------------------------------------------------------
 
 
-def _policies(management: Management, topology: Topology, live: Live) -> Iterator[Difference]:
+def _policies(
+    management: Management, topology: Topology, snapshot: Snapshot
+) -> Iterator[Difference]:
     wanted = {each.name: dict(each.arguments) for each in topology.whole.queues}
-    for name, row in live.queues.items():
+    for name, row in snapshot.queues.items():
         if topology.owns(name):
             wanted.setdefault(name, arguments(row))
     for kind in ("policies", "operator-policies"):
@@ -389,7 +385,7 @@ def _matches(pattern: str, name: str) -> bool | None:
 def _breaks(
     definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Tell what a policy does to a queue with these arguments: how grave, by which key, and what.
+    """Yield what a policy does to a queue with these arguments: how grave, by which key, and what.
 
     Of two numbers, RabbitMQ takes the lower. Of two dead-letter exchanges, and two dead-letter
     strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum

@@ -1,6 +1,6 @@
 """The tool ``kombu-binary-delay``, which is also ``celery binary-delay``.
 
-One verb a file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
+One subcommand a file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from .verify import verify
     epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
     "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
     "or its management API cannot be reached, or has not confirmed what was sent.",
+    help="""Look after ladders of kombu-binary-delay on RabbitMQ.
+
+    Options before the subcommand say where, and with which settings of the transport. Each has a
+    twin in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    """,
 )
 @click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
 @click.option(
@@ -56,11 +61,7 @@ def binary_delay(
     management: str | None,
     **given: Any,
 ) -> None:
-    """Look after ladders of kombu-binary-delay on RabbitMQ.
-
-    Options before the verb say where, and with which settings of the transport. Each has a twin in
-    the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
-    """
+    """Look after ladders of kombu-binary-delay on RabbitMQ."""
     # Celery's own command has loaded the app already.
     loaded = getattr(context.obj, "app", None)
     if app is not None:

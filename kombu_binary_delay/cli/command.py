@@ -1,4 +1,4 @@
-"""What every verb has: ``--json``, one way to say what went wrong, and an exit code for it."""
+"""What every subcommand has: ``--json``, one way to say what went wrong, and an exit code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 
 
 @dataclasses.dataclass
-class Out:
-    """Where a verb prints: a value as JSON, or what is drawn of it."""
+class Printer:
+    """Where a subcommand prints: a value as JSON, or what is drawn of it."""
 
     as_json: bool
 
@@ -44,34 +44,34 @@ class Out:
         drawn = getattr(output, drawn_by)(value)
         output.console().print(output.dry(drawn) if dry else drawn)
 
-    def say(self, text: str) -> None:
-        """Tell what goes on, beside the result."""
+    def log(self, text: str) -> None:
+        """Say what goes on, beside the result."""
         click.echo(text, err=True)
 
 
-def verb(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
-    """Give a verb its broker, its output and its exit code.
+def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
+    """Give a subcommand its broker, its output and its exit code.
 
-    :param drawn: whether it shows something by :meth:`Out.show`.
+    :param drawn: whether it shows something by :meth:`Printer.show`.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @click.pass_context
     @wraps(function)
     def run(context: click.Context, /, as_json: bool, **given: Any) -> None:
-        out = Out(as_json)
+        printer = Printer(as_json)
         try:
             if drawn and not as_json:
                 _need_rich()
-            code = function(context.find_object(Target), out, **given) or OK
+            code = function(context.find_object(Target), printer, **given) or OK
         except click.ClickException as exc:
             if not as_json:
                 raise
-            code = _fail(out, exc.exit_code, exc.format_message())
+            code = _fail(printer, exc.exit_code, exc.format_message())
         except BinaryDelayError as exc:
-            code = _fail(out, _code(exc), exc)
+            code = _fail(printer, _code(exc), exc)
         except (amqp.AMQPError, OperationalError, OSError) as exc:
-            code = _fail(out, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
+            code = _fail(printer, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
@@ -95,8 +95,8 @@ def _code(exc: BinaryDelayError) -> int:
     return UNREACHABLE if isinstance(exc, (UnreachableError, UnconfirmedError)) else USAGE
 
 
-def _fail(out: Out, code: int, reason: object) -> int:
-    if out.as_json:
+def _fail(printer: Printer, code: int, reason: object) -> int:
+    if printer.as_json:
         click.echo(json.dumps({"error": str(reason)}))
     else:
         click.secho(f"{reason}", err=True, fg="red")

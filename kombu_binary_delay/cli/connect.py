@@ -1,4 +1,4 @@
-"""Where a verb works, and with which settings: from a Celery app, options or the environment."""
+"""Which broker and which settings: from a Celery app, options or the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kombu.transport import pyamqp, resolve_transport
 from kombu.utils.url import parse_url
 
 from kombu_binary_delay.admin import Management
-from kombu_binary_delay.admin.create import standing
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -37,11 +37,13 @@ _OF_A_LADDER = (
 
 @dataclass
 class Target:
-    """What the options of the group, before the verb, have said."""
+    """What the options of the group, before the subcommand, have said."""
 
     url: str = DEFAULT_URL
     ssl: Any = None
     login_method: str | None = None
+    #: What counts where the URL does not say it, as Celery hands it to Kombu.
+    defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,12 +56,22 @@ class Target:
         :raises click.UsageError: for a broker or settings that cannot be.
         """
         ssl = login_method = None
+        defaults: Mapping[str, Any] = {}
         if app is not None:
             given = {**_settings_of(app), **given}
             if url is None:
                 url = app.conf.broker_write_url or app.conf.broker_url
                 ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
                 login_method = app.conf.broker_login_method
+                # Without a URL, Celery's connection is to this host, and our own default URL would
+                # say a user.
+                url = url or "localhost"
+                defaults = {
+                    "userid": app.conf.broker_user,
+                    "password": app.conf.broker_password,
+                    "virtual_host": app.conf.broker_vhost,
+                    "port": app.conf.broker_port,
+                }
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
         url = url or DEFAULT_URL
@@ -67,7 +79,7 @@ class Target:
             _check(each)
         url, said = for_kombus_transport(url)
         # As our transport has it: what the URL says of TLS counts over the app.
-        return cls(url, said or ssl, login_method, management_url, given)
+        return cls(url, said or ssl, login_method, defaults, management_url, given)
 
     @property
     def settings(self) -> Settings:
@@ -90,6 +102,7 @@ class Target:
             ssl=self.ssl or False,
             login_method=self.login_method,
             connect_timeout=10,
+            **self.defaults,
             **options,
         )
 
@@ -98,7 +111,7 @@ class Target:
     ) -> list[Topology]:
         """Compute the topologies of the ladders that are used side by side; most often one.
 
-        :param ahead: whether to tell the one for urgent messages even if it does not stand yet.
+        :param ahead: whether to list the one for urgent messages even if it does not exist yet.
         """
         topology = self.topology(connection, ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
@@ -107,8 +120,9 @@ class Target:
         urgent = topology.for_urgent()
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
         # It may be left from before an upgrade.
-        if needed or standing(connection, "exchange", (urgent.level_name(0), urgent.direct)):
-            lanes.append(urgent)
+        with Probe(connection) as probe:
+            if needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct))):
+                lanes.append(urgent)
         return lanes
 
     def part(self, lanes: Sequence[Topology]) -> Part:
@@ -190,7 +204,7 @@ def _settings_of(app: Any) -> Mapping[str, Any]:
 
 
 def _is_over_tls(transport: Any) -> bool:
-    """Whether a transport that stands beside the URL is one over TLS, whatever the URL says."""
+    """Whether a transport that is named beside the URL is one over TLS, whatever the URL says."""
     if not transport:
         return False
     try:

@@ -7,11 +7,24 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.journal import stream_part
 
-from .command import Out, dry_run, verb
+from .command import Printer, dry_run, subcommand
 from .connect import Target
 
 
-@click.command()
+@click.command(
+    help="""Make every level, the delivery side and the parking queue, and a journal's stream.
+
+    Applications make what they need by themselves; this is for those that may not
+    (declare: never), and for a ladder that is to exist before the first message.
+    Mends what verify finds between the ladder and your queues: bindings that were made
+    or removed without the transport, and queues that refuse messages and have no relay.
+
+    \b
+      kombu-binary-delay create
+      kombu-binary-delay create --queue mail --exchange events
+      kombu-binary-delay -A shop create --dry-run
+    """
+)
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
 @click.option(
     "--exchange",
@@ -21,30 +34,31 @@ from .connect import Target
     help="Lead to this exchange, too, as its queues are bound now.",
 )
 @dry_run
-@verb
+@subcommand
 def create(
     broker: Target,
-    out: Out,
+    printer: Printer,
     queues: tuple[str, ...],
     exchanges: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Make every level, the delivery side and the parking queue, and a journal's stream.
-
-    Applications make what they need by themselves; this is for those that may not
-    (declare: never), and for a ladder that is to stand before the first message.
-
-    \b
-      kombu-binary-delay create
-      kombu-binary-delay create --queue mail --exchange events
-      kombu-binary-delay -A shop create --dry-run
-    """
+    """Make every level, the delivery side and the parking queue, and a journal's stream."""
     with broker.plain() as connection:
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)
         part += stream_part(broker.settings, connection.connection.server_properties)
-        if queues or exchanges:
-            live = admin.Live.read(broker.management(connection))
-            part += admin.ways(topology, live, queues, exchanges, broker.settings.relays)
-        made = admin.create(connection, topology, part, dry_run=dry_run)
-    out.show(made, "creation", dry=dry_run)
+        repair = admin.Repair()
+        try:
+            snapshot = admin.Snapshot.read(broker.management(connection))
+        except admin.UnreachableError as exc:
+            if queues or exchanges:
+                raise
+            printer.log(f"the ways to queues and exchanges were not looked at: {exc}")
+        else:
+            relays = broker.settings.relays
+            part += admin.ways(topology, snapshot, queues, exchanges, relays)
+            repair = admin.repair(topology, snapshot, relays)
+        made = admin.create(
+            connection, topology, part + repair.missing, repair.stale, dry_run=dry_run
+        )
+    printer.show(made, "creation", dry=dry_run)

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.admin.create import to_queue
+from kombu_binary_delay.admin.delivery import to_queue
 
-from .command import Out, ladder, verb
+from .command import Printer, ladder, subcommand
 from .connect import Target
 from .values import Delay
 
@@ -19,31 +19,8 @@ _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
 
 
-@click.command()
-@click.argument(
-    "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
-)
-@click.option(
-    "--output", "-o", type=click.File("w"), default="-", help="A file; else the terminal."
-)
-@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
-@click.option("--vhost", default="/", show_default=True, help="For definitions and kubernetes.")
-@click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
-@click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
-@ladder
-@partial(verb, drawn=False)
-def export(
-    broker: Target,
-    out: Out,
-    format_: str,
-    output: Any,
-    queues: tuple[str, ...],
-    vhost: str,
-    cluster: str,
-    delay: float,
-    ladder: str | None,
-) -> None:
-    """Write the topology as FORMAT. Needs no broker.
+@click.command(
+    help="""Write the topology as FORMAT. Needs no broker.
 
     \b
       definitions  RabbitMQ's own, for rabbitmqctl import_definitions
@@ -60,6 +37,31 @@ def export(
       kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
     """
+)
+@click.argument(
+    "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
+)
+@click.option(
+    "--output", "-o", type=click.File("w"), default="-", help="A file; else the terminal."
+)
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
+@click.option("--vhost", default="/", show_default=True, help="For definitions and kubernetes.")
+@click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
+@click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
+@ladder
+@partial(subcommand, drawn=False)
+def export(
+    broker: Target,
+    printer: Printer,
+    format_: str,
+    output: Any,
+    queues: tuple[str, ...],
+    vhost: str,
+    cluster: str,
+    delay: float,
+    ladder: str | None,
+) -> None:
+    """Write the topology as FORMAT. Needs no broker."""
     lanes = broker.lanes(ladder=ladder)
     part = broker.part(lanes)
     for queue in queues:
@@ -76,6 +78,6 @@ def export(
         text = formats.definitions(part, vhost)
     else:
         text = getattr(formats, format_)(part)
-    if out.as_json:
+    if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     output.write(text)

@@ -9,7 +9,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.topology import Topology
 
-from .command import FOUND, OK, Out, dry_run, verb
+from .command import FOUND, OK, Printer, dry_run, subcommand
 from .connect import Target
 from .progress import bar
 
@@ -31,30 +31,13 @@ _exchange = click.option(
 )
 
 
-@click.command()
-@_from_ladder
-@_from_queue
-@click.option(
-    "--to", "to", metavar="LADDER", help="The ladder to fill.  [default: that of the settings]"
-)
-@_exchange
-@dry_run
-@verb
-def migrate(
-    broker: Target,
-    out: Out,
-    ladder: str | None,
-    from_queue: str | None,
-    to: str | None,
-    exchange: str | None,
-    dry_run: bool,
-) -> int:
-    """Move what waits from one ladder to another, in the same virtual host.
+@click.command(
+    help="""Move what waits from one ladder to another, in the same virtual host.
 
     What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
     else it is all of the level's wait and of those below. A message leaves its queue when the
     broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
-    goes to a poison queue, and the verb ends with 1.
+    goes to a poison queue, and the subcommand ends with 1.
 
     \b
       kombu-binary-delay migrate --from 250ms-2x30 --dry-run
@@ -62,12 +45,42 @@ def migrate(
       kombu-binary-delay migrate --from-queue tasks
       kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
     """
+)
+@_from_ladder
+@_from_queue
+@click.option(
+    "--to", "to", metavar="LADDER", help="The ladder to fill.  [default: that of the settings]"
+)
+@_exchange
+@dry_run
+@subcommand
+def migrate(
+    broker: Target,
+    printer: Printer,
+    ladder: str | None,
+    from_queue: str | None,
+    to: str | None,
+    exchange: str | None,
+    dry_run: bool,
+) -> int:
+    """Move what waits from one ladder to another, in the same virtual host."""
     if ladder is None and from_queue is None:
         raise click.UsageError("say what to move: --from or --from-queue")
-    return _move(broker, broker, out, (ladder, from_queue), to, exchange, dry_run=dry_run)
+    return _move(broker, broker, printer, (ladder, from_queue), to, exchange, dry_run=dry_run)
 
 
-@click.command()
+@click.command(
+    help="""Move what waits to the same ladder on another broker, or in another virtual host.
+
+    As migrate does, and all lanes where the settings say several. Declare the destinations there
+    first: a message without one is parked there.
+
+    \b
+      kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
+      kombu-binary-delay transfer --to-broker amqp://new:5672//
+      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
+    """
+)
 @click.option("--to-broker", metavar="URL", required=True, help="The broker, or virtual host.")
 @click.option(
     "--to-management",
@@ -78,10 +91,10 @@ def migrate(
 @_from_queue
 @_exchange
 @dry_run
-@verb
+@subcommand
 def transfer(
     broker: Target,
-    out: Out,
+    printer: Printer,
     to_broker: str,
     to_management: str | None,
     ladder: str | None,
@@ -89,24 +102,15 @@ def transfer(
     exchange: str | None,
     dry_run: bool,
 ) -> int:
-    """Move what waits to the same ladder on another broker, or in another virtual host.
-
-    As migrate does, and all lanes where the settings say several. Declare the destinations there
-    first: a message without one is parked there.
-
-    \b
-      kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
-      kombu-binary-delay transfer --to-broker amqp://new:5672//
-      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
-    """
+    """Move what waits to the same ladder on another broker, or in another virtual host."""
     there = Target.of(None, to_broker, to_management, broker.given)
-    return _move(broker, there, out, (ladder, from_queue), None, exchange, dry_run=dry_run)
+    return _move(broker, there, printer, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
 def _move(
     here: Target,
     there: Target,
-    out: Out,
+    printer: Printer,
     origin: tuple[str | None, str | None],
     to: str | None,
     exchange: str | None,
@@ -119,9 +123,9 @@ def _move(
     with here.plain() as connection:
         management = here.management(connection)
         source: list[Topology] | str = queue or here.lanes(connection, ladder)
-        planned = admin.plan(connection, admin.Live.read(management), source)
+        planned = admin.plan(connection, admin.Snapshot.read(management), source)
     if dry_run:
-        out.show(planned, "plan", dry=True, messages=planned.messages)
+        printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
     with there.plain() as connection:
         target = there.lanes(connection, to)
@@ -140,5 +144,5 @@ def _move(
             exchange=exchange,
             progress=tell,
         )
-    out.show(done, "migration")
+    printer.show(done, "migration")
     return FOUND if done.left or done.poison else OK

@@ -16,16 +16,17 @@ from kombu_binary_delay.admin import (
     Creation,
     Difference,
     Explanation,
+    LadderStatus,
     Migration,
     Plan,
     Pruning,
     Redrive,
     Refill,
-    Standing,
     Status,
     Teardown,
     Verification,
 )
+from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.model.address import Destination
 
 _HEIGHT = 8  # lines of the picture of a ladder
@@ -69,6 +70,8 @@ def exact(milliseconds: float) -> str:
 
 def place(destination: Destination) -> str:
     """Name a destination as people do."""
+    if destination == UNREADABLE:
+        return "without an address"
     if not destination.exchange:
         return f"the queue {destination.routing_key}"
     return f"the exchange {destination.exchange} with the key {destination.routing_key!r}"
@@ -90,7 +93,7 @@ def status(value: Status) -> RenderableType:
         )
     ]
     if not value.ladders:
-        shown.append(Text("No ladder stands here yet: the first delayed message makes one."))
+        shown.append(Text("No ladder exists here yet: the first delayed message makes one."))
     shown += [_ladder(ladder) for ladder in value.ladders]
     foot = Text.assemble(
         ("parked ", "dim"),
@@ -103,7 +106,7 @@ def status(value: Status) -> RenderableType:
     return Group(*shown)
 
 
-def _ladder(ladder: Standing) -> RenderableType:
+def _ladder(ladder: LadderStatus) -> RenderableType:
     head = Text.assemble(
         (ladder.name, "bold cyan"),
         ("" if ladder.current else "  another ladder of this namespace", "yellow"),
@@ -120,7 +123,7 @@ def _ladder(ladder: Standing) -> RenderableType:
     return Group(head, *_skyline(ladder), _forecast(ladder), "")
 
 
-def _skyline(ladder: Standing) -> Iterable[Text]:
+def _skyline(ladder: LadderStatus) -> Iterable[Text]:
     """Draw one column per queue, the shortest wait first; heights grow with the logarithm."""
     # As wide as there is room for: two characters and a space, one and a space, or one.
     room = (console().width - 12) // len(ladder.queues)
@@ -141,7 +144,7 @@ def _skyline(ladder: Standing) -> Iterable[Text]:
     yield Text("  " + _axis(ladder, step), style="dim")
 
 
-def _axis(ladder: Standing, step: int) -> str:
+def _axis(ladder: LadderStatus, step: int) -> str:
     """Write the waits below their columns, as many as there is room for."""
     line = ""
     for column, queue in enumerate(ladder.queues):
@@ -150,7 +153,7 @@ def _axis(ladder: Standing, step: int) -> str:
     return line
 
 
-def _forecast(ladder: Standing) -> Text:
+def _forecast(ladder: LadderStatus) -> Text:
     longest = max(each.latest for each in ladder.queues if each.messages)
     text = Text("  leave within", style="dim")
     for name, horizon in _HORIZONS:
@@ -249,11 +252,12 @@ def _difference(value: Difference) -> tuple[Text, Text]:
 
 
 def creation(value: Creation) -> RenderableType:
-    """Tell what was made."""
+    """Draw what was made."""
     return Group(
         Text(
             f"{len(value.exchanges)} exchanges and {len(value.queues)} queues made, "
-            f"{len(value.standing)} stood already; {value.bindings} bindings"
+            f"{len(value.existing)} existed already; {value.bindings} bindings made"
+            + (f", {value.removed_bindings} removed" if value.removed_bindings else "")
         ),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
@@ -261,12 +265,12 @@ def creation(value: Creation) -> RenderableType:
 
 
 def teardown(value: Teardown) -> RenderableType:
-    """Tell what was removed."""
+    """Draw what was removed."""
     lines: list[RenderableType] = [
         Text(f"{len(value.exchanges)} exchanges and {len(value.queues)} queues removed"),
     ]
     if not value.exchanges and not value.queues:
-        lines.append(Text("nothing of this ladder stands", style="yellow"))
+        lines.append(Text("nothing of this ladder exists", style="yellow"))
     if value.lost:
         lines.append(Text(f"{value.lost} messages went with them", style="bold red"))
     if value.keeps:
@@ -276,7 +280,7 @@ def teardown(value: Teardown) -> RenderableType:
 
 
 def redriven(value: Redrive) -> RenderableType:
-    """Tell what was sent on, by destination."""
+    """Draw what was sent on, by destination."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("destination")
     table.add_column("sent on", justify="right")
@@ -287,20 +291,18 @@ def redriven(value: Redrive) -> RenderableType:
             f"{each.sent:,}",
             Text(f"{each.stays:,}", style=_left(each.stays)),
         )
-    if value.unreadable:
-        table.add_row("without an address", "0", Text(f"{value.unreadable:,}", style="red"))
     shown: list[RenderableType] = [table] if table.row_count else [Text("nothing is parked")]
     shown += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
     return Group(*shown)
 
 
 def refill(value: Refill) -> RenderableType:
-    """Tell what was sent from a file."""
+    """Draw what was sent from a file."""
     return Text(f"{value.sent:,} messages sent")
 
 
 def plan(value: Plan) -> RenderableType:
-    """Tell what would be moved."""
+    """Draw what would be moved."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("queue")
     table.add_column("messages", justify="right")
@@ -312,7 +314,7 @@ def plan(value: Plan) -> RenderableType:
 
 
 def migration(value: Migration) -> RenderableType:
-    """Tell what was moved."""
+    """Draw what was moved."""
     rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
     lines = [Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")]
     if value.kept:
@@ -332,10 +334,14 @@ def _left(count: int) -> str:
 
 
 def pruning(value: Pruning) -> RenderableType:
-    """Tell what was pruned."""
+    """Draw what was pruned."""
     return Group(
-        Text(f"{len(value.removed)} queues removed, {len(value.kept)} hold messages and stay"),
+        Text(
+            f"{len(value.removed)} queues and {len(value.exchanges)} exchanges removed, "
+            f"{len(value.kept)} queues are in use and stay"
+        ),
         *_names(value.removed, "queue"),
+        *_names(value.exchanges, "exchange"),
     )
 
 

@@ -1,4 +1,4 @@
-"""``prune``: remove idle queues that each serve one delay."""
+"""``prune``: remove idle queues that each serve one delay, and what leads to nothing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import Out, dry_run, verb
+from .command import Printer, dry_run, subcommand
 from .connect import Target
 
 
-@click.command()
-@dry_run
-@verb
-def prune(broker: Target, out: Out, dry_run: bool) -> None:
-    """Remove queues that each serve one delay, where they are empty.
+@click.command(
+    help="""Remove queues that each serve one delay, and what leads to nothing, where empty.
 
-    They come with the setting queue_per_delay. A delay whose queue is gone walks down the levels.
+    The first come with the setting queue_per_delay. A delay whose queue is gone walks down the
+    levels. The others are mirrors and relays of exchanges and queues that are gone, such as
+    auto-delete ones. What comes back gets them anew.
 
     \b
       kombu-binary-delay prune --dry-run
       kombu-binary-delay -A shop prune
     """
+)
+@dry_run
+@subcommand
+def prune(broker: Target, printer: Printer, dry_run: bool) -> None:
+    """Remove queues that each serve one delay, and what leads to nothing, where they are empty."""
     with broker.plain() as connection:
-        for lane in broker.lanes(connection):
+        lanes = broker.lanes(connection)
+        for lane in lanes:
             pruned = admin.prune(
-                connection, broker.management(connection), lane, dry_run=dry_run, say=out.say
+                connection,
+                broker.management(connection),
+                lane,
+                delivery_side=lane is lanes[0],
+                dry_run=dry_run,
+                notify=printer.log,
             )
-            out.show(pruned, "pruning", dry=dry_run)
+            printer.show(pruned, "pruning", dry=dry_run)

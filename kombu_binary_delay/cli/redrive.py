@@ -12,13 +12,28 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.address import Destination
 
-from .command import FOUND, OK, Out, dry_run, ladder, verb
+from .command import FOUND, OK, Printer, dry_run, ladder, subcommand
 from .connect import Target
 from .progress import bar
 from .values import Place
 
 
-@click.command()
+@click.command(
+    help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
+
+    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
+    no queue stays parked, and so does one that is not due yet, also with --to; the exit code is
+    then 1. One without an address goes nowhere but where --to says, or into a file; --only '' takes
+    those alone. With --dry-run, counts them by destination.
+
+    \b
+      kombu-binary-delay redrive --dry-run
+      kombu-binary-delay redrive --only mail
+      kombu-binary-delay redrive --only events:order.paid --to orders
+      kombu-binary-delay redrive --to-file parked.jsonl
+      kombu-binary-delay redrive --from-file parked.jsonl --to mail
+    """
+)
 @click.option("--only", type=Place(), help="Only messages for this queue, or exchange:key.")
 @click.option("--to", type=Place(), help="Send them to this queue, or exchange:key, instead.")
 @click.option(
@@ -34,10 +49,10 @@ from .values import Place
 )
 @ladder
 @dry_run
-@verb
+@subcommand
 def redrive(
     broker: Target,
-    out: Out,
+    printer: Printer,
     only: Destination | None,
     to: Destination | None,
     to_file: Path | None,
@@ -45,19 +60,7 @@ def redrive(
     ladder: str | None,
     dry_run: bool,
 ) -> int:
-    """Send parked messages to where they were meant to go, or elsewhere, or into a file.
-
-    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
-    no queue stays parked, and so does one that is not due yet, also with --to; the verb then ends
-    with 1. With --dry-run, counts them by destination.
-
-    \b
-      kombu-binary-delay redrive --dry-run
-      kombu-binary-delay redrive --only mail
-      kombu-binary-delay redrive --only events:order.paid --to orders
-      kombu-binary-delay redrive --to-file parked.jsonl
-      kombu-binary-delay redrive --from-file parked.jsonl --to mail
-    """
+    """Send parked messages to where they were meant to go, or elsewhere, or into a file."""
     if to_file is not None and (to is not None or from_file is not None):
         raise click.UsageError("--to-file goes with neither --to nor --from-file")
     if from_file is not None and (only is not None or dry_run):
@@ -65,7 +68,7 @@ def redrive(
     with broker.plain() as connection:
         topology = broker.topology(connection, ladder)
         if from_file is not None:
-            return _refill(connection, out, from_file, to)
+            return _refill(connection, printer, from_file, to)
         parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
         management = broker.management(connection)
     with ExitStack() as stack:
@@ -84,11 +87,12 @@ def redrive(
             progress=tell,
         )
     sys.stderr.flush()
-    out.show(done, "redriven", dry=dry_run, sent=done.sent, stays=done.stays)
+    sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
+    printer.show(done, "redriven", dry=dry_run, **sums)
     return FOUND if done.reasons or done.unreadable else OK
 
 
-def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> int:
+def _refill(connection: Any, printer: Printer, path: Path, to: Destination | None) -> int:
     beside = path.with_name(f"{path.name}.left")
     try:
         left = beside.open("x", encoding="utf-8")
@@ -103,10 +107,10 @@ def _refill(connection: Any, out: Out, path: Path, to: Destination | None) -> in
             done = admin.refill(connection, file, to, left=left.write)
     finally:
         if beside.stat().st_size:
-            out.say(f"what was not sent is in {beside}: send that next time, and not {path}")
+            printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
         else:
             beside.unlink()
     for reason in done.reasons:
-        out.say(f"! {reason}")
-    out.show(done, "refill")
+        printer.log(f"! {reason}")
+    printer.show(done, "refill")
     return FOUND if done.left else OK

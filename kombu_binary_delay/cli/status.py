@@ -11,21 +11,14 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import FOUND, OK, Out, ladder, verb
+from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
 
 _HISTORY = 60  # looks
 
 
-@click.command()
-@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option(
-    "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS"
-)
-@ladder
-@verb
-def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | None) -> int:
-    """Show what waits, level by level, when it leaves, and what is parked or stuck.
+@click.command(
+    help="""Show what waits, level by level, when it leaves, and what is parked or stuck.
 
     Every ladder of the namespace is shown. The broker's figures, but for what waits, are up to
     ten seconds old. Ends with 1 where something is parked or stuck. With --watch --json, prints
@@ -36,6 +29,15 @@ def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | No
       kombu-binary-delay -A shop status --watch
       kombu-binary-delay status --json
     """
+)
+@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS"
+)
+@ladder
+@subcommand
+def status(broker: Target, printer: Printer, watch: bool, every: float, ladder: str | None) -> int:
+    """Show what waits, level by level, when it leaves, and what is parked or stuck."""
     with broker.plain() as connection:
         management = broker.management(connection)
         topology = broker.topology(connection, ladder)
@@ -47,14 +49,16 @@ def status(broker: Target, out: Out, watch: bool, every: float, ladder: str | No
         if watch:
             # Ctrl-C is how it ends.
             with suppress(KeyboardInterrupt):
-                if out.as_json:
+                if printer.as_json:
                     while True:
-                        out.show(look(), "status")
+                        printer.show(look(), "status")
                         time.sleep(every)
                 _watch(look, every)
             return OK
         found = look()
-    out.show(found, "status")
+    if ladder is not None and not any(each.current for each in found.ladders):
+        raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
+    printer.show(found, "status")
     return FOUND if found.troubles else OK
 
 

@@ -6,17 +6,12 @@ import click
 
 from kombu_binary_delay import admin
 
-from .command import Out, dry_run, ladder, verb
+from .command import Printer, dry_run, ladder, subcommand
 from .connect import Target
 
 
-@click.command()
-@ladder
-@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
-@dry_run
-@verb
-def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run: bool) -> None:
-    """Remove a ladder, and the delivery side with it if no other ladder leads there.
+@click.command(
+    help="""Remove a ladder, and the delivery side with it if no other ladder leads there.
 
     Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
     ladder of the settings counts as one that leads there, even if no message has needed it yet.
@@ -26,6 +21,15 @@ def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run:
       kombu-binary-delay teardown --ladder 250ms-2x30
       kombu-binary-delay teardown --ladder celery
     """
+)
+@ladder
+@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
+@dry_run
+@subcommand
+def teardown(
+    broker: Target, printer: Printer, ladder: str | None, force: bool, dry_run: bool
+) -> None:
+    """Remove a ladder, and the delivery side with it if no other ladder leads there."""
     with broker.plain() as connection:
         going = broker.lanes(connection, ladder)
         settings = [] if ladder is None else broker.lanes(connection)
@@ -35,9 +39,9 @@ def teardown(broker: Target, out: Out, ladder: str | None, force: bool, dry_run:
                 connection,
                 broker.management(connection),
                 lane,
-                beside=in_use,
+                in_use=in_use,
                 force=force,
                 dry_run=dry_run,
-                say=out.say,
+                notify=printer.log,
             )
-            out.show(removed, "teardown", dry=dry_run)
+            printer.show(removed, "teardown", dry=dry_run)

@@ -49,17 +49,25 @@ conf = click.option(
 )
 
 
-@click.group(name="spark")
-def spark() -> None:
-    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
+@click.group(
+    name="spark",
+    help="""Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
 
     \b
       kombu-binary-delay spark plan reminders.parquet --limit waiting=5000000
       kombu-binary-delay spark report audit --output report.html
+    """,
+)
+def spark() -> None:
+    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark])."""
+
+
+@spark.command(
+    help="""Tell what the brokers will have to carry for the messages at PATH.
+
+    Exits with 1 where a limit is exceeded.
     """
-
-
-@spark.command()
+)
 @click.argument("path")
 @input_format
 @click.option(
@@ -87,10 +95,7 @@ def plan(
     output: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Tell what the brokers will have to carry for the messages at PATH.
-
-    Exits with 1 where a limit is exceeded.
-    """
+    """Tell what the brokers will have to carry for the messages at PATH."""
     _needs_spark()
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
@@ -136,7 +141,13 @@ def plan(
         sys.exit(FAILED)
 
 
-@spark.command()
+@spark.command(
+    help="""Publish a delayed Celery task for each row at PATH.
+
+    Exits with 1 where a message has not been published: where a row is rejected, or its publish
+    has failed.
+    """
+)
 @click.argument("path")
 @input_format
 @broker
@@ -155,11 +166,7 @@ def plan(
 @click.option("--slice-rows", type=int, default=200_000, show_default=True)
 @conf
 def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
-    """Publish a delayed Celery task for each row at PATH.
-
-    Exits with 1 where a message has not been published: where a row is rejected, or its publish
-    has failed.
-    """
+    """Publish a delayed Celery task for each row at PATH."""
     _needs_spark()
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
 
@@ -175,7 +182,10 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
         sys.exit(FAILED)
 
 
-@spark.command("journal-export")
+@spark.command(
+    "journal-export",
+    help="""Add to a Parquet table what the journal has got since the last export.""",
+)
 @broker
 @click.option("--namespace", default="kbd", show_default=True)
 @click.option("--output", required=True, metavar="PATH", help="A Parquet table to add to.")
@@ -190,7 +200,12 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     _console().print(f"{output} has {session.read.parquet(output).count()} events")
 
 
-@spark.command()
+@spark.command(
+    help="""Give a verdict on each task, and write data, summary.json and report.html.
+
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    """
+)
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
 @click.option("--journal", required=True, metavar="PATH OR URL", help="Parquet, files, a broker.")
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
@@ -222,10 +237,7 @@ def audit(
     depths: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Give a verdict on each task, and write data, summary.json and report.html.
-
-    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
-    """
+    """Give a verdict on each task, and write data, summary.json and report.html."""
     _needs_spark()
     from datetime import datetime, timezone  # noqa: PLC0415
 
@@ -268,7 +280,9 @@ def audit(
         sys.exit(FAILED)
 
 
-@spark.command()
+@spark.command(
+    help="""Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+)
 @click.argument("path")
 @click.option("--output", required=True, metavar="FILE", help="The HTML file.")
 @click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")

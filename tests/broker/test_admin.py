@@ -16,20 +16,21 @@ from kombu import Connection, Exchange, Queue
 from dev.broker import Broker
 from kombu_binary_delay import Ladder, Settings, Topology
 from kombu_binary_delay.admin import (
-    Live,
     Management,
     OperationError,
     RefusedError,
+    Snapshot,
     UnreachableError,
     create,
     explain,
     prune,
+    ready,
     status,
     teardown,
     verify,
     ways,
 )
-from kombu_binary_delay.admin.snapshot import depth
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
@@ -55,7 +56,7 @@ def management(broker, plain):
 
 
 @pytest.fixture
-def site(plain, management, vhost):
+def ops(plain, management, vhost):
     return plain, management, vhost
 
 
@@ -102,10 +103,10 @@ def test_imported_definitions_are_what_the_transport_declares(broker, plain, man
     try:
         broker.api("POST", "definitions", json.loads(definitions(part, other.name)))
         with Connection(other.url) as connection:
-            imported = Live.read(Management.of(connection, broker.management_url))
+            imported = Snapshot.read(Management.of(connection, broker.management_url))
     finally:
         other.delete()
-    declared = Live.read(management)
+    declared = Snapshot.read(management)
 
     for kind in ("exchanges", "queues"):
         ours, theirs = getattr(declared, kind), getattr(imported, kind)
@@ -131,7 +132,7 @@ def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, s
     channel = plain.channel()
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(channel)
     queue.declare()
-    part = small.whole + ways(small, Live.read(management), ["mail"], ["events"])
+    part = small.whole + ways(small, Snapshot.read(management), ["mail"], ["events"])
     create(plain, small, part)
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
 
@@ -146,12 +147,12 @@ def test_a_way_to_an_exchange_repeats_its_bindings(connect, plain, management, s
 
 
 def test_a_way_to_nothing_is_refused(plain, management, small):
-    live = Live.read(management)
+    snapshot = Snapshot.read(management)
 
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
-        ways(small, live, ["nowhere"], [])
+        ways(small, snapshot, ["nowhere"], [])
     with pytest.raises(OperationError, match="'nothing' does not exist"):
-        ways(small, live, [], ["nothing"])
+        ways(small, snapshot, [], ["nothing"])
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,8 @@ def test_a_way_to_nothing_is_refused(plain, management, small):
         ({"max-length": 5, "overflow": "drop-head"}, "drops its oldest"),
     ],
 )
-def test_a_policy_that_breaks_the_ladder_is_named(site, small, definition, causes):
-    plain, management, vhost = site
+def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes):
+    plain, management, vhost = ops
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues", "priority": 1}
     harmless = {"pattern": "level", "definition": {"max-in-memory-length": 9}, "priority": 0}
@@ -179,8 +180,8 @@ def test_a_policy_that_breaks_the_ladder_is_named(site, small, definition, cause
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 100}, {"dead-letter-routing-key": "k"}])
-def test_a_policy_does_what_verify_says(site, connect, small, definition):
-    plain, _, vhost = site
+def test_a_policy_does_what_verify_says(ops, connect, small, definition):
+    plain, _, vhost = ops
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
@@ -207,9 +208,9 @@ def test_a_policy_does_what_verify_says(site, connect, small, definition):
     ],
 )
 def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
-    site, broker, small, definition, breaks
+    ops, broker, small, definition, breaks
 ):
-    plain, management, vhost = site
+    plain, management, vhost = ops
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, whatever the policy")
     create(plain, small, small.whole)
@@ -291,7 +292,7 @@ def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking
         Queue(name, Exchange("events", "topic"), name, queue_arguments=retry)(channel).declare()
     part = small.whole + small.to_queue("retry") + small.exchange_relay("headers.parking")
     relays = [small.exchange_relay_name("headers.parking")]
-    part += ways(small, Live.read(management), [], ["events"])
+    part += ways(small, Snapshot.read(management), [], ["events"])
     if small.queue_type == "quorum":
         for name in ("jobs.parking", "jobs.poison"):
             part += small.queue_relay(name)
@@ -363,12 +364,12 @@ def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 9000, 9000)
-    before = Live.read(management)
+    before = Snapshot.read(management)
 
     with pytest.raises(RefusedError, match=r"2 messages wait \(2 in .*level-03"):
-        teardown(plain, management, small, settle=0)
+        teardown(plain, management, small, stats_delay=0)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.queues.keys() == after.queues.keys()
     lost = teardown(plain, management, small, force=True, dry_run=True)
@@ -401,7 +402,7 @@ def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, vhos
     finally:
         later.start()
 
-    assert depth(channel, name) == 1
+    assert Probe(plain).ready(name) == 1
     later.join()
 
 
@@ -416,14 +417,14 @@ def test_a_ladder_with_a_queue_that_has_no_leader_stays(small):
             name, leader = with_a_message(plain, vhost, small)
             while not any(row.get("messages") for row in vhost.queues()):
                 time.sleep(0.2)
-            before = Live.read(management)
+            before = Snapshot.read(management)
             broker.ctl("eval", f"ra:stop_server(quorum_queues, {leader}).")
             assert plain.channel().queue_declare(name, passive=True).message_count == 0
 
             with pytest.raises(RefusedError, match=f"1 messages wait|nothing tells what {name}"):
                 teardown(plain, management, small)
 
-            after = Live.read(management)
+            after = Snapshot.read(management)
     assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
 
 
@@ -433,7 +434,7 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, managem
     publish(connection, "mail", 20_000)
     create(plain, small, small.whole)
 
-    removed = teardown(plain, management, small, settle=0)
+    removed = teardown(plain, management, small, stats_delay=0)
 
     assert removed.keeps == (Topology(Ladder.binary(4, 2000), queue_type=small.queue_type).prefix,)
     left = {each["name"] for each in vhost.exchanges()} | {each["name"] for each in vhost.queues()}
@@ -442,7 +443,7 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(connect, plain, managem
     # And when the last one goes, so does all of it.
     last = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
     with pytest.raises(RefusedError):
-        teardown(plain, management, last, settle=0)
+        teardown(plain, management, last, stats_delay=0)
     teardown(plain, management, last, force=True)
     assert {each["name"] for each in vhost.queues()} == {"mail"}
 
@@ -453,7 +454,7 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
-    before = Live.read(management)
+    before = Snapshot.read(management)
     queue = f"{small.level_name(3)}.1"
 
     def come_in(text):
@@ -465,9 +466,9 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
         )
 
     with pytest.raises(RefusedError, match="put back as it was"):
-        teardown(plain, management, small, settle=0, say=come_in)
+        teardown(plain, management, small, stats_delay=0, notify=come_in)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.exchanges.keys() == after.exchanges.keys()
     assert vhost.waiting(queue) == {queue: 1}
@@ -476,16 +477,16 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
 def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     Queue("mail")(plain.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
-    before = Live.read(management)
+    before = Snapshot.read(management)
 
     def interrupt(text):
         plain.close()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        teardown(plain, management, small, say=interrupt)
+        teardown(plain, management, small, notify=interrupt)
 
-    after = Live.read(management)
+    after = Snapshot.read(management)
     assert before.bindings == after.bindings
     assert before.exchanges.keys() == after.exchanges.keys()
 
@@ -501,7 +502,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     wait_until(lambda: vhost.waiting("mail") == {"mail": 3})
 
     planned = prune(plain, management, small, dry_run=True)
-    pruned = prune(plain, management, small, settle=0)
+    pruned = prune(plain, management, small, stats_delay=0)
 
     assert (planned.removed, planned.kept) == ((idle,), (busy,))
     assert pruned == planned
@@ -509,6 +510,99 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     # What a publisher takes for standing walks down the levels.
     publish(connection, "mail", 1000)
     wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
+
+
+def leave_over(connection, exchange="events", queue="mail"):
+    """Use an auto-delete exchange and queue, which refuses messages, and let both go."""
+    channel = connection.channel()
+    arguments = {"x-overflow": "reject-publish", "x-max-length": 10}
+    bound = Queue(
+        queue,
+        Exchange(exchange, "topic", auto_delete=True),
+        "k",
+        auto_delete=True,
+        queue_arguments=arguments,
+    )(channel)
+    bound.declare()
+    publish(connection, queue, 1000)
+    wait_until(bound.get)
+    with connection.Consumer(bound, channel=channel):
+        pass
+    wait_until(lambda: not bound_exists(connection, queue))
+    return bound
+
+
+def bound_exists(connection, queue):
+    with connection.clone() as other:
+        return bool(ready(other, [queue]))
+
+
+@pytest.mark.parametrize("name", ["events", "long" * 50])
+def test_prune_removes_mirrors_and_relays_whose_originals_are_gone(  # noqa: PLR0913, PLR0917
+    name, connect, plain, management, vhost, small
+):
+    connection = connect(binary_delay=SMALL, confirm_publish=True)
+    bound = leave_over(connection, name, name)
+    Queue("mail", Exchange("stay", "topic"), "k")(connection.channel()).declare()
+    left = {small.mirror_name(name)}
+    if small.queue_type == "quorum":
+        left |= {small.queue_relay_name(name)}
+    before = Snapshot.read(management)
+
+    planned = prune(plain, management, small, dry_run=True)
+    unchanged = Snapshot.read(management)
+    pruned = prune(plain, management, small, stats_delay=0)
+    after = Snapshot.read(management)
+
+    assert (before.bindings, before.exchanges.keys()) == (
+        unchanged.bindings,
+        unchanged.exchanges.keys(),
+    )
+    assert set(planned.exchanges) | set(planned.removed) == left
+    assert pruned == planned
+    assert before.exchanges.keys() - after.exchanges.keys() == set(planned.exchanges)
+    assert before.queues.keys() - after.queues.keys() == set(planned.removed)
+    assert verify(management, small).sound
+    # What comes back gets its ways anew.
+    again = connect(binary_delay=SMALL, confirm_publish=True)
+    bound(again.channel()).declare()
+    publish(again, name, 1000)
+    again.Producer().publish("m", exchange=name, routing_key="k", headers={"x-delay": 1000})
+    wait_until(lambda: vhost.waiting(name) == {name: 2})
+
+
+def test_prune_leaves_what_holds_messages_and_what_comes_back_meanwhile(
+    connect, plain, management, vhost, small
+):
+    if small.queue_type == "classic":
+        pytest.skip("a classic ladder has no use for relays before queues")
+    connection = connect(binary_delay=SMALL, confirm_publish=True)
+    bound = leave_over(connection)
+    full = small.queue_relay("gone")
+    # Without a way on, what is in a relay stays there to be counted.
+    (relay,) = full.queues
+    stays = replace(full, queues=(PartQueue(relay.name, relay.arguments[:1]),), bindings=())
+    create(plain, small, replace(stays, bindings=small.queue_relay("gone").bindings[:1]))
+    plain.Producer().publish("m", routing_key=relay.name)
+    wait_until(lambda: vhost.waiting(relay.name) == {relay.name: 1})
+    before = Snapshot.read(management)
+    again = connect("amqp")
+
+    pruned = prune(
+        plain,
+        management,
+        small,
+        stats_delay=0,
+        # By a program without the transport, which makes nothing of ours anew.
+        notify=lambda _: bound(again.channel()).declare(),
+    )
+
+    after = Snapshot.read(management)
+    assert (pruned.removed, pruned.exchanges) == ((), ())
+    assert before.bindings <= after.bindings
+    assert vhost.waiting(relay.name) == {relay.name: 1}
+    connection.Producer().publish("m", exchange="events", routing_key="k", headers={"x-delay": 1})
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 1})
 
 
 def test_names_with_slashes_are_asked_for_as_they_are(broker, small):
@@ -558,15 +652,15 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
     assert all(each.at * 1000 >= told.due for each in arrivals)
 
 
-def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, site, small):
-    plain, management, _ = site
+def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, ops, small):
+    plain, management, _ = ops
     if small.queue_type == "classic":
         pytest.skip("a classic ladder has no use for relays before queues")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     Queue("full", Exchange("events", "topic"), "k", queue_arguments=arguments)(
         plain.channel()
     ).declare()
-    part = small.whole + ways(small, Live.read(management), ["full"], ["events"])
+    part = small.whole + ways(small, Snapshot.read(management), ["full"], ["events"])
     create(plain, small, part)
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "relays": ["full"]})
 

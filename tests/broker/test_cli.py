@@ -9,10 +9,11 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
-from kombu import Exchange, Queue
+from kombu import Connection, Exchange, Queue
 
-from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.model.parts import Part
 
 
 @pytest.fixture
@@ -340,14 +341,14 @@ def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monk
     assert json.loads(alone.output)["ladder"] == "shop.v2-250ms-2x1-4x15"
 
 
-@pytest.mark.parametrize("verb", sorted(binary_delay.commands))
-def test_every_verb_has_help_with_examples_and_json(verb):
-    shown = CliRunner().invoke(binary_delay, [verb, "--help"])
+@pytest.mark.parametrize("subcommand", sorted(binary_delay.commands))
+def test_every_verb_has_help_with_examples_and_json(subcommand):
+    shown = CliRunner().invoke(binary_delay, [subcommand, "--help"])
 
     assert shown.exit_code == 0
-    assert f"kombu-binary-delay {verb}" in shown.output
+    assert f"kombu-binary-delay {subcommand}" in shown.output
     # What Spark finds is tables, and the summary a file.
-    assert "--json" in shown.output or verb == "spark"
+    assert "--json" in shown.output or subcommand == "spark"
 
 
 @pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])
@@ -412,3 +413,168 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     *first, last = (json.loads(line) for line in gone.output.splitlines())
     assert all(each["keeps"] for each in first)
     assert last["keeps"] == []
+
+
+# -- what was done without the transport, and what is not known -----------------------------------
+
+
+def bind(url, method, queue, exchange, key):
+    """Bind or unbind as a program without the transport does."""
+    with Connection(url) as connection:
+        getattr(connection.channel(), method)(queue, exchange, key)
+
+
+@pytest.mark.parametrize("method", ["queue_unbind", "queue_bind"])
+def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  # noqa: PLR0913, PLR0917
+    method, run, tick, connect, vhost, small
+):
+    ours = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4}, confirm_publish=True)
+    events = Exchange("events", "topic")
+    other = Queue("other", events, "x")(ours.channel())
+    other.declare()
+    declare(connect)
+    if method == "queue_unbind":
+        Queue("mail", events, "order.*")(ours.channel()).declare()
+    ours.Producer().publish("m", exchange="events", routing_key="x", headers={"x-delay": 1000})
+    bind(vhost.url, method, "mail", "events", "order.*")
+
+    found = run(*tick, "verify")
+    planned = run(*tick, "create", "--dry-run", "--json")
+    still = run(*tick, "verify")
+    mended = run(*tick, "create", "--json")
+    sound = run(*tick, "verify")
+    ours.Producer().publish(
+        "m", exchange="events", routing_key="order.paid", headers={"x-delay": 1000}
+    )
+
+    removed = int(method == "queue_unbind")
+    assert [each.exit_code for each in (found, still, mended, sound)] == [1, 1, 0, 0], found.output
+    assert ("no such binding any more" if removed else "is not repeated") in found.output
+    for each in (planned, mended):
+        assert json.loads(each.output)["removed_bindings"] == removed
+    place = small.parking if removed else "mail"
+    expected = {place: 1}
+    end = time.monotonic() + 10
+    while vhost.waiting(place) != expected:
+        assert time.monotonic() < end, vhost.waiting("mail", small.parking)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["argument", "policy"])
+@pytest.mark.parametrize("exchange", ["", "events"])
+def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mended(  # noqa: PLR0913, PLR0917
+    how, exchange, run, tick, connect, vhost, small
+):
+    """Given: a queue declared without the transport, and led to by somebody who did not know."""
+    if small.queue_type == "classic":
+        pytest.skip("a classic level passes messages on at most once, and is never held up")
+    limits = {"max-length": 1, "overflow": "reject-publish"}
+    arguments = {f"x-{name}": value for name, value in limits.items()} if how == "argument" else {}
+    plain = connect("amqp")
+    Queue("full", Exchange("events", "topic"), "k", queue_arguments=arguments)(
+        plain.channel()
+    ).declare()
+    declare(connect)
+    ways = small.whole + small.to_queue("full") + small.mirror("events")
+    ways += Part(bindings=small.mirror_bindings("events", "topic", "full", "k", to_queue=True))
+    with Connection(vhost.url) as operator:
+        admin.create(operator, small, ways + small.to_queue("mail"))
+    if how == "policy":
+        policy = {"pattern": "^full$", "definition": limits, "apply-to": "queues"}
+        vhost.broker.api("PUT", f"policies/{vhost.name}/limits", policy)
+        while not any(row.get("policy") for row in vhost.queues()):
+            time.sleep(0.1)
+
+    found = run(*tick, "verify")
+    mended = run(*tick, "create")
+    sound = run(*tick, "verify")
+    sender = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
+    key = "k" if exchange else "full"
+    for _ in range(40):
+        sender.Producer().publish("m", key, exchange=exchange, headers={"x-delay": 1000})
+    time.sleep(2)
+    sender.Producer().publish("m", "mail", headers={"x-delay": 1000})
+
+    assert [each.exit_code for each in (found, mended, sound)] == [1, 0, 0], sound.output
+    assert "it may refuse messages" in found.output
+    assert "the queue may refuse messages" in found.output
+    assert ("the setting relays" in found.output) == (how == "policy")
+    end = time.monotonic() + 8
+    while vhost.waiting("mail") != {"mail": 1}:
+        assert time.monotonic() < end, "held up"
+        time.sleep(0.1)
+
+
+def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
+    """Given: more names that do not exist than the broker lets a connection have channels."""
+    if topology.queue_type == "classic":
+        pytest.skip("lanes are for quorum queues")
+
+    planned = run("--lanes", "40", "create", "--dry-run", "--json")
+
+    assert planned.exit_code == 0, planned.output
+    assert len(json.loads(planned.output)["exchanges"]) > 2047
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["verify", "--ladder", "777ms-2x4"], 1),
+        (["status", "--ladder", "777ms-2x4"], 2),
+        (["migrate", "--from", "777ms-2x4"], 2),
+        (["migrate", "--from", "777ms-2x4", "--dry-run"], 2),
+        (["migrate", "--from", "nservicebus"], 2),
+        (["transfer", "--to-broker", "amqp://localhost/x"], 2),
+    ],
+)
+def test_a_ladder_that_does_not_exist_is_no_success(run, tick, arguments, code):
+    done = run(*tick, *arguments)
+
+    assert done.exit_code == code, done.output
+    assert "sound: nothing" not in done.output
+    assert "0 messages" not in done.output
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
+    empty, run, tick, connect, vhost, small
+):
+    """Given: nothing at all, or a ladder with faults of every kind, a message, and a parked one."""
+    if not empty:
+        declare(connect)
+        publish(connect, 9000)
+        publish(connect, 1, queue="gone")
+        with Connection(vhost.url) as operator:
+            channel = operator.channel()
+            # As the one that an earlier release of ours deleted when it asked for its type.
+            channel.exchange_declare("temporary", "fanout", durable=False, auto_delete=True)
+            admin.create(operator, small, small.mirror("gone") + small.queue_relay("mail"))
+            channel.queue_unbind("mail", small.queue_relay_name("mail"), "")
+    before = what_exists(vhost)
+
+    for arguments in (
+        ["verify"],
+        ["verify", "--ladder", "777ms-2x4"],
+        ["status"],
+        ["explain", "10s"],
+        ["export", "definitions"],
+        ["create", "--dry-run"],
+        ["create", "--queue", "mail", "--exchange", "amq.topic", "--dry-run"],
+        ["redrive", "--dry-run"],
+        ["migrate", "--from", "777ms-2x4", "--dry-run"],
+        ["transfer", "--to-broker", vhost.url, "--dry-run"],
+        ["prune", "--dry-run"],
+        ["teardown", "--dry-run", "--force"],
+        ["--journal", "stream", "--queue-per-delay", "create", "--dry-run"],
+    ):
+        run(*tick, *arguments)
+
+        assert what_exists(vhost) == before, arguments
+
+
+def what_exists(vhost):
+    return (
+        {(row["name"], row["type"], str(row["arguments"])) for row in vhost.exchanges()},
+        {(row["name"], str(row["arguments"])) for row in vhost.queues()},
+        {(row["source"], row["destination"], row["routing_key"]) for row in vhost.bindings()},
+    )

@@ -26,17 +26,18 @@ from kombu.transport import native_delayed_delivery as native
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
-    Live,
     Management,
     OperationError,
+    Snapshot,
     UnreachableError,
     create,
     migrate,
+    mover,
     plan,
     redrive,
     refill,
 )
-from kombu_binary_delay.admin.mover import bearable
+from kombu_binary_delay.admin.mover import max_deliveries
 from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
 from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.batching.batch import PublishBatch
@@ -61,7 +62,7 @@ def small(topology):
 
 
 @dataclass(frozen=True)
-class Site:
+class Operator:
     vhost: Any
     plain: Any
     management: Any
@@ -72,8 +73,8 @@ class Site:
 
 
 @pytest.fixture
-def site(vhost, plain, management):
-    return Site(vhost, plain, management)
+def ops(vhost, plain, management):
+    return Operator(vhost, plain, management)
 
 
 SETTINGS = {"tick": 1000, "radix": 2, "levels": 4}
@@ -170,16 +171,16 @@ def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain
     [("dry run", True), ("elsewhere", False), ("nobody there", False), ("file", True)],
 )
 def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
-    parked, site, small, allow, how, told, tmp_path
+    parked, ops, small, allow, how, told, tmp_path
 ):
     assert parked
     allow(3)
-    management = site.management if told else None
+    management = ops.management if told else None
     for _ in range(6):
-        wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
+        wait_until(lambda: ops.vhost.waiting(small.parking) == {small.parking: 4})
         with (tmp_path / "none").open("a") as file:
             found = redrive(
-                site.plain,
+                ops.plain,
                 small,
                 management,
                 only=Destination("", "other") if how in ("elsewhere", "file") else None,
@@ -188,8 +189,8 @@ def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0
             )
 
     assert found.stays == 4
-    wait_until(lambda: site.vhost.waiting(small.parking) == {small.parking: 4})
-    assert by_destination(redrive(site.plain, small, dry_run=True)) == {
+    wait_until(lambda: ops.vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(ops.plain, small, dry_run=True)) == {
         ("", "gone"): (0, 3),
         ("events", "order.paid"): (0, 1),
     }
@@ -235,13 +236,13 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
 
 
-def test_what_a_full_disk_did_not_take_stays_parked(parked, site, small, tmp_path):
+def test_what_a_full_disk_did_not_take_stays_parked(parked, ops, small, tmp_path):
     full = patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     with (tmp_path / "parked").open("w") as file, full, pytest.raises(OSError, match="No space"):
-        redrive(site.plain, small, file=file)
+        redrive(ops.plain, small, file=file)
 
-    vhost = site.vhost
+    vhost = ops.vhost
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
 
@@ -257,9 +258,9 @@ def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
 
 
 def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
-    parked, small, collect, site, tmp_path
+    parked, small, collect, ops, tmp_path
 ):
-    plain, vhost = site.plain, site.vhost
+    plain, vhost = ops.plain, ops.vhost
     queue = Queue("gone")(parked.channel())
     queue.declare()
     path = tmp_path / "parked.jsonl"
@@ -336,12 +337,102 @@ def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_t
     assert sorted(left) == lines
 
 
+def park(plain, small, *keys, **headers):
+    """Put messages into parking, each with a key, be it an address or not."""
+    with plain() as connection:
+        create(connection, small, small.base)
+        for key in keys:
+            connection.Producer().publish(
+                "m", exchange=small.parking, routing_key=key, headers=headers
+            )
+
+
+def test_what_has_no_address_has_a_way_out_to_a_queue_and_into_a_file(
+    plain, vhost, small, tmp_path
+):
+    """Given: parked messages without an address, and one that has one."""
+    with plain() as connection:
+        for name in ("mail", "elsewhere"):
+            Queue(name)(connection.channel()).declare()
+    no_address = Destination("", "")
+    park(plain, small, "mail", "mail", "", "@..mail", mine=1)
+    parked = partial(vhost.waiting, small.parking)
+
+    looked = redrive(plain, small, dry_run=True)
+    by_itself = redrive(plain, small)
+    with (tmp_path / "one").open("w+") as file:
+        filed = redrive(plain, small, only=no_address, file=file)
+        file.seek(0)
+        with plain() as connection:
+            nowhere = refill(connection, file)
+            file.seek(0)
+            refilled = refill(connection, file, Destination("", "elsewhere"))
+    park(plain, small, "mail")
+    sent = redrive(plain, small, to=Destination("", "elsewhere"))
+
+    assert by_destination(looked) == {("", ""): (0, 3), ("", "mail"): (0, 1)}
+    assert by_destination(by_itself) == {("", ""): (0, 3), ("", "mail"): (1, 0)}
+    assert (by_itself.unreadable, "without an address" in by_itself.reasons[0]) == (3, True)
+    assert (filed.sent, nowhere.sent, nowhere.left, refilled.sent) == (3, 0, 3, 3)
+    assert (sent.sent, parked()) == (1, {small.parking: 0})
+    assert vhost.waiting("mail", "elsewhere") == {"mail": 1, "elsewhere": 4}
+
+
+def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain, vhost, small):
+    """Given: a task that came by one namespace's ladder, and is delayed again by another's."""
+    theirs = Topology(Ladder.binary(4, 1000), namespace="other", queue_type=small.queue_type)
+    there = connect(binary_delay={**SETTINGS, "namespace": "other"}, confirm_publish=True)
+    queue = Queue("mail")(there.channel())
+    queue.declare()
+    publish(there, "mail", 1000)
+    wait_until(lambda: vhost.waiting("mail") == {"mail": 1})
+    there.default_channel.queue_purge("mail")
+    # As a consumer without the transport, and one of another namespace, would send it again.
+    keys = [theirs.address(("1", "0"), Destination("", "mail")), "mail"]
+    exchange = theirs.delivery
+    park(plain, small, *(small.address((), Destination(exchange, each)) for each in keys))
+
+    found = redrive(plain, small)
+    with pytest.raises(OperationError, match="is a part of a ladder"):
+        redrive(plain, small, to=Destination(exchange, "mail"))
+
+    assert by_destination(found) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
+    assert "is a part of another ladder" in found.reasons[0]
+    assert vhost.waiting(theirs.parking, "mail") == {theirs.parking: 0, "mail": 1}
+    rest = redrive(plain, small, only=Destination(exchange, "mail"), to=Destination("", "mail"))
+    assert (rest.sent, vhost.waiting(small.parking)) == (1, {small.parking: 0})
+
+
+def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vhost, small):
+    most = 0
+    with plain() as connection:
+        Queue("mail")(connection.channel()).declare()
+    park(plain, small, *["@..gone"] * 45, *["@..mail"] * 5, *["@..gone"] * 10)
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 60})
+
+    class Counted(mover._Consumer):  # noqa: SLF001 - to see how much it holds
+        def wait(self):
+            nonlocal most
+            most = max(most, len(self.taken))
+            return super().wait()
+
+    with (
+        patch.multiple(mover, PREFETCH=8, WINDOW=2, _Consumer=Counted),
+        plain() as connection,
+    ):
+        found = redrive(plain, small)
+
+    assert by_destination(found) == {("", "gone"): (0, 55), ("", "mail"): (5, 0)}
+    assert 0 < most <= 16
+    wait_until(lambda: vhost.waiting(small.parking, "mail") == {small.parking: 55, "mail": 5})
+
+
 # -- migrate -------------------------------------------------------------------------------------
 
 
-def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, site):
-    vhost = site.vhost
-    plain = site.plain
+def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, ops):
+    vhost = ops.vhost
+    plain = ops.plain
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
@@ -351,8 +442,8 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     publish(connection, "mail", 5000)
 
     with plain() as operator:
-        planned = plan(operator, Live.read(site.management), old)
-    done = site.migrate(old, small)
+        planned = plan(operator, Snapshot.read(ops.management), old)
+    done = ops.migrate(old, small)
 
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
@@ -368,8 +459,8 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     ]
 
 
-def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, site):
-    plain = site.plain
+def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, ops):
+    plain = ops.plain
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     with plain() as operator:
@@ -385,7 +476,7 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
             headers={"task": "t", "id": "1", "eta": due.isoformat()},
         )
 
-    done = site.migrate(FOREIGN_LADDERS["celery"], small)
+    done = ops.migrate(FOREIGN_LADDERS["celery"], small)
 
     assert done.moved == 1
     (arrival,) = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 1)
@@ -395,16 +486,16 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, sit
 
 
 @pytest.fixture
-def celerys(site, small):
+def celerys(ops, small):
     """Celery's native ladder, and a way to publish to it as its programs do."""
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
-    with site.plain() as operator:
+    with ops.plain() as operator:
         create(operator, celery, celery.whole)
 
     def delay(*keys):
-        with site.plain() as operator:
+        with ops.plain() as operator:
             for key in keys:
                 operator.Producer().publish(
                     key,
@@ -436,23 +527,21 @@ def destinations(vhost, topology):
     return sorted(found)
 
 
-def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
-    vhost, small, site, celerys
-):
+def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(vhost, small, ops, celerys):
     lead(vhost.url, "a", "one", "two")
     lead(vhost.url, "b", "two")
     celerys("one", "two", "none")
 
     with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
-        site.migrate(FOREIGN_LADDERS["celery"], small)
-    site.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
+        ops.migrate(FOREIGN_LADDERS["celery"], small)
+    ops.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
 
     wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
     assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
 
 
 def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
-    connect, collect, small, site, celerys
+    connect, collect, small, ops, celerys
 ):
     assert celerys
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
@@ -463,7 +552,7 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
         "m", routing_key="mail", headers={"x-delay": 5000}, expiration=0.7
     )
 
-    done = migrate(site.plain, site.plain, site.management, small, FOREIGN_LADDERS["celery"])
+    done = migrate(ops.plain, ops.plain, ops.management, small, FOREIGN_LADDERS["celery"])
 
     assert done.moved == 1
     (arrival,) = collect(connect(), [queue], 1)
@@ -471,7 +560,7 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
     assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
 
 
-def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, site, celerys):
+def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, ops, celerys):
     celery = FOREIGN_LADDERS["celery"]
     lead(vhost.url, "tasks", "new")
     celerys("new")
@@ -481,16 +570,16 @@ def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, s
         with there() as operator:
             create(operator, celery, celery.whole)
             api = Management.of(operator, broker.management_url)
-        left = migrate(site.plain, there, site.management, celery, celery, there=api)
+        left = migrate(ops.plain, there, ops.management, celery, celery, there=api)
         lead(other.url, "tasks", "new")
-        moved = migrate(site.plain, there, site.management, celery, celery, there=api)
+        moved = migrate(ops.plain, there, ops.management, celery, celery, there=api)
     finally:
         other.delete()
 
     assert (left.moved, left.left, moved.moved) == (0, 1, 1)
 
 
-def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, site):
+def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, ops):
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
@@ -501,9 +590,9 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, sit
     publish(connection, "here", 9000)
     publish(connection, "gone", 9000)
     publish(connection, "mail", 9000, exchange="events")
-    with site.plain() as operator:
+    with ops.plain() as operator:
         create(operator, celery, celery.whole)
-        done = migrate(site.plain, site.plain, site.management, small, celery)
+        done = migrate(ops.plain, ops.plain, ops.management, small, celery)
 
     assert (done.moved, done.left) == (1, 2)
     assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
@@ -513,7 +602,7 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, sit
 
 
 def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
-    connect, vhost, small, site, allow
+    connect, vhost, small, ops, allow
 ):
     if small.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
@@ -524,10 +613,10 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     allow(3)
 
     celery = FOREIGN_LADDERS["celery"]
-    with site.plain() as operator:
+    with ops.plain() as operator:
         create(operator, celery, celery.whole)
     for _ in range(6):
-        done = migrate(site.plain, site.plain, site.management, tall, celery)
+        done = migrate(ops.plain, ops.plain, ops.management, tall, celery)
 
     assert (done.moved, done.left) == (0, 1)
     (name,) = waiting(vhost, tall)
@@ -541,7 +630,7 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
 
 
-def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site, allow):
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, ops, allow):
     if small.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
@@ -550,7 +639,7 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site
     allow(0)
 
     with pytest.raises(OperationError, match="delivery limit of 0"):
-        site.migrate(small, Topology(Ladder.binary(4, 500)))
+        ops.migrate(small, Topology(Ladder.binary(4, 500)))
 
 
 @pytest.mark.parametrize(
@@ -575,7 +664,7 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, site
     ],
 )
 def test_a_message_comes_back_half_as_often_as_its_queue_allows(row, times):
-    assert bearable("q", row) == times
+    assert max_deliveries("q", row) == times
 
 
 @pytest.mark.parametrize(
@@ -632,7 +721,7 @@ def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
     )
 
 
-def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, site):
+def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, ops):
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     Queue("mail")(connection.channel()).declare()
@@ -647,9 +736,9 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vho
 
     with sock, pytest.raises(UnreachableError, match="went away"):
         migrate(
-            site.plain,
+            ops.plain,
             lambda: there,
-            site.management,
+            ops.management,
             old,
             Topology(Ladder.binary(10, 1000), queue_type=small.queue_type),
             progress=cut,
@@ -659,9 +748,9 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vho
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
-    connect, collect, small, site
+    connect, collect, small, ops
 ):
-    plain = site.plain
+    plain = ops.plain
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
@@ -672,7 +761,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
                 name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
             )
 
-    done = site.migrate("tasks", small)
+    done = ops.migrate("tasks", small)
 
     assert (done.moved, done.kept) == (1, 2)
     arrivals = collect(connect("amqp"), [queue], 3)
@@ -681,9 +770,9 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
 
 
 @pytest.mark.parametrize("name", ["endpoint", "an.end.point"])
-def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, site):
-    vhost = site.vhost
-    plain = site.plain
+def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, ops):
+    vhost = ops.vhost
+    plain = ops.plain
     if broker.release not in ((3, 10), (4, 0)):
         pytest.skip("both ladders of NServiceBus stand on RabbitMQ 3.10 to 4.2 only")
     v1, v2 = FOREIGN_LADDERS["nservicebus-v1"], FOREIGN_LADDERS["nservicebus"]
@@ -704,7 +793,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
             )
         operator.Producer().publish("?", exchange=v1.level_name(9), routing_key="1." * 20)
 
-    done = migrate(plain, plain, site.management, v1, v2)
+    done = migrate(plain, plain, ops.management, v1, v2)
 
     # The one of no delay left has gone on at once, to the endpoint.
     assert (done.moved, done.left) == (len(VECTORS), 0)
@@ -825,8 +914,8 @@ def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, del
     assert remaining(found.due, now) == left * 1000
 
 
-def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, site):
-    plain = site.plain
+def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, ops):
+    plain = ops.plain
     old = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
     with plain() as operator:
         create(operator, old, old.whole)
@@ -838,7 +927,7 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, s
             headers={"task": "t", "eta": "tomorrow"},
         )
 
-    done = site.migrate(old, small)
+    done = ops.migrate(old, small)
 
     assert (done.moved, done.poison) == (0, 2)
     arrivals = collect(connect("amqp"), [Queue(done.poison_queue, no_declare=True)], 2)
@@ -848,8 +937,8 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, s
     }
 
 
-def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, site):
-    vhost = site.vhost
+def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, ops):
+    vhost = ops.vhost
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     Queue("mail")(connection.channel()).declare()
     sent = time.time()
@@ -859,7 +948,7 @@ def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, smal
         with ours(other, **SETTINGS)() as there:
             queue = Queue("mail")(there.channel())
             queue.declare()
-            done = migrate(site.plain, ours(other, **SETTINGS), site.management, small, small)
+            done = migrate(ops.plain, ours(other, **SETTINGS), ops.management, small, small)
             arrivals = collect(there, [queue], 2)
     finally:
         other.delete()
@@ -913,7 +1002,7 @@ def numbers(vhost, topology):
 
 
 @pytest.mark.slow
-def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
+def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, ops):
     # More than fit into the broker's hands at once, on many levels: acknowledgements come in bulk.
     old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
     new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
@@ -923,7 +1012,7 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, site):
         lambda n: 60_000 * (1 + n % 99),
     )
 
-    done = site.migrate(old, new, tick=1000, radix=2, levels=20)
+    done = ops.migrate(old, new, tick=1000, radix=2, levels=20)
 
     assert done.moved == 3000
     assert numbers(vhost, new) == dict.fromkeys(range(3000), 1)
@@ -962,7 +1051,7 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
 
 
 def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
-    connect, vhost, small, site
+    connect, vhost, small, ops
 ):
     old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
     connection = connect(
@@ -971,16 +1060,108 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 500_000)
 
-    done = site.migrate(old, small)
+    done = ops.migrate(old, small)
 
     assert (done.moved, done.left) == (0, 1)
     assert "outside of 0 to 15000 ms" in done.reasons[0]
     wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
 
 
-def test_a_queue_that_does_not_exist_is_named(small, site):
+ODD = [
+    {"x-delivery-count": "abc"},
+    {"x-delivery-count": {"a": [1]}},
+    {"x-binary-delay": {"due": "soon"}},
+    {"x-binary-delay": {"due": -(2**60)}},
+    {"x-binary-delay": {"due": 2**62}},
+    {"x-binary-delay": ["due"]},
+    {"x-binary-delay": {"due": 1, "cc": [1], "death": 5, "to": 7}},
+    {"x-death": "x", "eta": 5, "task": "t"},
+    {"eta": "9999-99-99", "task": "t"},
+    {"CC": ["x"]},
+]
+
+
+@pytest.mark.parametrize("subcommand", ["migrate", "redrive"])
+def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, ops):
+    """Given: what other programs have put into queues of the ladder, or named like one of its."""
+    level, odd_queue = f"{small.level_name(3)}.1", f"{small.own}.XXms"
+    keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
+    total = len(ODD) * len(keys)
+    with ops.plain() as connection:
+        create(connection, small, small.whole)
+        for name in ("mail", odd_queue):
+            Queue(name)(connection.channel()).declare()
+        entry = small.entry((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
+        for headers in ODD:
+            for key in keys:
+                connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
+
+    if subcommand == "migrate":
+        to = {**SETTINGS, "tick": 60_000}
+        done = ops.migrate(
+            small, Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type), **to
+        )
+        assert done.moved + done.poison + done.left == total
+        assert done.poison >= 3 * len(ODD)
+    else:
+        done = redrive(ops.plain, small, to=Destination("", "mail"))
+        assert done.sent + done.stays == total
+        assert done.sent >= total - len(keys), "one of them says that it is due in the year 10,000"
+    assert vhost.waiting(odd_queue) == {odd_queue: 0}
+    assert level in vhost.waiting(level)
+
+
+def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, ops):
+    """Given: more messages that stay than the mover has room for, before one that can be moved."""
+    if small.queue_type == "classic":
+        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
+    many = mover.PREFETCH + 100
+    ladder = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
+    with ops.plain() as connection:
+        create(connection, ladder, ladder.whole)
+        Queue("mail")(connection.channel()).declare()
+        entry = ladder.entry_exchange(("1", "0", "0", "0"))
+        with PublishBatch(connection.channel()) as batch:
+            for key in ("gone",) * many + ("mail",) * 3:
+                batch.publish(amqp.Message("m", delivery_mode=2), entry, f"0.0.0.1.@..{key}")
+
+    done = migrate(ops.plain, ops.plain, ops.management, ladder, FOREIGN_LADDERS["nservicebus"])
+
+    assert (done.moved, done.left) == (3, many)
+    level = f"{ladder.level_name(3)}.1"
+    wait_until(lambda: vhost.waiting(level) == {level: many})
+
+
+def test_a_migration_leaves_no_channel_open(vhost, small, ops):
+    """Given: messages for more destinations than the broker lets a connection have channels."""
+    if small.queue_type == "classic":
+        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
+    names = [f"q{number}" for number in range(300)]
+    opened = []
+    with ops.plain() as connection:
+        create(connection, small, small.whole)
+        for name in names[::2]:
+            Queue(name)(connection.channel()).declare()
+        for name in names:
+            entry, key = small.entry((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
+            connection.Producer().publish("m", exchange=entry, routing_key=key)
+
+    def connect():
+        opened.append(Connection(vhost.url))
+        return opened[-1]
+
+    with patch.object(Connection, "release"):
+        migrate(connect, connect, ops.management, small, FOREIGN_LADDERS["nservicebus"])
+
+    # Also those that a handle leads to no more.
+    assert max(len(each.connection._used_channel_ids) for each in opened) < 10  # noqa: SLF001
+    for each in opened:
+        each.close()
+
+
+def test_a_queue_that_does_not_exist_is_named(small, ops):
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
-        site.migrate("nowhere", small)
+        ops.migrate("nowhere", small)
 
 
 def test_a_message_in_a_file_is_what_it_was():

@@ -1,9 +1,10 @@
-"""Whatever goes wrong ends a verb with its exit code, and names are shown as they are."""
+"""Whatever goes wrong ends a subcommand with its exit code, and names are shown as they are."""
 
 from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -22,7 +23,7 @@ from kombu_binary_delay.admin import (
     UnreachableError,
 )
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.cli.command import verb
+from kombu_binary_delay.cli.command import subcommand
 from kombu_binary_delay.cli.connect import Target
 
 
@@ -44,8 +45,8 @@ from kombu_binary_delay.cli.connect import Target
 )
 def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, code):
     @click.command()
-    @verb
-    def fail(site, out):
+    @subcommand
+    def fail(target, printer):
         raise raised
 
     in_words, as_json = (
@@ -117,3 +118,28 @@ def test_without_rich_nothing_is_done_that_could_not_be_shown_and_json_is_to_be_
     assert (refused.exit_code, "this needs Rich" in refused.output) == (2, True)
     assert json.loads(as_json.output)["delay"] == 10_000
     assert exported.output.startswith("flowchart")
+
+
+HELPS = """
+import json
+from kombu_binary_delay.cli import binary_delay
+
+def helps(command, context):
+    yield command.get_help(context)
+    for name, each in getattr(command, "commands", {}).items():
+        yield from helps(each, type(context)(each, parent=context, info_name=name))
+
+print(json.dumps(list(helps(binary_delay, binary_delay.make_context("x", ["spark"])))))
+"""
+
+
+def test_without_docstrings_the_command_and_its_help_are_the_same():
+    """Given: ``python -OO``, which leaves out docstrings and assertions."""
+    shown, without = (
+        json.loads(subprocess.check_output([sys.executable, *mode, "-c", HELPS], text=True))
+        for mode in ([], ["-OO"])
+    )
+
+    assert shown == without
+    assert len(shown) > len(binary_delay.commands)
+    assert all("\n\n  " in each for each in shown)

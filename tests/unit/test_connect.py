@@ -22,7 +22,7 @@ from kombu_binary_delay.cli.connect import Target
 SSL_PATH = "kombu_binary_delay:SSLTransport"
 
 
-def site_of(**conf: Any) -> Target:
+def target_of(**conf: Any) -> Target:
     app = Celery("shop", broker="amqp://guest:guest@rabbit//", set_as_current=False)
     app.conf.update(conf)
     return Target.of(app, None, None, {})
@@ -42,9 +42,9 @@ def site_of(**conf: Any) -> Target:
     ],
 )
 def test_what_an_app_asks_to_be_over_tls_is(conf, is_secure):
-    site = site_of(**conf)
+    target = target_of(**conf)
 
-    for connection in (site.plain(), site.delaying()):
+    for connection in (target.plain(), target.delaying()):
         assert bool(connection.transport.client.ssl) is is_secure
         assert connection.transport.default_connection_params["port"] == (
             5671 if is_secure else 5672
@@ -56,23 +56,52 @@ def test_what_an_app_asks_to_be_over_tls_is(conf, is_secure):
 @pytest.mark.parametrize("scheme", ["amqp", "amqps", "binary-delays"])
 def test_what_a_url_says_of_tls_is_read_as_our_transport_reads_it(scheme):
     query = "?ssl_ca_certs=ca.pem&connect_timeout=3&ssl_cert_reqs=CERT_REQUIRED"
-    site = Target.of(
+    target = Target.of(
         None, f"{scheme}://rabbit/shop{query};{scheme}://u:&ssl_p@other/shop", None, {}
     )
 
-    for connection in (site.plain(), site.delaying()):
+    for connection in (target.plain(), target.delaying()):
         assert connection.transport.client.ssl == {
             "ca_certs": "ca.pem",
             "cert_reqs": ssl.CERT_REQUIRED,
         }
         assert connection.virtual_host == "shop"
-    assert site.url.count("ssl_") == 1, "that one is a password"
+    assert target.url.count("ssl_") == 1, "that one is a password"
 
 
 def test_an_app_logs_in_as_it_does_itself():
-    site = site_of(broker_login_method="EXTERNAL")
+    target = target_of(broker_login_method="EXTERNAL")
 
-    assert site.plain().login_method == site.delaying().login_method == "EXTERNAL"
+    assert target.plain().login_method == target.delaying().login_method == "EXTERNAL"
+
+
+@pytest.mark.parametrize(
+    ("conf", "host", "expected"),
+    [
+        ({"broker_url": "amqp://rabbit"}, "rabbit", ("me", "secret", "shop", 5673)),
+        ({"broker_url": "amqp://u:p@rabbit:1/v"}, "rabbit", ("u", "p", "v", 1)),
+        ({"broker_url": "rabbit"}, "rabbit", ("me", "secret", "shop", 5673)),
+        ({"broker_url": None}, "localhost", ("me", "secret", "shop", 5673)),
+        ({"broker_url": "amqp://rabbit", "broker_password": lambda: "fresh"}, "rabbit", None),
+    ],
+)
+def test_an_apps_own_user_password_virtual_host_and_port_count_as_in_celery(conf, host, expected):
+    given = {"user": "me", "password": "secret", "vhost": "shop", "port": 5673}
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({**{f"broker_{name}": value for name, value in given.items()}, **conf})
+    target = Target.of(app, None, None, {})
+
+    for connection in (target.plain(), target.delaying(), app.connection_for_write()):
+        connection.transport  # noqa: B018 - ours reads the URL when it is made
+        assert (connection.hostname or "localhost") == host
+        found = connection.userid, connection.password, connection.virtual_host, connection.port
+        if expected is None:
+            assert found[1]() == "fresh"
+        else:
+            assert found == expected
+    assert "secret" not in repr(target)
+    elsewhere = Target.of(app, "amqp://other", None, {}).plain()
+    assert (elsewhere.userid, elsewhere.virtual_host) == (None, "/"), "a URL that is given counts"
 
 
 def connected(**more: Any) -> Any:
@@ -97,6 +126,7 @@ class Late:
     [
         (connected(), None, ("http://rabbit:15672", "us:er", "p@ss")),
         (connected(ssl=True), None, ("https://rabbit:15671", "us:er", "p@ss")),
+        (connected(password=lambda: "fresh"), None, ("http://rabbit:15672", "us:er", "fresh")),
         (connected(hostname="::1"), None, ("http://[::1]:15672", "us:er", "p@ss")),
         (Late(), None, ("https://second:15671", "u", "p")),
         (connected(), "https://api/x/", ("https://api/x", "us:er", "p@ss")),
@@ -187,4 +217,4 @@ def test_what_is_no_broker_of_ours_is_refused_and_no_password_repeated(url, word
 )
 def test_an_app_that_cannot_be_is_refused(conf, words):
     with pytest.raises(click.UsageError, match=words):
-        site_of(**conf)
+        target_of(**conf)

@@ -1,0 +1,406 @@
+"""The delivery side of a virtual host: ways to queues and exchanges, and what is wrong. Pure.
+
+RabbitMQ tells no AMQP client of a binding that another one removes. So what was bound or unbound
+without the transport shows only where all bindings are compared, as here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.model.address import MARK
+from kombu_binary_delay.model.parts import Binding, Part
+from kombu_binary_delay.model.topology import IMITABLE, Topology
+
+from .errors import OperationError
+from .snapshot import Snapshot, arguments
+
+_MEND = "'create' mends it"
+_HOLDS_UP = (
+    "when it is full, 32 messages for it stop a level, and with it everybody's delays: 'create' "
+    "puts a relay before it"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing on the delivery side that is not as it should be, and what mends it.
+
+    :param severity: as that of a :class:`~kombu_binary_delay.admin.Difference`.
+    :param missing: what is to be declared.
+    :param stale: the bindings to remove after that.
+    """
+
+    severity: str
+    what: str
+    found: str
+    causes: str
+    missing: Part = field(default_factory=Part)
+    stale: tuple[Binding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What mends a delivery side: a part to declare, and then bindings to remove."""
+
+    missing: Part = field(default_factory=Part)
+    stale: tuple[Binding, ...] = ()
+
+
+def repair(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -> Repair:
+    """Compute what mends all faults of a delivery side.
+
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    """
+    found = list(faults(topology, snapshot, relays))
+    missing = sum((each.missing for each in found), Part())
+    stale = {binding: None for each in found for binding in each.stale}
+    return Repair(
+        Part(
+            tuple(dict.fromkeys(missing.exchanges)),
+            tuple(dict.fromkeys(missing.queues)),
+            tuple(dict.fromkeys(missing.bindings)),
+        ),
+        tuple(each for each in stale if each not in missing.bindings),
+    )
+
+
+def ways(
+    topology: Topology,
+    snapshot: Snapshot,
+    queues: Iterable[str],
+    exchanges: Iterable[str],
+    relays: Iterable[str] = (),
+) -> Part:
+    """Compute the ways from delivery to queues, by their names, and to exchanges, as bound now.
+
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :raises OperationError: for a queue or an exchange that does not exist, or that delayed messages
+        cannot reach.
+    """
+    side = _Side(topology, snapshot, tuple(relays))
+    part = Part()
+    for queue in queues:
+        if queue not in snapshot.queues:
+            raise OperationError(
+                f"the queue {queue!r} does not exist in this virtual host; make it first"
+            )
+        part += to_queue(topology, queue, relay=side.needs_relay(queue))
+    seen: set[str] = set()
+    for exchange in exchanges:
+        part += side.to_exchange(exchange, seen)
+    return part
+
+
+def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
+    """Lead to a queue, straight or by its relay, which takes precedence."""
+    return topology.queue_relay(queue) if relay else topology.to_queue(queue)
+
+
+def faults(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -> Iterator[Fault]:
+    """Find what is not as it should be between delivery and the users' queues and exchanges.
+
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    """
+    if topology.mirrors:
+        yield from _Side(topology, snapshot, tuple(relays)).faults()
+
+
+class _Side:
+    """The delivery side of a topology, as it is in a snapshot."""
+
+    def __init__(self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...]) -> None:
+        self._topology, self._snapshot, self._relays = topology, snapshot, relays
+        self._from: dict[str, list[Binding]] = defaultdict(list)
+        for each in sorted(snapshot.bindings, key=repr):
+            self._from[each.source].append(each)
+        self._queues = [name for name in snapshot.queues if not topology.owns(name)]
+        self._exchanges = [name for name in snapshot.exchanges if not topology.owns(name) and name]
+
+    # -- ways ----------------------------------------------------------------------------------
+
+    def needs_relay(self, queue: str) -> bool:
+        """Return whether a queue is to be reached by a relay, or is already."""
+        return self._refuses(queue) or self._topology.queue_relay_name(queue) in (
+            self._snapshot.queues if self._topology.can_have_relays else ()
+        )
+
+    def to_exchange(self, exchange: str, seen: set[str]) -> Part:
+        """Lead to an exchange, and to those that it is bound to.
+
+        :raises OperationError: where that cannot be.
+        """
+        topology = self._topology
+        if not topology.mirrors:
+            raise OperationError(
+                f"the ladder {topology.prefix}* leads to queues by their names, and does not know "
+                f"the exchange {exchange!r}; lead to its queues by their names instead"
+            )
+        seen.add(exchange)
+        kind = self._type(exchange)
+        if kind == "headers":
+            return topology.exchange_relay(exchange)
+        if kind not in IMITABLE:
+            raise OperationError(
+                f"the exchange {exchange!r} "
+                + ("does not exist" if kind is None else f"is of the type {kind!r}")
+                + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} and headers"
+            )
+        part = topology.mirror(exchange)
+        for each in self._from[exchange]:
+            if topology.owns(each.destination):
+                continue
+            target = each.destination
+            if not each.to_queue and target not in seen:
+                part += self.to_exchange(target, seen)
+            relay = each.to_queue and self.needs_relay(target)
+            if relay:
+                part += topology.queue_relay(target)
+            part += Part(bindings=self._mirrored(each, kind, relay=relay))
+        return part
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def faults(self) -> Iterator[Fault]:
+        """Find all faults."""
+        known = set(self._topology.base.bindings)
+        for queue in self._queues:
+            known |= self._known_to_queue(queue)
+            yield from self._to_queue_faults(queue)
+        for exchange in self._exchanges:
+            mirror = self._topology.mirror_name(exchange)
+            known |= set(self._topology.exchange_relay(exchange).bindings)
+            if mirror in self._snapshot.exchanges:
+                yield from self._mirror_faults(exchange, mirror)
+        yield from self._orphans()
+        yield from self._unknown(known)
+
+    def _known_to_queue(self, queue: str) -> set[Binding]:
+        ways = self._topology.queue_relay(queue) + self._topology.to_queue(queue)
+        return set(ways.bindings)
+
+    def _to_queue_faults(self, queue: str) -> Iterator[Fault]:
+        topology, bindings = self._topology, self._snapshot.bindings
+        relay = topology.queue_relay(queue)
+        name = topology.queue_relay_name(queue)
+        straight = bindings.issuperset(topology.to_queue(queue).bindings)
+        # Where there is a relay, it takes precedence.
+        if straight and self._refuses(queue) and not bindings.issuperset(relay.bindings):
+            yield Fault(
+                "error",
+                f"queue {queue}",
+                f"it may refuse messages, {self._why(queue)}, and delivery leads straight to it",
+                _HOLDS_UP + self._setting(queue),
+                relay,
+            )
+        exists = name in self._snapshot.queues or name in self._snapshot.exchanges
+        if exists and not (
+            bindings.issuperset(relay.bindings)
+            and name in self._snapshot.queues
+            and name in self._snapshot.exchanges
+        ):
+            yield Fault(
+                "error",
+                f"relay of the queue {queue}",
+                f"a part of {name} is missing",
+                f"delayed messages for it are parked, or held up; {_MEND}",
+                relay,
+            )
+
+    def _mirror_faults(self, exchange: str, mirror: str) -> Iterator[Fault]:
+        topology, bindings = self._topology, self._snapshot.bindings
+        kind = self._type(exchange)
+        lead = topology.exchange_relay if kind == "headers" else topology.mirror
+        whole = lead(exchange)
+        if not bindings.issuperset(whole.bindings):
+            yield Fault(
+                "error",
+                f"exchange {mirror}",
+                f"delivery does not lead by it to the exchange {exchange}",
+                f"delayed messages for {exchange} are parked; {_MEND}",
+                whole,
+            )
+        known = set(whole.bindings)
+        if kind in IMITABLE:
+            for each in self._from[exchange]:
+                if not topology.owns(each.destination):
+                    known |= self._known_on_mirror(each, kind)
+                    yield from self._binding_faults(each, kind)
+        for each in self._from[mirror]:
+            if each not in known:
+                yield Fault(
+                    "error",
+                    f"binding from {mirror} to {each.destination}",
+                    f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
+                    f"delayed messages go on being delivered there; {_MEND}",
+                    stale=(each,),
+                )
+
+    def _known_on_mirror(self, binding: Binding, kind: str) -> set[Binding]:
+        try:
+            known = set(self._mirrored(binding, kind))
+            if binding.to_queue:
+                known |= set(self._mirrored(binding, kind, relay=True))
+        except AddressError:
+            return set()
+        return known
+
+    def _binding_faults(self, binding: Binding, kind: str) -> Iterator[Fault]:
+        queue = binding.destination if binding.to_queue else None
+        what = f"binding from {binding.source} to {binding.destination}"
+        try:
+            direct = self._mirrored(binding, kind)
+            by_relay = self._mirrored(binding, kind, relay=True) if queue is not None else ()
+        except AddressError as exc:
+            yield Fault("warning", what, str(exc), "delayed messages for it are parked")
+            return
+        straight = self._snapshot.bindings.issuperset(direct)
+        if queue is None:
+            if not straight:
+                target = self._topology.mirror(binding.destination)
+                yield self._not_repeated(what, binding, target + Part(bindings=direct))
+            return
+        indirect = self._snapshot.bindings.issuperset(by_relay)
+        relay = self._topology.queue_relay(queue) + Part(bindings=by_relay)
+        if straight and self._refuses(queue):
+            yield Fault(
+                "error",
+                what,
+                f"the queue may refuse messages, {self._why(queue)}, and delayed ones get straight "
+                f"to it",
+                _HOLDS_UP + self._setting(queue),
+                relay,
+                direct,
+            )
+        elif straight and indirect:
+            yield Fault(
+                "error",
+                what,
+                "repeated for delayed messages both straight and by the queue's relay",
+                f"each delayed message arrives twice; {_MEND}",
+                stale=direct,
+            )
+        elif not (straight or indirect):
+            part = relay if self.needs_relay(queue) else Part(bindings=direct)
+            yield self._not_repeated(what, binding, part)
+
+    def _not_repeated(self, what: str, binding: Binding, missing: Part) -> Fault:
+        return Fault(
+            "warning",
+            what,
+            f"the key {binding.key!r} is not repeated for delayed messages",
+            f"they do not reach it; bind it through the transport, or {_MEND}",
+            missing,
+        )
+
+    def _orphans(self) -> Iterator[Fault]:
+        for name in orphans(self._topology, self._snapshot):
+            left = tuple(self._from[name])
+            is_mirror = name.startswith(self._topology.mirror_name(""))
+            if is_mirror and left:
+                yield Fault(
+                    "error",
+                    f"exchange {name}",
+                    "the exchange that it repeats does not exist",
+                    f"delayed messages go on being delivered to {left[0].destination}; {_MEND}, "
+                    f"and 'prune' removes it",
+                    stale=left,
+                )
+            else:
+                yield Fault(
+                    "note",
+                    name,
+                    "what it leads to does not exist",
+                    "delayed messages for that are parked; 'prune' removes it",
+                )
+
+    def _unknown(self, known: set[Binding]) -> Iterator[Fault]:
+        """Find bindings from delivery, and from what is behind relays, that are none of ours."""
+        topology = self._topology
+        gone = set(orphans(topology, self._snapshot))
+        relays = topology.queue_relay_name("")
+        sources = [name for name in self._from if name.startswith(relays) and name not in gone]
+        delivery = {topology.delivery, topology.to_queues}
+        for source in (*delivery, *sources):
+            for each in self._from[source]:
+                if each in known or each.destination in gone:
+                    continue
+                # What somebody has bound to see all that is delivered is not ours to remove.
+                stale = each.source not in delivery or each.key.startswith(f"#.{MARK}")
+                yield Fault(
+                    "error" if stale else "warning",
+                    f"binding from {each.source} to {each.destination}",
+                    f"a binding with the key {each.key!r} that is none of this ladder's",
+                    "delayed messages that it matches are delivered there as well; "
+                    + (_MEND if stale else "remove it if nobody needs it"),
+                    stale=(each,) if stale else (),
+                )
+
+    # -- how -----------------------------------------------------------------------------------
+
+    def _type(self, exchange: str) -> str | None:
+        return self._snapshot.exchanges.get(exchange, {}).get("type")
+
+    def _mirrored(self, binding: Binding, kind: str, *, relay: bool = False) -> tuple[Binding, ...]:
+        target = binding.destination
+        if relay:
+            target = self._topology.queue_relay_name(target)
+        return self._topology.mirror_bindings(
+            binding.source, kind, target, binding.key, to_queue=binding.to_queue
+        )
+
+    def _refuses(self, queue: str) -> bool:
+        """Return whether a queue may refuse messages; one of which nothing is known may."""
+        return self._topology.can_have_relays and bool(self._why(queue))
+
+    def _why(self, queue: str) -> str:
+        row = self._snapshot.queues.get(queue, {})
+        if _rejects(arguments(row).get("x-overflow")):
+            return "by its argument x-overflow"
+        if _rejects(_policy(row).get("overflow")):
+            return f"by the policy {row.get('policy') or row.get('operator_policy')}"
+        if self._topology.wants_relay(queue, self._relays):
+            return "by the setting relays"
+        if "arguments" not in row:
+            return "as far as is known"
+        return ""
+
+    def _setting(self, queue: str) -> str:
+        """Name what else is to be done where programs cannot see that a queue refuses."""
+        in_arguments = _rejects(arguments(self._snapshot.queues.get(queue, {})).get("x-overflow"))
+        if in_arguments or self._topology.wants_relay(queue, self._relays):
+            return ""
+        return "; name it in the setting relays of all programs first, for none sees a policy"
+
+
+def orphans(topology: Topology, snapshot: Snapshot) -> tuple[str, ...]:
+    """Name mirrors, relays and the exchanges behind relays whose originals do not exist.
+
+    Where a name is too long, a digest stands in it: so the names that there should be are computed
+    from the originals, and not these from those.
+    """
+    if not topology.mirrors:
+        return ()
+    wanted = set()
+    for name in snapshot.exchanges:
+        wanted |= {topology.mirror_name(name), topology.exchange_relay_name(name)}
+    wanted |= {topology.queue_relay_name(name) for name in snapshot.queues}
+    kinds = (
+        topology.mirror_name(""),
+        topology.exchange_relay_name(""),
+        topology.queue_relay_name(""),
+    )
+    names = dict.fromkeys((*snapshot.exchanges, *snapshot.queues))
+    return tuple(name for name in names if name.startswith(kinds) and name not in wanted)
+
+
+def _rejects(overflow: Any) -> bool:
+    return str(overflow).startswith("reject-publish")
+
+
+def _policy(row: Any) -> dict[str, Any]:
+    return dict(row.get("effective_policy_definition") or {})

@@ -1,0 +1,207 @@
+"""What is wrong between delivery and the users' queues is named, and its repair mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.admin import Snapshot, repair, ways
+from kombu_binary_delay.admin.delivery import faults, orphans
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.model.simulate import route_message
+
+TOPOLOGY = Topology(Ladder.binary(2, 1000))
+CLASSIC = replace(TOPOLOGY, queue_type="classic")
+NAMES = ("full", "limited", "other")
+REFUSES = {"x-overflow": "reject-publish", "x-max-length": 1}
+USERS: dict[str, Any] = {
+    "exchanges": {
+        name: {"name": name, "type": kind}
+        for name, kind in (
+            ("orders", "topic"),
+            ("mails", "direct"),
+            ("all", "fanout"),
+            ("by-headers", "headers"),
+        )
+    },
+    "queues": {
+        "mail": {"name": "mail", "arguments": {}},
+        "full": {"name": "full", "arguments": REFUSES},
+        "limited": {
+            "name": "limited",
+            "arguments": {},
+            "policy": "limits",
+            "effective_policy_definition": {"overflow": "reject-publish-dlx"},
+        },
+        "x" * 250: {"name": "x" * 250, "arguments": []},
+    },
+}
+BOUND = (
+    Binding("orders", "mail", "eu.*"),
+    Binding("orders", "full", "eu.#"),
+    Binding("orders", "x" * 250, "#"),
+    Binding("mails", "mail", "mail"),
+    Binding("mails", "limited", "mail"),
+    Binding("all", "mail", "a"),
+    Binding("all", "orders", "", to_queue=False),
+    Binding("by-headers", "mail", "", arguments=(("x-match", "all"),)),
+)
+
+
+def with_part(snapshot: Snapshot, part: Part, stale: tuple[Binding, ...] = ()) -> Snapshot:
+    return Snapshot(
+        {
+            **{each.name: {"name": each.name, "type": each.type} for each in part.exchanges},
+            **snapshot.exchanges,
+        },
+        {
+            **{
+                each.name: {"name": each.name, "arguments": dict(each.arguments)}
+                for each in part.queues
+            },
+            **snapshot.queues,
+        },
+        (snapshot.bindings | set(part.bindings)) - set(stale),
+    )
+
+
+def whole(topology: Topology = TOPOLOGY, bound: tuple[Binding, ...] = BOUND) -> Snapshot:
+    """What stands where all ways are as they should be."""
+    users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset(bound))
+    led = ways(topology, users, users.queues, users.exchanges)
+    return with_part(users, topology.whole + led)
+
+
+def mended(topology: Topology, snapshot: Snapshot) -> Snapshot:
+    mend = repair(topology, snapshot)
+    return with_part(snapshot, mend.missing, mend.stale)
+
+
+def grave(topology: Topology, snapshot: Snapshot) -> list[Any]:
+    return [each for each in faults(topology, snapshot) if each.severity != "note"]
+
+
+@pytest.mark.parametrize("topology", [TOPOLOGY, CLASSIC], ids=["quorum", "classic"])
+def test_what_is_led_to_as_it_should_be_has_no_fault(topology):
+    assert not list(faults(topology, whole(topology)))
+
+
+@pytest.mark.parametrize(
+    ("put", "severity", "words"),
+    [
+        (
+            TOPOLOGY.mirror_bindings("orders", "topic", "full", "eu.#", to_queue=True),
+            "error",
+            "by its argument x-overflow",
+        ),
+        (
+            TOPOLOGY.mirror_bindings("orders", "topic", "mail", "old", to_queue=True),
+            "error",
+            "has no such binding any more",
+        ),
+        (
+            TOPOLOGY.mirror_bindings("all", "fanout", "mails", "", to_queue=False),
+            "error",
+            "has no such binding any more",
+        ),
+        ([Binding(TOPOLOGY.delivery, "mail", "#.@..gone")], "error", "none of this ladder's"),
+        (
+            [Binding(TOPOLOGY.queue_relay_name("full"), "mail", "")],
+            "error",
+            "none of this ladder's",
+        ),
+        ([Binding("orders", "mail", "us.*")], "warning", "is not repeated"),
+        ([Binding("orders", "full", "us.*")], "warning", "is not repeated"),
+        ([Binding("orders", "mails", "us.*", to_queue=False)], "warning", "is not repeated"),
+        ([Binding(TOPOLOGY.mirror_name("gone"), "mail", "#")], "error", "does not exist"),
+    ],
+)
+def test_a_binding_too_many_is_named_and_mended(put, severity, words):
+    snapshot = whole()
+    gone = TOPOLOGY.mirror("gone")
+    snapshot = with_part(
+        snapshot,
+        (gone if put[0].source == gone.exchanges[0].name else Part()) + Part((), (), tuple(put)),
+    )
+
+    found = grave(TOPOLOGY, snapshot)
+
+    assert {(each.severity, words in each.found) for each in found} == {(severity, True)}
+    assert all("'create'" in each.causes for each in found)
+    assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
+
+
+@pytest.mark.parametrize(
+    ("queue", "why"),
+    [("full", "by its argument x-overflow"), ("limited", "by the policy limits")],
+)
+def test_a_queue_that_may_refuse_is_named_unless_a_relay_takes_precedence(queue, why):
+    users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset())
+    snapshot = with_part(users, TOPOLOGY.whole + TOPOLOGY.to_queue(queue))
+
+    (found,) = grave(TOPOLOGY, snapshot)
+
+    assert (found.severity, why in found.found) == ("error", True)
+    assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
+    assert not grave(TOPOLOGY, with_part(whole(), TOPOLOGY.to_queue(queue)))
+
+
+def test_what_somebody_has_bound_to_see_all_that_is_delivered_is_named_and_left():
+    snapshot = with_part(whole(), Part((), (), (Binding(TOPOLOGY.delivery, "mail", "#"),)))
+
+    (found,) = grave(TOPOLOGY, snapshot)
+
+    assert (found.severity, found.stale) == ("warning", ())
+
+
+@given(st.data())
+def test_whatever_is_taken_from_or_bound_beside_the_transport_is_found_and_mended(data):
+    """Any bindings of the users' made or removed, any of ours removed or left over."""
+    topology = data.draw(st.sampled_from([TOPOLOGY, CLASSIC]))
+    before = data.draw(st.sets(st.sampled_from(BOUND)))
+    now = data.draw(st.sets(st.sampled_from(BOUND)))
+    snapshot = whole(topology, tuple(before))
+    mirrors = sorted(
+        (each for each in snapshot.bindings - set(topology.whole.bindings) - before), key=repr
+    )
+    lost = data.draw(st.sets(st.sampled_from(mirrors))) if mirrors else set()
+    snapshot = replace(snapshot, bindings=snapshot.bindings - before - lost | now)
+
+    again = mended(topology, snapshot)
+
+    assert not grave(topology, again)
+    asked = whole(topology, tuple(now))
+    for exchange, key in (("orders", "eu.x"), ("mails", "mail"), ("all", "z")):
+        address = topology.address((), Destination(exchange, key))
+        # Where delivery leads to the exchange at all; without, it is parked.
+        if topology.mirror_name(exchange) in snapshot.exchanges:
+            assert reached(topology, again, address) == reached(topology, asked, address)
+
+
+def reached(topology: Topology, snapshot: Snapshot, key: str) -> list[str]:
+    """Where delivery leads a message to, by relays as well, and how often."""
+    exchanges = {name: Exchange(name, row["type"]) for name, row in snapshot.exchanges.items()}
+    ends: list[str] = []
+    for name in route_message(exchanges, snapshot.bindings, topology.delivery, key):
+        is_relay = topology.owns(name)
+        ends += route_message(exchanges, snapshot.bindings, name, key) if is_relay else [name]
+    return sorted(ends)
+
+
+@pytest.mark.parametrize("exchange", ["gone", "g" * 240])
+def test_what_leads_to_nothing_that_exists_is_an_orphan(exchange):
+    part = TOPOLOGY.exchange_relay(exchange) + TOPOLOGY.queue_relay(exchange)
+    standing = with_part(whole(), part)
+
+    assert set(orphans(TOPOLOGY, standing)) == {
+        TOPOLOGY.mirror_name(exchange),
+        TOPOLOGY.exchange_relay_name(exchange),
+        TOPOLOGY.queue_relay_name(exchange),
+    }
+    assert not orphans(TOPOLOGY, whole())
