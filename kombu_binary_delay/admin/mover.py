@@ -34,6 +34,7 @@ PREFETCH = 4 * WINDOW
 #: Half of RabbitMQ's own limit to how often a message may come back to a quorum queue.
 _MAX_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
+_MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, before that is an error
 _CONSUMER = "kombu-binary-delay"
 #: A channel hands commands on to a quorum queue with at most 32 outstanding, and keeps the others.
 _ACKS, _ACKS_PAUSE = 32, 0.01  # seconds
@@ -142,10 +143,11 @@ class Mover:
         """
         before = self._done
         self._requeue, self._max_deliveries = requeue, max_deliveries
-        seen, seen_when_renewed = 0, -1
+        seen = idle = 0
         with self._consumer(queue, progress) as consumer:
             while limit is None or seen < limit:
                 quiet = not consumer.wait()
+                idle = idle if quiet else 0
                 while consumer.taken and (limit is None or seen < limit):
                     seen += 1
                     if seen % WINDOW == 0:
@@ -153,14 +155,19 @@ class Mover:
                     self._treat(consumer.taken.popleft(), decide)
                 if quiet or seen == expected:
                     self._flush()
-                    if not consumer.ready() and not consumer.taken:
+                    ready = consumer.ready()
+                    if not ready and not consumer.taken:
                         break
-                if self._kept >= PREFETCH // 2 or (quiet and not consumer.taken):
-                    if seen == seen_when_renewed:
-                        # Nothing comes, though there is room: others have what is there.
+                    idle += quiet and not consumer.taken
+                    if idle == _MAX_IDLE:
+                        self.counts["left"] += ready
+                        self.reasons[
+                            f"the queue {queue!r} hands out nothing: see who consumes"
+                        ] += 1
                         break
+                if self._kept >= PREFETCH // 2 or (self._kept and idle):
                     consumer.renew()
-                    self._kept, seen_when_renewed = 0, seen
+                    self._kept = 0
                 progress(self._done)
         return self._done - before
 

@@ -1111,6 +1111,23 @@ def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, ops):
     assert level in vhost.waiting(level)
 
 
+def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(small, ops):
+    """Given: a queue with a single active consumer, which has no room for more."""
+    with ops.plain() as connection:
+        channel = connection.channel()
+        alone = {"x-single-active-consumer": True}
+        Queue("alone", queue_arguments=alone)(channel).declare()
+        channel.basic_qos(0, 1, False)  # noqa: FBT003 - as AMQP has it
+        channel.basic_consume("alone", consumer_tag="other", callback=lambda _: None)
+        for _ in range(4):
+            connection.Producer().publish("m", routing_key="alone")
+
+        done = ops.migrate("alone", small)
+
+    assert (done.moved, done.left) == (0, 3)
+    assert "'alone' hands out nothing" in done.reasons[0]
+
+
 def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, ops):
     """Given: more messages that stay than the mover has room for, before one that can be moved."""
     if small.queue_type == "classic":
