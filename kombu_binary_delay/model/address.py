@@ -117,7 +117,7 @@ def has_digest(key: str) -> bool:
 # As those of the ladder, delays repeat.
 @lru_cache(maxsize=4096)
 def _prefix(digits: tuple[str, ...]) -> str:
-    return "".join(f"{digit}." for digit in reversed(digits))
+    return ".".join((*reversed(digits), ""))
 
 
 @lru_cache(maxsize=1024)
