@@ -23,7 +23,7 @@ from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
 from .model.foreign import ladder_of_exchange
 from .model.parts import Binding, Part
 from .model.topology import IMITABLE, Topology
-from .model.versions import QUORUM_SINCE, URGENT, is_since
+from .model.versions import QUORUM_SINCE, URGENT, can_be_denied, is_since
 from .settings import Settings
 
 #: After how many microseconds to look whether what existed still does.
@@ -121,10 +121,11 @@ class Router:
 
     :param settings: of the transport.
     :param server: the properties that the broker sent when the connection opened.
+    :param vhost: the virtual host that the connection is in.
     """
 
-    def __init__(self, settings: Settings, server: Mapping[str, Any]) -> None:
-        self._settings, self._server = settings, server
+    def __init__(self, settings: Settings, server: Mapping[str, Any], vhost: str = "/") -> None:
+        self._settings, self._server, self._vhost = settings, server, vhost
         self._can_quorum = is_since(server, QUORUM_SINCE)
         self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
         self._declares = settings.declare != "never"
@@ -410,6 +411,12 @@ class Router:
         # No queue has an empty name; to bind, that is the one that a channel declared last.
         if not queue or Way(queue) in self.existing:
             return
+        if queue not in self._queues and not can_be_denied(queue, self._vhost):
+            raise TopologyError(
+                f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII: "
+                f"if it does not exist, RabbitMQ cannot say so, and may close the connection; "
+                f"declare the queue on this connection before you delay to it"
+            )
         by_relay = self._refuses(queue)
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
@@ -435,6 +442,10 @@ class Router:
 
     def _reach(self, exchange: str) -> Steps:
         """See to it that an exchange exists, and has a relay where it routes by headers."""
+        if not can_be_denied(exchange, self._vhost):
+            # To ask for one that does not exist could end the connection.
+            self.existing.add(Target(exchange))
+            return
         if (yield Look((exchange,))) is Answer.MISSING:
             self._types.pop(exchange, None)
             yield from self._warn_parked(

@@ -279,7 +279,7 @@ class TransportMixin(_Above):
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
         executor = connection.delay_executor = Executor(connection, settings.namespace)
-        router = connection.delay_router = Router(settings, server)
+        router = connection.delay_router = Router(settings, server, connection.virtual_host)
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor.channel, server)
             connection.delay_journal = journal

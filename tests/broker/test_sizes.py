@@ -11,6 +11,8 @@ from typing import Any
 import amqp
 import pytest
 
+from kombu_binary_delay import TopologyError
+
 #: Every property that AMQP 0-9-1 has, apart from the headers.
 PROPERTIES: dict[str, Any] = {
     "content_type": "application/x-own",
@@ -160,4 +162,17 @@ def test_a_long_name_that_is_not_ascii_costs_no_connection(connect, letter):
 
     channel.basic_publish(amqp.Message("m", application_headers={"x-delay": 1}), "", name)
 
+    assert channel.message_to_python(get(channel, name)).delivery_info["routing_key"] == name
+
+
+def test_a_long_name_that_the_broker_could_not_deny_is_refused_at_the_publish(connect):
+    connection = connect(confirm_publish=True)
+    channel, name = connection.default_channel, "é" * 120
+    delayed = amqp.Message("m", application_headers={"x-delay": 1})
+
+    with pytest.raises(TopologyError, match=r"240 bytes that is not ASCII.*declare the queue"):
+        channel.basic_publish(delayed, "", name)
+
+    channel.queue_declare(name, durable=True, auto_delete=False)
+    channel.basic_publish(delayed, "", name)
     assert channel.message_to_python(get(channel, name)).delivery_info["routing_key"] == name
