@@ -1,0 +1,349 @@
+"""Decisions of one connection, and of several beside each other, without a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_binary_delay import Settings, TopologyError
+from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Unbind
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.router import LOOK_AGAIN, Router
+from tests.simulated_broker import SimulatedBroker
+
+SERVER = {"product": "RabbitMQ", "version": "4.3.0"}
+NOW = 1_700_000_000_000_000
+SECOND = 1_000_000
+
+
+class Connection:
+    """A router on a broker, told of what a program does, as the channel tells it."""
+
+    def __init__(self, broker: SimulatedBroker, server=SERVER, **settings) -> None:
+        self.broker = broker
+        self.router = Router(Settings(**settings), server)
+        self.topology = self.router.topology
+        self.now = NOW
+
+    def queue(self, name, *, passive=False, **arguments):
+        arguments = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self.broker.declare(Part(queues=(Queue(name, tuple(arguments.items())),)))
+        return self.run(self.router.declared_queue(name, arguments, passive=passive))
+
+    def exchange(self, name, kind, *, told=True):
+        self.broker.declare(Part((Exchange(name, kind),)))
+        if told:
+            self.router.declared_exchange(name, kind)
+
+    def bind(self, queue, exchange, key):
+        self.broker.declare(Part(bindings=(Binding(exchange, queue, key),)))
+        return self.run(self.router.bound(exchange, queue, key, to_queue=True))
+
+    def consume(self):
+        return self.run(self.router.consuming())
+
+    def publish(self, key="q", exchange="", delay=SECOND, **properties):
+        """Publish with a delay in microseconds; return the commands, and how to follow it."""
+        message = (properties, self.now + delay, exchange, key, self.now)
+        plan, done = self.router.publish(*message), []
+        if plan.needs:
+            done = self.run(self.router.prepare(plan.needs, self.now))
+            plan = self.router.publish(*message)
+        return done, plan
+
+    def reached(self, key="q", exchange="", delay=SECOND):
+        """Publish, and return the queues in which the message comes to rest, in order."""
+        _, plan = self.publish(key, exchange, delay)
+        headers = plan.properties["application_headers"]
+        return sorted(
+            each.queue for each in self.broker.follow(plan.exchange, [plan.routing_key], headers)
+        )
+
+    def run(self, steps):
+        return self.broker.run(steps)
+
+
+@pytest.fixture
+def broker():
+    return SimulatedBroker()
+
+
+def refuse(steps, part):
+    """Answer commands, and refuse the one that declares this part."""
+    command = next(steps)
+    while True:
+        if isinstance(command, Ensure) and command.part == part:
+            command = steps.throw(TopologyError("refused"))
+        else:
+            command = steps.send(Answer.DONE)
+
+
+def relays(broker):
+    return [name for name in broker.queues if ".relay-to-queue." in name]
+
+
+def test_a_warm_publish_needs_nothing(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish()
+
+    done, plan = connection.publish()
+
+    assert (done, plan.needs) == ([], frozenset())
+
+
+def test_to_plan_changes_nothing_that_is_known(broker):
+    connection = Connection(broker)
+    known = set(connection.router.existing)
+    message: Any = ({}, NOW + SECOND, "", "q", NOW)
+    assert connection.router.publish(*message) == connection.router.publish(*message)
+    assert connection.router.existing == known
+
+
+@pytest.mark.parametrize(
+    ("declared", "by_relay"),
+    [
+        ({}, False),
+        ({"x_overflow": "drop-head"}, False),
+        ({"x_expires": 1000}, False),
+        ({"x_overflow": "reject-publish"}, True),
+        ({"x_overflow": "reject-publish-dlx"}, True),
+        ({"passive": True}, True),
+        (None, True),
+    ],
+)
+def test_a_queue_is_led_to_straight_only_if_it_is_known_not_to_refuse(broker, declared, by_relay):
+    connection = Connection(broker)
+    if declared is None:
+        broker.declare(Part(queues=(Queue("q", ()),)))
+    else:
+        connection.queue("q", **declared)
+
+    assert connection.reached() == ["q"]
+    assert relays(broker) == ([connection.topology.queue_relay_name("q")] if by_relay else [])
+
+
+def test_a_queue_that_the_settings_name_has_a_relay_whatever_is_known(broker):
+    connection = Connection(broker, relays=("q?",))
+    connection.queue("q1")
+    assert connection.reached("q1") == ["q1"]
+    assert relays(broker) == [connection.topology.queue_relay_name("q1")]
+
+
+def test_classic_levels_lead_straight_since_they_do_not_try_again(broker):
+    connection = Connection(broker, queue_type="classic")
+    broker.declare(Part(queues=(Queue("q", ()),)))
+    assert connection.reached() == ["q"]
+    assert relays(broker) == []
+
+
+def test_those_who_know_a_queue_and_those_who_do_not_never_reach_it_twice(broker):
+    knows, does_not = Connection(broker), Connection(broker)
+    knows.queue("q")
+    for connection in (knows, does_not, knows, does_not):
+        assert connection.reached() == ["q"]
+    # What the first had led straight is still there, and not taken.
+    assert Binding(knows.topology.to_queues, "q", "#.@..q") in broker.bindings
+
+
+@pytest.mark.parametrize("order", ["known first", "unknown first"])
+def test_a_binding_is_repeated_straight_or_by_a_relay_and_never_both_ways(broker, order):
+    knows, does_not = Connection(broker), Connection(broker)
+    knows.exchange("x", "topic")
+    does_not.exchange("x", "topic", told=False)
+    knows.queue("q")
+    steps = [lambda: knows.bind("q", "x", "a.*"), lambda: does_not.bind("q", "x", "a.*")]
+    for connection in (knows, does_not):
+        connection.consume()
+    for step in steps if order == "known first" else reversed(steps):
+        step()
+        assert knows.reached("a.b", "x") == ["q"]
+
+
+def test_a_queue_that_is_made_anew_and_may_refuse_now_gets_what_others_send(broker):
+    owner, publisher = Connection(broker), Connection(broker)
+    for connection in (owner, publisher):
+        connection.queue("q")
+        connection.publish()
+    broker.delete_queue("q")
+    owner.router.deleted_queue("q")
+
+    owner.queue("q", x_overflow="reject-publish")
+
+    assert publisher.reached() == owner.reached() == ["q"]
+    assert relays(broker)
+
+
+def test_a_queue_that_is_made_anew_by_its_name_is_led_to_again_within_half_a_minute(broker):
+    publisher = Connection(broker)
+    broker.declare(Part(queues=(Queue("q", ()),)))
+    publisher.publish()
+    broker.delete_queue("q")
+    broker.declare(Part(queues=(Queue("q", ()),)))
+    assert publisher.reached() == [publisher.topology.parking]
+
+    publisher.now += LOOK_AGAIN
+
+    assert publisher.reached() == ["q"]
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["clock goes on", "clock set back"])
+def test_what_is_deleted_of_the_ladder_is_made_again_at_the_next_look(broker, back):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish(delay=60 * SECOND)
+    ladder = connection.topology
+    before = {*broker.exchanges, *broker.queues}
+    parts = ladder.base + sum(ladder.levels[1:5], ladder.levels[0])
+    names = [*(each.name for each in parts.queues), ladder.delivery, ladder.to_queues]
+    names += [ladder.level_name(level) for level in range(5)]
+    for name in names:
+        broker.delete_queue(name)
+        if name in (ladder.delivery, ladder.to_queues, *map(ladder.level_name, range(5))):
+            broker.delete_exchange(name)
+        connection.now += -LOOK_AGAIN if back else LOOK_AGAIN
+
+        assert connection.reached(delay=60 * SECOND) == ["q"], name
+        assert {*broker.exchanges, *broker.queues} == before
+
+
+def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish()
+    connection.now += LOOK_AGAIN
+
+    done, _ = connection.publish()
+
+    assert [type(each) for each in done] == [Look, Ensure]
+    assert done[1].part == connection.topology.to_queue("q")
+
+
+def test_a_new_connection_asks_whether_the_levels_exist_and_trusts_the_answer(broker):
+    first, second = Connection(broker), Connection(broker)
+    for connection in (first, second):
+        connection.queue("q")
+    first.publish(delay=60 * SECOND)
+
+    done, _ = second.publish(delay=60 * SECOND)
+
+    assert not [
+        each
+        for each in done
+        if isinstance(each, Ensure) and each.part.queues and (each.part != second.topology.base)
+    ]
+
+
+def test_whoever_makes_a_level_binds_the_one_above_to_it(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish(delay=60 * SECOND)
+    broker.delete_exchange(connection.topology.level_name(1))
+
+    # Another one, that needs no more than the two lowest levels.
+    other = Connection(broker)
+    other.queue("q")
+    other.publish(delay=SECOND)
+
+    assert connection.reached(delay=60 * SECOND) == ["q"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("queue", ("nowhere", "")), ("exchange", ("", "x"))])
+def test_a_publish_to_nowhere_is_parked_and_warned_of_once(broker, kind, name):
+    connection = Connection(broker)
+    for _ in range(3):
+        assert connection.reached(*name) == [connection.topology.parking]
+    (warning,) = broker.warnings
+    assert f"the {kind} {name[0] or name[1]!r} does not exist: delayed messages" in warning
+
+
+def test_an_exchange_that_nobody_here_declared_is_asked_for_its_type_once(broker):
+    owner, publisher = Connection(broker), Connection(broker)
+    owner.exchange("h", "headers")
+    for _ in range(2):
+        done, _ = publisher.publish("k", "h")
+    assert not done
+    assert [each for each in broker.commands if isinstance(each, AskType)] == [AskType("h")]
+    assert publisher.topology.exchange_relay_name("h") in broker.queues
+
+
+def test_a_type_that_reads_keys_in_its_own_way_is_refused_before_anything_is_declared(broker):
+    connection = Connection(broker)
+    connection.router.declared_exchange("hash", "x-consistent-hash")
+    with pytest.raises(TopologyError, match="of the type 'x-consistent-hash'"):
+        connection.publish("k", "hash")
+    assert not broker.commands
+
+
+def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
+    connection = Connection(broker)
+    connection.exchange("x", "direct")
+    connection.queue("q")
+    connection.consume()
+    connection.bind("q", "x", "k")
+    del broker.bindings[Binding("x", "q", "k")]
+
+    done = connection.run(connection.router.unbound("x", "q", "k", to_queue=True))
+
+    assert len([each for each in done if isinstance(each, Unbind)]) == 2
+    assert connection.reached("k", "x") == [connection.topology.parking]
+
+
+def test_a_message_without_an_id_stays_in_its_lane_while_the_lane_is_made(broker):
+    connection = Connection(broker, lanes=3)
+    connection.queue("q")
+    lanes = set()
+    for _ in range(6):
+        _, plan = connection.publish()
+        lanes.add(plan.exchange)
+        assert plan.exchange in broker.exchanges
+    assert len(lanes) == 3
+
+
+def test_where_declare_is_never_nothing_is_asked_for(broker):
+    connection = Connection(broker, declare="never")
+    connection.queue("q")
+    connection.bind("q", "amq.topic", "#")
+    done, plan = connection.publish()
+    assert (done, plan.needs, broker.commands) == ([], frozenset(), [])
+    assert plan.exchange == connection.topology.level_name(1)
+
+
+def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
+    """As the executor does, the refusal is thrown in where the command was asked for."""
+    connection = Connection(broker)
+    connection.queue("q")
+    plan = connection.router.publish({}, NOW + SECOND, "", "q", NOW)
+    steps = connection.router.prepare(plan.needs, NOW)
+
+    with pytest.raises(TopologyError):
+        refuse(steps, connection.topology.base)
+
+    assert connection.router.publish({}, NOW + SECOND, "", "q", NOW).needs
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key"),
+    [
+        ("celery_delayed_delivery", "0." * 27 + "1.image.png"),
+        ("celery_delayed_3", "0." * 27 + "1.image.png"),
+        ("nsb.v2.delay-level-04", "0." * 27 + "1.image.png"),
+    ],
+)
+def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_from(
+    broker, exchange, key
+):
+    connection = Connection(broker)
+    connection.queue("images")
+
+    found = connection.router.received(exchange, key, {"application_headers": {}}, "images")
+
+    assert found is not None
+    assert found.destination == ("", "images")
+    assert connection.reached(*reversed(found.destination)) == ["images"]
+
+
+def test_what_came_by_no_ladder_is_left_as_it_is(broker):
+    connection = Connection(broker)
+    assert connection.router.received("x", "k", {"application_headers": {"a": 1}}, "q") is None
