@@ -7,13 +7,12 @@ and `NAME.svg` for those that are best seen. It measures nothing.
 from __future__ import annotations
 
 import json
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import matplotlib as mpl
-from matplotlib import pyplot as plt
 
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.variants import peers
+from kombu_binary_delay.spark.report.svg import Axis, number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +25,8 @@ PAIR_TITLES = {
     name: f"{WAYS[ours][0]}, to {WAYS[theirs][0]}"
     for name, ((ours, _), (theirs, _)) in PAIRS.items()
 }
-#: The same file for the same figures.
-SVG: Any = {"svg.hashsalt": "kombu-binary-delay", "svg.fonttype": "none", "font.size": 9}
+OURS, THEIRS = "#2a6f97", "#a0a0a0"
+STYLE = "text{font:12px sans-serif;fill:#222}.grid{stroke:#ddd}.spread{stroke:#222}"
 
 
 class Column(NamedTuple):
@@ -146,51 +145,71 @@ def _footnote(result: Row) -> str:
 
 
 def _bars(path: Path, found: dict[str, Any]) -> None:
-    names = list(found)[::-1]
-    with mpl.rc_context(SVG):
-        figure, sides = plt.subplots(1, 2, figsize=(8, 0.35 * len(names) + 1), sharey=True)
-        for side, key, title in zip(
-            sides,
-            ("cpu_us", "p99"),
-            ("broker CPU, µs a message", "p99 lateness, ms (logarithmic)"),
-            strict=True,
-        ):
-            values = [found[name][key] for name in names]
-            medians = [max(value["median"], 0.1) for value in values]
-            spread = [
-                [max(m - v["least"], 0) for m, v in zip(medians, values, strict=True)],
-                [max(v["most"] - m, 0) for m, v in zip(medians, values, strict=True)],
-            ]
-            colors = [
-                "#2a6f97" if TITLES.get(name, name).startswith("ours") else "#a0a0a0"
-                for name in names
-            ]
-            side.barh(
-                [TITLES.get(name, name) for name in names], medians, xerr=spread, color=colors
+    titles = {name: TITLES.get(name, name) for name in found}
+    bottom = 8 + 24 * len(found)
+    drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles.values())]
+    for left, key, title, log in (
+        (260, "cpu_us", "broker CPU, µs a message", False),
+        (540, "p99", "p99 lateness, ms (logarithmic)", True),
+    ):
+        values = [row[key] for row in found.values()]
+        # A lateness of nothing has no place on a logarithmic axis.
+        low = max(min(each["least"] for each in values), 0.1) if log else 0
+        x = Axis(low, max(each["most"] for each in values), left, left + 240, log=log)
+        drawn += _grid_and_title(x, title, bottom)
+        for row, (name, value) in enumerate(zip(titles.values(), values, strict=True)):
+            top, end = 11 + 24 * row, x.at(value["median"])
+            colour = OURS if name.startswith("ours") else THEIRS
+            drawn.append(
+                f'<rect x="{left}" y="{top}" width="{end - left:.1f}" height="18" fill="{colour}"/>'
+                f'<path class="spread" d="M{x.at(value["least"]):.1f} {top + 9}'
+                f'H{x.at(value["most"]):.1f}"/>'
             )
-            side.set_xlabel(title)
-        sides[1].set_xscale("log")
-        _save(figure, path)
+    _save(path, drawn, 800, bottom + 40)
 
 
 def _lines(path: Path, found: dict[str, Any]) -> None:
-    with mpl.rc_context(SVG):
-        figure, axes = plt.subplots(figsize=(6, 3.2))
-        for kind, title in (("ours", "ours"), ("bare", "bare dead-letters")):
-            points = {
-                int(name.rpartition("-")[2]): row["cpu_us"]["median"]
-                for name, row in found.items()
-                if name.startswith(f"{kind}-")
-            }
-            points[0] = found["floor"]["cpu_us"]["median"]
-            waits = sorted(points)
-            axes.plot(waits, [points[each] for each in waits], "o-", label=title)
-        axes.set(xlabel="waits", ylabel="broker CPU, µs a message", ylim=(0, None))
-        axes.legend()
-        _save(figure, path)
+    kinds = {"ours": ("ours", OURS), "bare": ("bare dead-letters", THEIRS)}
+    points = {kind: {0: found["floor"]["cpu_us"]["median"]} for kind in kinds}
+    for name, row in found.items():
+        kind, _, waits = name.rpartition("-")
+        if kind in kinds:
+            points[kind][int(waits)] = row["cpu_us"]["median"]
+    every = [value for each in points.values() for value in each.values()]
+    x = Axis(0, max(waits for each in points.values() for waits in each), 60, 580)
+    y = Axis(0, max(every), 270, 10)
+    drawn = _grid_and_title(x, "waits", 270)
+    for tick in y.ticks():
+        drawn.append(f'<path class="grid" d="M60 {y.at(tick):.1f}H580"/>')
+        drawn.append(_text(54, y.at(tick) + 4, number(tick), "end"))
+    for place, (kind, (title, colour)) in enumerate(kinds.items()):
+        pixels = [(x.at(waits), y.at(cpu)) for waits, cpu in sorted(points[kind].items())]
+        way = " ".join(f"{across:.1f},{up:.1f}" for across, up in pixels)
+        drawn.append(f'<polyline points="{way}" fill="none" stroke="{colour}"/>')
+        drawn += [
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}"/>'
+            for across, up in pixels
+        ]
+        drawn.append(f'<rect x="74" y="{16 + 20 * place}" width="12" height="12" fill="{colour}"/>')
+        drawn.append(_text(92, 27 + 20 * place, f"{title}: broker CPU, µs a message"))
+    _save(path, drawn, 600, 310)
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+def _grid_and_title(x: Axis, title: str, bottom: float) -> list[str]:
+    drawn = [_text((x.start + x.end) / 2, bottom + 34, title, "middle")]
+    for tick in x.ticks():
+        drawn.append(f'<path class="grid" d="M{x.at(tick):.1f} 8V{bottom}"/>')
+        drawn.append(_text(x.at(tick), bottom + 16, number(tick), "middle"))
+    return drawn
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _save(path: Path, drawn: list[str], width: int, height: int) -> None:
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    # A page may be dark, and the text is not.
+    lines = [f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    inside = "\n".join(lines + drawn)
+    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inside}\n</svg>\n')

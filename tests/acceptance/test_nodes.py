@@ -60,6 +60,7 @@ def test_a_result_comes_back_through_the_backend(celery_setup: Setup):
     assert time.time() - start >= 0.5
 
 
+@pytest.mark.own_broker
 def test_what_cannot_be_killed_says_so(celery_setup: Setup):
     with pytest.raises(TypeError, match="a folder takes no signals"):
         celery_setup.backend.kill()
