@@ -12,22 +12,21 @@ if TYPE_CHECKING:
     import pytest
 
 EACH, FILE = "each", "file"
-# A session of Spark is a Java process, which takes ten seconds of a processor to start. Two share
-# the tests, since one alone would take longer than all other tests side by side.
+# What starts Java is in two units. Each would keep a processor busy alone, so that more of them side
+# by side only make each other late; and one would take longer than all other tests.
 PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
 
 #: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
 #: For each test the first line counts that fits. What stands higher begins earlier: what is long.
 TABLE = (
-    ("tests/spark/test_verbs.py::test_the_pipeline", EACH),
-    ("tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark.md]", EACH),
-    ("tests/spark/test_publish.py", PUBLISHING),
+    # The first of its session: Java keeps the folder that it is started in, and this test has one.
+    ("tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark.md]", PLANNING),
     ("tests/spark/test_plan.py", PLANNING),
     ("tests/spark/test_report.py", PLANNING),
-    ("tests/spark/test_connect.py", FILE),
-    ("tests/spark/test_send.py", FILE),
     ("tests/spark/test_audit.py", PLANNING),
     ("tests/spark/test_prepare.py", PLANNING),
+    ("tests/spark/test_connect.py", PLANNING),
+    ("tests/spark/test_send.py", FILE),
     ("tests/spark/", PUBLISHING),
     ("tests/faults/", EACH),
     ("tests/broker/test_bench.py", EACH),
