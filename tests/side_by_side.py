@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pytest
 
 EACH, FILE = "each", "file"
-# What starts Java is in two units. Each would keep a processor busy alone, so that more of them side
-# by side only make each other late; and one would take longer than all other tests.
+# What starts Java is in two units. Each keeps a processor busy, so more of them side by side only
+# make each other late; and one would take longer than all other tests.
 PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
 
 #: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
