@@ -51,9 +51,10 @@ class Settings:  # noqa: D101 - see below
         in place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to
         queues by their names only, and leaves no choice but ``declare``, ``protocol_1`` and the
         journal.
-    :param relays: names of queues, as shell patterns, that may refuse messages for a while though
-        nobody declares them with ``x-overflow``: each gets a relay, so that it holds up none but
-        itself. Queues declared with ``reject-publish`` have one anyway.
+    :param relays: glob patterns of queues that may refuse messages because of a policy, or because
+        their nodes are down: each gets a relay, so that it holds up none but itself. Queues
+        declared with ``reject-publish``, and those that a connection has not declared itself, get
+        one anyway.
     :param lanes: how many ladders side by side to delay on, each message on one by its id; for
         clusters, whose nodes then share the work.
     :param journal: where to write what happens to delayed messages: ``"stream"`` for a stream queue
@@ -62,7 +63,7 @@ class Settings:  # noqa: D101 - see below
         ``D``, ``h``, ``m`` and ``s``, as RabbitMQ's ``x-max-age`` has it.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
-    :raises SettingsError: for a value that cannot be.
+    :raises SettingsError: for an invalid value.
     """
 
     tick: int = 125
