@@ -10,7 +10,7 @@ It must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -43,9 +43,6 @@ _BUILT_IN: dict[str, str | None] = {
     "amq.match": "headers",
     "amq.topic": "topic",
 }
-#: What can be in the set of what exists, besides exchanges, queues and bindings of the user's.
-_BASE = "base"
-_BINDINGS = "bindings"
 
 
 class Plan(NamedTuple):
@@ -54,7 +51,7 @@ class Plan(NamedTuple):
     exchange: str
     routing_key: str
     properties: dict[str, Any]
-    needs: frozenset[Hashable]
+    needs: frozenset[tuple[Any, ...]]
 
 
 class Delivery(NamedTuple):
@@ -73,47 +70,26 @@ class Bound(NamedTuple):
     to_queue: bool
 
 
-# What can exist. As tuples they are compared by their fields, so each has its kind.
+# What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
+# tuple that begins with its kind: its names are in `_KINDS`. No classes: to call one for each
+# publish would take longer than all that is decided.
 
+#: What all levels stand on: the delivery exchanges and the parking queue.
+_BASE = ("base",)
+#: All that this connection has declared and bound is repeated on the delivery side.
+_BINDINGS = ("bindings",)
+#: In the order in which they are made: the levels after the delivery side, which finds out whether
+#: a part of the whole is gone.
+_KINDS = (
+    "bindings",
+    "way",  # queue: from the delivery exchange to a queue that is addressed by its name
+    "target",  # exchange: one to delay to, with a relay where it routes by headers
+    "level",  # lane, height: a level, and all below it, of one of the connection's ladders
+    "direct",  # lane, digits: the queue that serves one whole delay
+    "mirror",  # exchange: its mirror
+)
 
-class Level(NamedTuple):
-    """A level, and all below it, of one of the connection's ladders."""
-
-    lane: int
-    height: int
-    kind: str = "level"
-
-
-class Way(NamedTuple):
-    """The way from the delivery exchange to a queue that is addressed by its name."""
-
-    queue: str
-    kind: str = "way"
-
-
-class Target(NamedTuple):
-    """An exchange to delay to, with a relay where it routes by headers."""
-
-    exchange: str
-    kind: str = "target"
-
-
-class Mirror(NamedTuple):
-    """The mirror of an exchange."""
-
-    exchange: str
-    kind: str = "mirror"
-
-
-class Direct(NamedTuple):
-    """The queue that serves one whole delay."""
-
-    lane: int
-    digits: tuple[str, ...]
-    kind: str = "direct"
-
-
-_NOTHING: frozenset[Hashable] = frozenset()
+_NOTHING: frozenset[tuple[Any, ...]] = frozenset()
 
 
 class Router:
@@ -136,7 +112,7 @@ class Router:
         if self._keeps_urgent_apart:
             self._ladders.append(self.topology.for_urgent())
         #: What is known to exist on the broker.
-        self.existing: set[Hashable] = set()
+        self.existing: set[tuple[Any, ...]] = set()
         #: The types of exchanges; None for one that delayed messages cannot reach.
         self._types = dict(_BUILT_IN)
         #: Of queues that this connection declared, whether they refuse messages while full.
@@ -149,7 +125,7 @@ class Router:
         #: Whether a level that exists may be taken to have all that is below it.
         self._trusts = True
         self._published = 0
-        self._delays: dict[Direct, bool] = {}
+        self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._warned: set[str] = set()
 
     def opened(self) -> Steps:
@@ -248,21 +224,21 @@ class Router:
         lane: int,
         digits: tuple[str, ...],
         destination: Destination,
-        headers: Mapping[str, Any],
+        headers: dict[str, Any],
         now: int,
-    ) -> frozenset[Hashable]:
+    ) -> frozenset[tuple[Any, ...]]:
         if not self._declares:
             return _NOTHING
         exchange, key = destination
-        wanted: list[Hashable] = [
+        wanted: tuple[tuple[Any, ...], ...] = (
             _BINDINGS,
-            Level(lane, self._ladders[lane].needs(digits)),
-            Target(exchange) if exchange else Way(key),
-        ]
-        if not exchange:
-            wanted += map(Way, further_keys(dict(headers)))
+            ("level", lane, self._ladders[lane].needs(digits)),
+            ("target", exchange) if exchange else ("way", key),
+        )
+        if not exchange and (copies := further_keys(headers)):
+            wanted += tuple(("way", each) for each in copies)
         if self._queue_per_delay:
-            wanted.append(Direct(lane, digits))
+            wanted += (("direct", lane, digits),)
         # A clock that was set back makes it look sooner, never later.
         if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
             return _NOTHING
@@ -287,7 +263,7 @@ class Router:
                     f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
                 )
 
-    def prepare(self, needs: Iterable[Hashable], now: int) -> Steps:
+    def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
         """Let all exist that a plan needs.
 
         :raises TopologyError: where the broker refuses.
@@ -295,23 +271,18 @@ class Router:
         wanted = set(needs)
         if not 0 <= now - self._looked < LOOK_AGAIN:
             yield from self._look_again(now)
+        makers: dict[str, Callable[..., Steps]] = {
+            "bindings": self._repeat_bindings,
+            "way": self._lead_to,
+            "target": self._reach,
+            "level": self._raise_to,
+            "direct": self._serve,
+        }
         for _ in range(_ATTEMPTS):
-            # The levels last: the delivery side finds out whether a part of the whole is gone.
-            for each in sorted(wanted - self.existing, key=_place):
-                yield from self._make(each)
+            for each in sorted(wanted - self.existing, key=lambda each: _KINDS.index(each[0])):
+                yield from makers[each[0]](*each[1:])
             if _BINDINGS in self.existing:
                 return
-
-    def _make(self, wanted: Hashable) -> Steps:
-        if isinstance(wanted, Way):
-            return self._lead_to(wanted.queue)
-        if isinstance(wanted, Target):
-            return self._reach(wanted.exchange)
-        if isinstance(wanted, Level):
-            return self._raise_to(wanted)
-        if isinstance(wanted, Direct):
-            return self._serve(wanted)
-        return self._repeat_bindings()
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
@@ -325,7 +296,7 @@ class Router:
             if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
                 self.lost()
         # A queue may have been deleted, and made anew, by a program that we do not see.
-        self.existing = {each for each in self.existing if not isinstance(each, (Way, Target))}
+        self.existing = {each for each in self.existing if each[0] not in ("way", "target")}
 
     def lost(self) -> None:
         """Forget what exists: the broker has shown that something of ours is gone."""
@@ -335,17 +306,17 @@ class Router:
 
     # -- the ladder side -----------------------------------------------------------------------
 
-    def _raise_to(self, wanted: Level) -> Steps:
+    def _raise_to(self, lane: int, wanted: int) -> Steps:
         """Declare the levels up to a height, lowest first, and as high as they once were.
 
         A level's exchange is declared after all that is below it. So where all of them exist, and
         the highest takes its own bindings again, the rest exists too: one question for a new
         connection. Unless somebody has deleted a part of it: then all are declared again.
         """
-        if wanted in self.existing:
+        if ("level", lane, wanted) in self.existing:
             return
-        ladder = self._ladders[wanted.lane]
-        height = max(wanted.height, self._heights.get(wanted.lane, wanted.height))
+        ladder = self._ladders[lane]
+        height = max(wanted, self._heights.get(lane, wanted))
         what = f"the levels up to {height}"
         levels = ladder.levels
         part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
@@ -369,25 +340,26 @@ class Router:
         if self._queue_per_delay:
             enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
             yield Ensure(ladder.direct_base + Part(bindings=enter), "the ways into the levels")
-        self._heights[wanted.lane] = height
-        self.existing.update(Level(wanted.lane, each) for each in range(-1, height + 1))
+        self._heights[lane] = height
+        self.existing.update(("level", lane, each) for each in range(-1, height + 1))
 
-    def _serve(self, wanted: Direct) -> Steps:
+    def _serve(self, lane: int, digits: tuple[str, ...]) -> Steps:
         """Give a delay a queue of its own, from its second use on, and to the first few only.
 
         An application whose delays hardly ever repeat would litter the broker with queues.
         """
-        if wanted not in self._delays:
+        delay = lane, digits
+        if delay not in self._delays:
             if len(self._delays) == MAX_DELAYS:
                 self._delays = {each: True for each, served in self._delays.items() if served}
-            self._delays[wanted] = False
+            self._delays[delay] = False
         elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
-            ladder = self._ladders[wanted.lane]
+            ladder = self._ladders[lane]
             # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
-            part, lock = ladder.direct_queue(wanted.digits), f"{ladder.direct}.lock"
+            part, lock = ladder.direct_queue(digits), f"{ladder.direct}.lock"
             if (yield Ensure(part, "a queue for one delay", lock=lock)) is Answer.DONE:
-                self._delays[wanted] = True
-                self.existing.add(wanted)
+                self._delays[delay] = True
+                self.existing.add(("direct", *delay))
 
     def _lay_base(self) -> Steps:
         if _BASE not in self.existing:
@@ -409,7 +381,7 @@ class Router:
     def _lead_to(self, queue: str) -> Steps:
         """Lead to a queue that is addressed through the default exchange."""
         # No queue has an empty name; to bind, that is the one that a channel declared last.
-        if not queue or Way(queue) in self.existing:
+        if not queue or ("way", queue) in self.existing:
             return
         if queue not in self._queues and not can_be_denied(queue, self._vhost):
             raise TopologyError(
@@ -422,7 +394,7 @@ class Router:
         command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
         answer = yield from self._on_the_base(command)
         if answer is Answer.DONE:
-            self.existing.add(Way(queue))
+            self.existing.add(("way", queue))
             self._warned.discard(queue)
         elif answer is Answer.LOCKED:
             raise TopologyError(
@@ -444,7 +416,7 @@ class Router:
         """See to it that an exchange exists, and has a relay where it routes by headers."""
         if not can_be_denied(exchange, self._vhost):
             # To ask for one that does not exist could end the connection.
-            self.existing.add(Target(exchange))
+            self.existing.add(("target", exchange))
             return
         if (yield Look((exchange,))) is Answer.MISSING:
             self._types.pop(exchange, None)
@@ -458,7 +430,7 @@ class Router:
         if self._types.get(exchange) == "headers" and self.topology.mirrors:
             # The mirrors of others are for those who bind queues to them.
             yield from self._mirror_exchange(exchange)
-        self.existing.add(Target(exchange))
+        self.existing.add(("target", exchange))
         self._warned.discard(exchange)
 
     def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
@@ -470,7 +442,7 @@ class Router:
             )
 
     def _mirror_exchange(self, exchange: str) -> Steps:
-        if Mirror(exchange) in self.existing:
+        if ("mirror", exchange) in self.existing:
             return
         by_headers = self._types.get(exchange) == "headers"
         topology = self.topology
@@ -480,7 +452,7 @@ class Router:
             f"write on the exchange {exchange!r}" if by_headers else "",
         )
         yield from self._on_the_base(command)
-        self.existing.add(Mirror(exchange))
+        self.existing.add(("mirror", exchange))
 
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange."""
@@ -608,7 +580,7 @@ class Router:
             refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
             self._refusing[queue] = refuses
             # Whoever declares it may have made it anew; whoever looks has not.
-            self.existing.discard(Way(queue))
+            self.existing.discard(("way", queue))
             if refuses and self.topology.queue_type == "classic":
                 yield Warn(
                     f"the queue {queue!r} rejects messages while it is full: delayed ones that "
@@ -623,7 +595,7 @@ class Router:
             bound = Bound(exchange, destination, key, to_queue)
             self._bound[bound] = None
             # Whoever binds again may know that what we made has gone meanwhile.
-            self.existing -= {bound, Mirror(exchange), Mirror(destination)}
+            self.existing -= {bound, ("mirror", exchange), ("mirror", destination)}
             yield from self._followed(self._mirror_binding(bound))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
@@ -638,7 +610,7 @@ class Router:
         """Forget a queue; the broker has removed its bindings, ours among them."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
-        self.existing.discard(Way(queue))
+        self.existing.discard(("way", queue))
         self._forget(each for each in self._bound if each.to_queue and each.destination == queue)
 
     def deleted_exchange(self, exchange: str) -> Steps:
@@ -646,7 +618,7 @@ class Router:
         self._types.pop(exchange, None)
         if not self._mirrors(exchange):
             return
-        self.existing -= {Mirror(exchange), Target(exchange)}
+        self.existing -= {("mirror", exchange), ("target", exchange)}
         self._forget(
             each
             for each in self._bound
@@ -732,10 +704,6 @@ class Router:
         if ladder.mirrors or written.routing_key in self._queues:
             return written
         return Destination("", queue) if queue else arrived
-
-
-def _place(wanted: Hashable) -> int:
-    return (str, Way, Target, Level, Direct).index(type(wanted))
 
 
 def _names(part: Part) -> tuple[list[str], list[str]]:
