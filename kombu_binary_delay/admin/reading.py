@@ -36,7 +36,7 @@ UNREADABLE_ERRORS = (
 #: The destination of a message that has no address. No queue has an empty name.
 UNREADABLE = Destination("", "")
 _DELIVERY_SIDE = re.compile(
-    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|parking|(?:mirror|relay-to-[a-z]+)\..*)",
+    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|to-queues|parking|(?:mirror|relay-to-[a-z]+)\..*)",
     re.ASCII | re.DOTALL,
 )
 
