@@ -20,8 +20,8 @@ from .errors import AddressError, TopologyError
 from .model.address import Destination
 from .model.delay import X_DELAY
 from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from .model.foreign import ladder_of_exchange
 from .model.parts import Binding, Part
+from .model.recognise import ladder_of_exchange
 from .model.topology import IMITABLE, Topology
 from .model.versions import QUORUM_SINCE, URGENT, can_be_denied, is_since
 from .settings import Settings

@@ -13,6 +13,7 @@ from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
 #: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``. On a delayed
@@ -97,7 +98,7 @@ def parking_of(name: str) -> str | None:
 
     :returns: None where the name is none of a ladder's.
     """
-    ladder = Topology.of(name)
+    ladder = topology_of_name(name)
     if ladder is not None:
         return ladder.parking
     match = _DELIVERY_SIDE.fullmatch(name)
