@@ -16,6 +16,10 @@ _NAME = re.compile(
     r"(?:-(?P<classic>classic))?\.",
     re.ASCII,
 )
+_DELIVERY_SIDE = re.compile(
+    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|to-queues|parking|(?:mirror|relay-to-[a-z]+)\..*)",
+    re.ASCII | re.DOTALL,
+)
 _BY_EXCHANGE: dict[str, ForeignLadder] = {
     exchange.name: each for each in FOREIGN_LADDERS.values() for exchange in each.whole.exchanges
 }
@@ -50,3 +54,15 @@ def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
         or None, where the exchange is the user's.
     """
     return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)
+
+
+def parking_of(name: str) -> str | None:
+    """Name the parking queue of the ladder, of whatever namespace, that an exchange is a part of.
+
+    :returns: None where the name is none of a ladder's.
+    """
+    ladder = topology_of_name(name)
+    if ladder is not None:
+        return ladder.parking
+    match = _DELIVERY_SIDE.fullmatch(name)
+    return f"{match[1]}.parking" if match else None
