@@ -579,15 +579,22 @@ class Router:
             self._types[exchange] = exchange_type
 
     def declared_queue(
-        self, queue: str, arguments: Mapping[str, Any] | None, *, passive: bool
+        self,
+        queue: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        passive: bool,
+        mailbox: bool = False,
     ) -> Steps:
-        """Take note of a queue that can be addressed by its name, and lead to it.
+        """Take note of a queue, and lead to it.
 
         :param passive: whether it was only looked for, so that its arguments are not known.
+        :param mailbox: whether nobody else addresses it by its name.
         """
         if self._is_private(queue):
             return
-        self._queues[queue] = None
+        if not mailbox:
+            self._queues[queue] = None
         if not passive:
             refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
             self._refusing[queue] = refuses
@@ -599,7 +606,8 @@ class Router:
                     f"come from classic queues are lost then; quorum queues keep them",
                     once=True,
                 )
-        yield from self._followed(self._lead_to(queue))
+        if not mailbox:
+            yield from self._followed(self._lead_to(queue))
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
