@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -85,6 +86,7 @@ _BINDINGS = ("bindings",)
 _KINDS = (
     "bindings",
     "way",  # queue: from the delivery exchange to a queue that is addressed by its name
+    "relay",  # queue: the same by a relay, even if the queue needs none
     "target",  # exchange: one to delay to, with a relay where it routes by headers
     "level",  # lane, height: a level, and all below it, of one of the connection's ladders
     "direct",  # lane, digits: the queue that serves one whole delay
@@ -239,7 +241,9 @@ class Router:
             ("target", exchange) if exchange else ("way", key),
         )
         if not exchange and (copies := further_keys(headers)):
-            wanted += tuple(("way", each) for each in copies)
+            # An alternate exchange gets what no key of a message finds a way for. So beside a queue
+            # with a relay, one without would get nothing.
+            wanted += tuple(("relay", each) for each in (key, *copies))
         if self._queue_per_delay:
             wanted += (("direct", lane, digits),)
         # A clock that was set back makes it look sooner, never later.
@@ -277,6 +281,7 @@ class Router:
         makers: dict[str, Callable[..., Steps]] = {
             "bindings": self._repeat_bindings,
             "way": self._lead_to,
+            "relay": partial(self._lead_to, by_relay=True),
             "target": self._reach,
             "level": self._raise_to,
             "direct": self._serve,
@@ -299,7 +304,9 @@ class Router:
             if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
                 self.lost()
         # A queue may have been deleted, and made anew, by a program that we do not see.
-        self.existing = {each for each in self.existing if each[0] not in ("way", "target")}
+        self.existing = {
+            each for each in self.existing if each[0] not in ("way", "relay", "target")
+        }
 
     def lost(self) -> None:
         """Forget what exists: the broker has shown that something of ours is gone."""
@@ -381,10 +388,13 @@ class Router:
             or self.topology.wants_relay(queue, self._settings.relays)
         )
 
-    def _lead_to(self, queue: str) -> Steps:
-        """Lead to a queue that is addressed through the default exchange."""
+    def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
+        """Lead to a queue that is addressed through the default exchange.
+
+        :param by_relay: whether by a relay even if the queue needs none.
+        """
         # No queue has an empty name; to bind, that is the one that a channel declared last.
-        if not queue or ("way", queue) in self.existing:
+        if not queue or ("relay" if by_relay else "way", queue) in self.existing:
             return
         if queue not in self._queues and not can_be_denied(queue, self._vhost):
             raise TopologyError(
@@ -392,12 +402,14 @@ class Router:
                 f"if it does not exist, RabbitMQ cannot say so, and may close the connection; "
                 f"declare the queue on this connection before you delay to it"
             )
-        by_relay = self._refuses(queue)
+        by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
         answer = yield from self._on_the_base(command)
         if answer is Answer.DONE:
             self.existing.add(("way", queue))
+            if by_relay or not self.topology.can_have_relays:
+                self.existing.add(("relay", queue))
             self._warned.discard(queue)
         elif answer is Answer.LOCKED:
             raise TopologyError(
@@ -570,27 +582,35 @@ class Router:
             self._types[exchange] = exchange_type
 
     def declared_queue(
-        self, queue: str, arguments: Mapping[str, Any] | None, *, passive: bool
+        self,
+        queue: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        passive: bool,
+        mailbox: bool = False,
     ) -> Steps:
-        """Take note of a queue that can be addressed by its name, and lead to it.
+        """Take note of a queue, and lead to it.
 
         :param passive: whether it was only looked for, so that its arguments are not known.
+        :param mailbox: whether nobody else addresses it by its name.
         """
         if self._is_private(queue):
             return
-        self._queues[queue] = None
+        if not mailbox:
+            self._queues[queue] = None
         if not passive:
             refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
             self._refusing[queue] = refuses
             # Whoever declares it may have made it anew; whoever looks has not.
-            self.existing.discard(("way", queue))
+            self.existing -= {("way", queue), ("relay", queue)}
             if refuses and self.topology.queue_type == "classic":
                 yield Warn(
                     f"the queue {queue!r} rejects messages while it is full: delayed ones that "
                     f"come from classic queues are lost then; quorum queues keep them",
                     once=True,
                 )
-        yield from self._followed(self._lead_to(queue))
+        if not mailbox:
+            yield from self._followed(self._lead_to(queue))
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
@@ -613,7 +633,7 @@ class Router:
         """Forget a queue; the broker has removed its bindings, ours among them."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
-        self.existing.discard(("way", queue))
+        self.existing -= {("way", queue), ("relay", queue)}
         self._forget(each for each in self._bound if each.to_queue and each.destination == queue)
 
     def deleted_exchange(self, exchange: str) -> Steps:
