@@ -87,9 +87,13 @@ class FollowingChannel(_Above):
             queue, passive, durable, exclusive, auto_delete, nowait, arguments, **kwargs
         )
         self._last_queue = result.queue if result is not None else queue
-        # An exclusive queue is a mailbox of this connection alone.
-        if queue and not exclusive:
-            self._run(self._router.declared_queue(queue, arguments, passive=passive))
+        # A queue that is exclusive, or that the broker named, is a mailbox of this connection.
+        mailbox = exclusive or not queue
+        self._run(
+            self._router.declared_queue(
+                self._last_queue, arguments, passive=passive, mailbox=mailbox
+            )
+        )
         return result
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:

@@ -10,8 +10,10 @@ It must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,8 +22,8 @@ from .errors import AddressError, TopologyError
 from .model.address import Destination
 from .model.delay import X_DELAY
 from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from .model.foreign import ladder_of_exchange
 from .model.parts import Binding, Part
+from .model.recognise import ladder_of_exchange, parking_of
 from .model.topology import IMITABLE, Topology
 from .model.versions import QUORUM_SINCE, URGENT, can_be_denied, is_since
 from .settings import Settings
@@ -43,9 +45,6 @@ _BUILT_IN: dict[str, str | None] = {
     "amq.match": "headers",
     "amq.topic": "topic",
 }
-#: What can be in the set of what exists, besides exchanges, queues and bindings of the user's.
-_BASE = "base"
-_BINDINGS = "bindings"
 
 
 class Plan(NamedTuple):
@@ -54,7 +53,8 @@ class Plan(NamedTuple):
     exchange: str
     routing_key: str
     properties: dict[str, Any]
-    needs: frozenset[Hashable]
+    lane: int
+    needs: frozenset[tuple[Any, ...]]
 
 
 class Delivery(NamedTuple):
@@ -73,47 +73,27 @@ class Bound(NamedTuple):
     to_queue: bool
 
 
-# What can exist. As tuples they are compared by their fields, so each has its kind.
+# What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
+# tuple that begins with its kind: its names are in `_KINDS`. No classes: to call one for each
+# publish would take longer than all that is decided.
 
+#: What all levels stand on: the delivery exchanges and the parking queue.
+_BASE = ("base",)
+#: All that this connection has declared and bound is repeated on the delivery side.
+_BINDINGS = ("bindings",)
+#: In the order in which they are made: the levels after the delivery side, which finds out whether
+#: a part of the whole is gone.
+_KINDS = (
+    "bindings",
+    "way",  # queue: from the delivery exchange to a queue that is addressed by its name
+    "relay",  # queue: the same by a relay, even if the queue needs none
+    "target",  # exchange: one to delay to, with a relay where it routes by headers
+    "level",  # lane, height: a level, and all below it, of one of the connection's ladders
+    "direct",  # lane, digits: the queue that serves one whole delay
+    "mirror",  # exchange: its mirror
+)
 
-class Level(NamedTuple):
-    """A level, and all below it, of one of the connection's ladders."""
-
-    lane: int
-    height: int
-    kind: str = "level"
-
-
-class Way(NamedTuple):
-    """The way from the delivery exchange to a queue that is addressed by its name."""
-
-    queue: str
-    kind: str = "way"
-
-
-class Target(NamedTuple):
-    """An exchange to delay to, with a relay where it routes by headers."""
-
-    exchange: str
-    kind: str = "target"
-
-
-class Mirror(NamedTuple):
-    """The mirror of an exchange."""
-
-    exchange: str
-    kind: str = "mirror"
-
-
-class Direct(NamedTuple):
-    """The queue that serves one whole delay."""
-
-    lane: int
-    digits: tuple[str, ...]
-    kind: str = "direct"
-
-
-_NOTHING: frozenset[Hashable] = frozenset()
+_NOTHING: frozenset[tuple[Any, ...]] = frozenset()
 
 
 class Router:
@@ -136,7 +116,7 @@ class Router:
         if self._keeps_urgent_apart:
             self._ladders.append(self.topology.for_urgent())
         #: What is known to exist on the broker.
-        self.existing: set[Hashable] = set()
+        self.existing: set[tuple[Any, ...]] = set()
         #: The types of exchanges; None for one that delayed messages cannot reach.
         self._types = dict(_BUILT_IN)
         #: Of queues that this connection declared, whether they refuse messages while full.
@@ -149,7 +129,7 @@ class Router:
         #: Whether a level that exists may be taken to have all that is below it.
         self._trusts = True
         self._published = 0
-        self._delays: dict[Direct, bool] = {}
+        self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._warned: set[str] = set()
 
     def opened(self) -> Steps:
@@ -171,14 +151,15 @@ class Router:
         self,
         properties: dict[str, Any],
         due: int | None,
-        exchange: str,
-        routing_key: str,
+        destination: Destination,
         now: int,
+        lane: int | None = None,
     ) -> Plan:
         """Plan how to publish a message that asks for a delay.
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: the same, of the publisher's clock.
+        :param lane: that of a plan for the same message, whose needs exist by now.
         :raises DelayError: where the delay is longer than the ladder.
         :raises AddressError: where the destination does not fit into the routing key.
         :raises TopologyError: where a delayed message cannot reach the exchange.
@@ -188,16 +169,17 @@ class Router:
             if X_DELAY in headers:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
                 properties = {**properties, _HEADERS: headers}
-            return Plan(exchange, routing_key, properties, _NOTHING)
-        destination = Destination(exchange, routing_key)
-        if exchange:
+            return Plan(*destination, properties, 0, _NOTHING)
+        if destination.exchange:
             destination = self._unwrapped(destination, headers)
             self._refuse_unreachable(destination.exchange)
-        lane = self._lane(properties)
+        if lane is None:
+            lane = self._lane(properties)
         ladder = self._ladders[lane]
         digits = ladder.ladder.digits((due - now) / 1000)
         # To be safe, an exchange whose type is not known is taken for one that reads wildcards.
-        topic = bool(exchange) and self._types.get(destination.exchange, "topic") == "topic"
+        exchange = destination.exchange
+        topic = bool(exchange) and self._types.get(exchange, "topic") == "topic"
         properties, key = wrap(
             properties,
             destination,
@@ -208,9 +190,7 @@ class Router:
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
-        # A message without an id that is planned again is to stay in its lane.
-        self._published += not needs
-        return Plan(self._entry(ladder, digits), key, properties, needs)
+        return Plan(self._entry(ladder, digits), key, properties, lane, needs)
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Read what a retry of a delayed message is published to.
@@ -232,6 +212,7 @@ class Router:
         if self._lanes == 1:
             return 0
         name = properties.get("message_id") or properties.get("correlation_id")
+        self._published += 1
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
     def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
@@ -248,21 +229,23 @@ class Router:
         lane: int,
         digits: tuple[str, ...],
         destination: Destination,
-        headers: Mapping[str, Any],
+        headers: dict[str, Any],
         now: int,
-    ) -> frozenset[Hashable]:
+    ) -> frozenset[tuple[Any, ...]]:
         if not self._declares:
             return _NOTHING
         exchange, key = destination
-        wanted: list[Hashable] = [
+        wanted: tuple[tuple[Any, ...], ...] = (
             _BINDINGS,
-            Level(lane, self._ladders[lane].needs(digits)),
-            Target(exchange) if exchange else Way(key),
-        ]
-        if not exchange:
-            wanted += map(Way, further_keys(dict(headers)))
+            ("level", lane, self._ladders[lane].needs(digits)),
+            ("target", exchange) if exchange else ("way", key),
+        )
+        if not exchange and (copies := further_keys(headers)):
+            # An alternate exchange gets what no key of a message finds a way for. So beside a queue
+            # with a relay, one without would get nothing.
+            wanted += tuple(("relay", each) for each in (key, *copies))
         if self._queue_per_delay:
-            wanted.append(Direct(lane, digits))
+            wanted += (("direct", lane, digits),)
         # A clock that was set back makes it look sooner, never later.
         if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
             return _NOTHING
@@ -287,7 +270,7 @@ class Router:
                     f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
                 )
 
-    def prepare(self, needs: Iterable[Hashable], now: int) -> Steps:
+    def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
         """Let all exist that a plan needs.
 
         :raises TopologyError: where the broker refuses.
@@ -295,23 +278,19 @@ class Router:
         wanted = set(needs)
         if not 0 <= now - self._looked < LOOK_AGAIN:
             yield from self._look_again(now)
+        makers: dict[str, Callable[..., Steps]] = {
+            "bindings": self._repeat_bindings,
+            "way": self._lead_to,
+            "relay": partial(self._lead_to, by_relay=True),
+            "target": self._reach,
+            "level": self._raise_to,
+            "direct": self._serve,
+        }
         for _ in range(_ATTEMPTS):
-            # The levels last: the delivery side finds out whether a part of the whole is gone.
-            for each in sorted(wanted - self.existing, key=_place):
-                yield from self._make(each)
+            for each in sorted(wanted - self.existing, key=lambda each: _KINDS.index(each[0])):
+                yield from makers[each[0]](*each[1:])
             if _BINDINGS in self.existing:
                 return
-
-    def _make(self, wanted: Hashable) -> Steps:
-        if isinstance(wanted, Way):
-            return self._lead_to(wanted.queue)
-        if isinstance(wanted, Target):
-            return self._reach(wanted.exchange)
-        if isinstance(wanted, Level):
-            return self._raise_to(wanted)
-        if isinstance(wanted, Direct):
-            return self._serve(wanted)
-        return self._repeat_bindings()
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
@@ -325,7 +304,9 @@ class Router:
             if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
                 self.lost()
         # A queue may have been deleted, and made anew, by a program that we do not see.
-        self.existing = {each for each in self.existing if not isinstance(each, (Way, Target))}
+        self.existing = {
+            each for each in self.existing if each[0] not in ("way", "relay", "target")
+        }
 
     def lost(self) -> None:
         """Forget what exists: the broker has shown that something of ours is gone."""
@@ -335,17 +316,17 @@ class Router:
 
     # -- the ladder side -----------------------------------------------------------------------
 
-    def _raise_to(self, wanted: Level) -> Steps:
+    def _raise_to(self, lane: int, wanted: int) -> Steps:
         """Declare the levels up to a height, lowest first, and as high as they once were.
 
         A level's exchange is declared after all that is below it. So where all of them exist, and
         the highest takes its own bindings again, the rest exists too: one question for a new
         connection. Unless somebody has deleted a part of it: then all are declared again.
         """
-        if wanted in self.existing:
+        if ("level", lane, wanted) in self.existing:
             return
-        ladder = self._ladders[wanted.lane]
-        height = max(wanted.height, self._heights.get(wanted.lane, wanted.height))
+        ladder = self._ladders[lane]
+        height = max(wanted, self._heights.get(lane, wanted))
         what = f"the levels up to {height}"
         levels = ladder.levels
         part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
@@ -369,25 +350,26 @@ class Router:
         if self._queue_per_delay:
             enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
             yield Ensure(ladder.direct_base + Part(bindings=enter), "the ways into the levels")
-        self._heights[wanted.lane] = height
-        self.existing.update(Level(wanted.lane, each) for each in range(-1, height + 1))
+        self._heights[lane] = height
+        self.existing.update(("level", lane, each) for each in range(-1, height + 1))
 
-    def _serve(self, wanted: Direct) -> Steps:
+    def _serve(self, lane: int, digits: tuple[str, ...]) -> Steps:
         """Give a delay a queue of its own, from its second use on, and to the first few only.
 
         An application whose delays hardly ever repeat would litter the broker with queues.
         """
-        if wanted not in self._delays:
+        delay = lane, digits
+        if delay not in self._delays:
             if len(self._delays) == MAX_DELAYS:
                 self._delays = {each: True for each, served in self._delays.items() if served}
-            self._delays[wanted] = False
+            self._delays[delay] = False
         elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
-            ladder = self._ladders[wanted.lane]
+            ladder = self._ladders[lane]
             # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
-            part, lock = ladder.direct_queue(wanted.digits), f"{ladder.direct}.lock"
+            part, lock = ladder.direct_queue(digits), f"{ladder.direct}.lock"
             if (yield Ensure(part, "a queue for one delay", lock=lock)) is Answer.DONE:
-                self._delays[wanted] = True
-                self.existing.add(wanted)
+                self._delays[delay] = True
+                self.existing.add(("direct", *delay))
 
     def _lay_base(self) -> Steps:
         if _BASE not in self.existing:
@@ -406,10 +388,13 @@ class Router:
             or self.topology.wants_relay(queue, self._settings.relays)
         )
 
-    def _lead_to(self, queue: str) -> Steps:
-        """Lead to a queue that is addressed through the default exchange."""
+    def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
+        """Lead to a queue that is addressed through the default exchange.
+
+        :param by_relay: whether by a relay even if the queue needs none.
+        """
         # No queue has an empty name; to bind, that is the one that a channel declared last.
-        if not queue or Way(queue) in self.existing:
+        if not queue or ("relay" if by_relay else "way", queue) in self.existing:
             return
         if queue not in self._queues and not can_be_denied(queue, self._vhost):
             raise TopologyError(
@@ -417,12 +402,14 @@ class Router:
                 f"if it does not exist, RabbitMQ cannot say so, and may close the connection; "
                 f"declare the queue on this connection before you delay to it"
             )
-        by_relay = self._refuses(queue)
+        by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
         answer = yield from self._on_the_base(command)
         if answer is Answer.DONE:
-            self.existing.add(Way(queue))
+            self.existing.add(("way", queue))
+            if by_relay or not self.topology.can_have_relays:
+                self.existing.add(("relay", queue))
             self._warned.discard(queue)
         elif answer is Answer.LOCKED:
             raise TopologyError(
@@ -444,7 +431,7 @@ class Router:
         """See to it that an exchange exists, and has a relay where it routes by headers."""
         if not can_be_denied(exchange, self._vhost):
             # To ask for one that does not exist could end the connection.
-            self.existing.add(Target(exchange))
+            self.existing.add(("target", exchange))
             return
         if (yield Look((exchange,))) is Answer.MISSING:
             self._types.pop(exchange, None)
@@ -458,7 +445,7 @@ class Router:
         if self._types.get(exchange) == "headers" and self.topology.mirrors:
             # The mirrors of others are for those who bind queues to them.
             yield from self._mirror_exchange(exchange)
-        self.existing.add(Target(exchange))
+        self.existing.add(("target", exchange))
         self._warned.discard(exchange)
 
     def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
@@ -470,7 +457,7 @@ class Router:
             )
 
     def _mirror_exchange(self, exchange: str) -> Steps:
-        if Mirror(exchange) in self.existing:
+        if ("mirror", exchange) in self.existing:
             return
         by_headers = self._types.get(exchange) == "headers"
         topology = self.topology
@@ -480,7 +467,7 @@ class Router:
             f"write on the exchange {exchange!r}" if by_headers else "",
         )
         yield from self._on_the_base(command)
-        self.existing.add(Mirror(exchange))
+        self.existing.add(("mirror", exchange))
 
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange."""
@@ -595,27 +582,35 @@ class Router:
             self._types[exchange] = exchange_type
 
     def declared_queue(
-        self, queue: str, arguments: Mapping[str, Any] | None, *, passive: bool
+        self,
+        queue: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        passive: bool,
+        mailbox: bool = False,
     ) -> Steps:
-        """Take note of a queue that can be addressed by its name, and lead to it.
+        """Take note of a queue, and lead to it.
 
         :param passive: whether it was only looked for, so that its arguments are not known.
+        :param mailbox: whether nobody else addresses it by its name.
         """
         if self._is_private(queue):
             return
-        self._queues[queue] = None
+        if not mailbox:
+            self._queues[queue] = None
         if not passive:
             refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
             self._refusing[queue] = refuses
             # Whoever declares it may have made it anew; whoever looks has not.
-            self.existing.discard(Way(queue))
+            self.existing -= {("way", queue), ("relay", queue)}
             if refuses and self.topology.queue_type == "classic":
                 yield Warn(
                     f"the queue {queue!r} rejects messages while it is full: delayed ones that "
                     f"come from classic queues are lost then; quorum queues keep them",
                     once=True,
                 )
-        yield from self._followed(self._lead_to(queue))
+        if not mailbox:
+            yield from self._followed(self._lead_to(queue))
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Take note of a binding, and repeat it if this connection delays or consumes."""
@@ -623,7 +618,7 @@ class Router:
             bound = Bound(exchange, destination, key, to_queue)
             self._bound[bound] = None
             # Whoever binds again may know that what we made has gone meanwhile.
-            self.existing -= {bound, Mirror(exchange), Mirror(destination)}
+            self.existing -= {bound, ("mirror", exchange), ("mirror", destination)}
             yield from self._followed(self._mirror_binding(bound))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
@@ -638,7 +633,7 @@ class Router:
         """Forget a queue; the broker has removed its bindings, ours among them."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
-        self.existing.discard(Way(queue))
+        self.existing -= {("way", queue), ("relay", queue)}
         self._forget(each for each in self._bound if each.to_queue and each.destination == queue)
 
     def deleted_exchange(self, exchange: str) -> Steps:
@@ -646,7 +641,7 @@ class Router:
         self._types.pop(exchange, None)
         if not self._mirrors(exchange):
             return
-        self.existing -= {Mirror(exchange), Target(exchange)}
+        self.existing -= {("mirror", exchange), ("target", exchange)}
         self._forget(
             each
             for each in self._bound
@@ -699,10 +694,13 @@ class Router:
         :param queue: the queue that it was taken from, so far as that is known.
         """
         headers = properties.get(_HEADERS)
-        # A ladder of another system, or of an older form, may lead here, too.
+        # A ladder of another system, of an older form, or of another namespace may lead here, too.
         by = ladder_of_exchange(exchange, self.topology)
-        if by is None and not (headers and HEADER in headers):
-            return None
+        if by is None:
+            if not (headers and HEADER in headers):
+                return None
+            if parking_of(exchange):
+                by = replace(self.topology, namespace=exchange.partition(".")[0])
         ladder, on_ladder = by or self.topology, by is not None
         found = Destination(exchange, routing_key)
         try:
@@ -732,10 +730,6 @@ class Router:
         if ladder.mirrors or written.routing_key in self._queues:
             return written
         return Destination("", queue) if queue else arrived
-
-
-def _place(wanted: Hashable) -> int:
-    return (str, Way, Target, Level, Direct).index(type(wanted))
 
 
 def _names(part: Part) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ delays come out right is a property of the table that it is given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
     queues = {each.name: each for each in part.queues}
     waits: list[Wait] = []
     while True:
-        reached = route_message(exchanges, part.bindings, exchange, key)
+        reached = route_message(exchanges, part.bindings, exchange, [key])
         waiting = [queues[name] for name in reached if _ttl(queues.get(name)) is not None]
         if not waiting:
             return Walk(tuple(waits), frozenset(reached))
@@ -60,10 +60,13 @@ def route_message(
     exchanges: Mapping[str, Exchange],
     bindings: Iterable[Binding],
     exchange: str,
-    key: str,
+    keys: Sequence[str],
     headers: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Return the queues that a message published to ``exchange`` reaches at once."""
+    """Return the queues that a message published to ``exchange`` reaches at once.
+
+    :param keys: its routing keys; an alternate exchange gets what none of them finds a way for.
+    """
     reached: set[str] = set()
     seen: set[str] = set()
     ahead = deque([exchange])
@@ -73,7 +76,12 @@ def route_message(
             continue
         seen.add(name)
         kind = exchanges[name].type if name in exchanges else "direct"
-        taken = [b for b in bindings if b.source == name and _matches(kind, b, key, headers or {})]
+        taken = [
+            binding
+            for binding in bindings
+            if binding.source == name
+            and any(_matches(kind, binding, each, headers or {}) for each in keys)
+        ]
         reached.update(b.destination for b in taken if b.to_queue)
         ahead.extend(b.destination for b in taken if not b.to_queue)
         if not taken and name in exchanges:

@@ -171,3 +171,15 @@ def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, collec
         while "mailbox" in {row["name"] for row in vhost.queues()}:
             assert time.monotonic() < end, "it did not expire"
             time.sleep(0.1)
+
+
+def test_a_mailbox_bound_to_an_exchange_leaves_no_relay_behind(connect, vhost):
+    connection = connect()
+    channel = connection.default_channel
+    for given in ("", "named"):
+        name = channel.queue_declare(given, exclusive=True).queue
+        channel.queue_bind(name, "amq.fanout")
+        channel.basic_consume(name)
+    Producer(channel).publish(1, exchange="amq.fanout", headers={"x-delay": 250})
+    connection.release()
+    assert not [row["name"] for row in vhost.queues() if ".relay-to-queue." in row["name"]]

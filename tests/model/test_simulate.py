@@ -183,4 +183,4 @@ def test_a_delayed_message_reaches_the_queues_that_an_undelayed_one_would(data, 
 def _route(exchanges, bindings, exchange, key):
     """Route as RabbitMQ does, by the walk's own routing on plain exchanges."""
     table = {name: Exchange(name, kind) for name, kind in exchanges.items()}
-    return route_message(table, [Binding(s, d, k, q) for s, d, k, q in bindings], exchange, key)
+    return route_message(table, [Binding(s, d, k, q) for s, d, k, q in bindings], exchange, [key])
