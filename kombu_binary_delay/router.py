@@ -79,6 +79,8 @@ class Bound(NamedTuple):
 _BASE = ("base",)
 #: All that this connection has declared and bound is repeated on the delivery side.
 _BINDINGS = ("bindings",)
+#: They are repeated now, and nothing was found to be gone since that began.
+_REPEATING = ("repeating",)
 #: In the order in which they are made: the levels after the delivery side, which finds out whether
 #: a part of the whole is gone.
 _KINDS = (
@@ -288,22 +290,31 @@ class Router:
                 yield from makers[each[0]](*each[1:])
             if _BINDINGS in self.existing:
                 return
+        raise TopologyError("a part of the ladder is deleted as fast as it is declared")
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
+        if self._heights and (yield self._look_at(self._heights)) is Answer.MISSING:
+            self.lost()
         self._looked = now
-        if self._heights and _BASE in self.existing:
-            exchanges, queues = _names(self.topology.base)
-            for lane, height in self._heights.items():
-                parts = self._ladders[lane].levels[: height + 1]
-                exchanges += [self._ladders[lane].level_name(at) for at in range(height + 1)]
-                queues += [queue.name for part in parts for queue in part.queues]
-            if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
-                self.lost()
         # A queue may have been deleted, and made anew, by a program that we do not see.
         self.existing = {
             each for each in self.existing if each[0] not in ("way", "relay", "target")
         }
+
+    def _look_at(self, heights: Mapping[int, int]) -> Look:
+        """Return the command to look whether the base and levels exist.
+
+        :param heights: the highest of them for each lane.
+        """
+        exchanges, queues = _names(self.topology.base)
+        for lane, height in heights.items():
+            ladder = self._ladders[lane]
+            exchanges += [ladder.level_name(level) for level in range(height + 1)]
+            queues += [each.name for part in ladder.levels[: height + 1] for each in part.queues]
+            if self._queue_per_delay:
+                exchanges += _names(ladder.direct_base)[0]
+        return Look(tuple(exchanges), tuple(queues))
 
     def lost(self) -> None:
         """Forget what exists: the broker has shown that something of ours is gone."""
@@ -329,9 +340,7 @@ class Router:
         part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
         found: Any = Answer.MISSING
         if self._trusts:
-            exchanges = (ladder.level_name(level) for level in range(height + 1))
-            queues = (queue.name for queue in part.queues)
-            found = yield Look(tuple(exchanges), tuple(queues))
+            found = yield self._look_at({lane: height})
             if found is Answer.DONE and height >= 0:
                 # The lowest one, too: the delivery exchange alone may have been made anew.
                 bindings = levels[0].bindings + levels[height].bindings
@@ -339,14 +348,19 @@ class Router:
         if found is Answer.MISSING:
             self.existing.discard(_BASE)
             yield from self._lay_base()
-            yield Ensure(part, what)
+            found = yield Ensure(part, what)
             # Whoever makes a level sees to it that the one above leads there, if it exists.
-            for above in levels[height + 1 :]:
+            for above in levels[height + 1 :] if found is Answer.DONE else ():
                 if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
                     break
-        if self._queue_per_delay:
+        if self._queue_per_delay and found is Answer.DONE:
             enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
-            yield Ensure(ladder.direct_base + Part(bindings=enter), "the ways into the levels")
+            ways = ladder.direct_base + Part(bindings=enter)
+            found = yield Ensure(ways, "the ways into the levels")
+        if found is Answer.MISSING:
+            # Somebody deletes it at the same time.
+            self.lost()
+            return
         self._heights[lane] = height
         self.existing.update(("level", lane, each) for each in range(-1, height + 1))
 
@@ -562,6 +576,7 @@ class Router:
 
     def _repeat_bindings(self) -> Steps:
         for _ in range(_ATTEMPTS):
+            self.existing.add(_REPEATING)
             if self._bound or self._queues:
                 yield from self._lay_base()
             for queue in list(self._queues):
@@ -569,7 +584,7 @@ class Router:
             for bound in list(self._bound):
                 yield from _quietly(self._mirror_binding(bound))
             # Else a part of the whole was found to be gone, and what came before is missing.
-            if not (self._bound or self._queues) or _BASE in self.existing:
+            if _REPEATING in self.existing:
                 break
         self.existing.add(_BINDINGS)
 
@@ -657,8 +672,13 @@ class Router:
         """Do what the program's own call, which has succeeded already, does not depend on."""
         if not self._is_active:
             return
+        # What is interrupted is left to the next publish.
+        self.existing -= {_BINDINGS}
+        self.existing |= {_REPEATING}
         yield from _quietly(steps)
-        if not self._is_active:
+        if _REPEATING in self.existing:
+            self.existing.add(_BINDINGS)
+        else:
             # It has shown that a part of the whole is gone.
             yield from _quietly(self._repeat_bindings())
 
