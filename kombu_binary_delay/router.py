@@ -294,7 +294,10 @@ class Router:
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
-        if self._heights and (yield self._look_at(self._heights)) is Answer.MISSING:
+        if (
+            self._heights
+            and (yield self._look_at(self._heights, self.topology.base)) is Answer.MISSING
+        ):
             self.lost()
         self._looked = now
         # A queue may have been deleted, and made anew, by a program that we do not see.
@@ -302,12 +305,12 @@ class Router:
             each for each in self.existing if each[0] not in ("way", "relay", "target")
         }
 
-    def _look_at(self, heights: Mapping[int, int]) -> Look:
-        """Return the command to look whether the base and levels exist.
+    def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
+        """Return the command to look whether levels exist, and what they stand on.
 
         :param heights: the highest of them for each lane.
         """
-        exchanges, queues = _names(self.topology.base)
+        exchanges, queues = _names(base)
         for lane, height in heights.items():
             ladder = self._ladders[lane]
             exchanges += [ladder.level_name(level) for level in range(height + 1)]
@@ -340,7 +343,8 @@ class Router:
         part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
         found: Any = Answer.MISSING
         if self._trusts:
-            found = yield self._look_at({lane: height})
+            base = Part() if _BASE in self.existing else self.topology.base
+            found = yield self._look_at({lane: height}, base)
             if found is Answer.DONE and height >= 0:
                 # The lowest one, too: the delivery exchange alone may have been made anew.
                 bindings = levels[0].bindings + levels[height].bindings
@@ -415,8 +419,13 @@ class Router:
             )
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
-        command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
-        answer = yield from self._on_the_base(command)
+        answer = Answer.DONE
+        if by_relay and queue not in self._queues:
+            # A queue that does not exist is not to leave a relay behind.
+            answer = yield Look(queues=(queue,))
+        if answer is Answer.DONE:
+            what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+            answer = yield from self._on_the_base(Ensure(way, what, needs))
         if answer is Answer.DONE:
             self.existing.add(("way", queue))
             if by_relay or not self.topology.can_have_relays:

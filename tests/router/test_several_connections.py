@@ -77,6 +77,12 @@ def test_a_connection_that_binds_nothing_notices_what_is_deleted_of_the_levels(b
         assert name in broker.queues
 
 
+def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
+    connection = Connection(broker)
+    assert connection.reached("nowhere") == [connection.topology.parking]
+    assert relays(broker) == []
+
+
 class Interfered(SimulatedBroker):
     """A broker on which somebody deletes exchanges before a command, once."""
 
