@@ -137,15 +137,15 @@ class BrokerProcess(ProcessContainer):
     def kill(self, signal: str | int = "SIGKILL") -> None:
         """SIGKILL, SIGSTOP or SIGCONT to the node, or stop it in order on SIGTERM."""
         actions = {
-            signals.SIGKILL: self._own.kill,
-            signals.SIGTERM: self._own.stop,
-            signals.SIGSTOP: self._own.freeze,
-            signals.SIGCONT: self._own.thaw,
+            signals.SIGKILL: Broker.kill,
+            signals.SIGTERM: Broker.stop,
+            signals.SIGSTOP: Broker.freeze,
+            signals.SIGCONT: Broker.thaw,
         }
         action = actions.get(_number(signal))
         if action is None:
             raise ValueError(f"a broker takes {_list(actions)}, not {signal!r}")
-        action()
+        action(self._own)
 
     def restart(self, timeout: float = 60) -> None:
         """Stop and start the node; what is durable is there again."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -21,8 +22,8 @@ from .errors import AddressError, TopologyError
 from .model.address import Destination
 from .model.delay import X_DELAY
 from .model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from .model.foreign import ladder_of_exchange
 from .model.parts import Binding, Part
+from .model.recognise import ladder_of_exchange, parking_of
 from .model.topology import IMITABLE, Topology
 from .model.versions import QUORUM_SINCE, URGENT, can_be_denied, is_since
 from .settings import Settings
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
     exchange: str
     routing_key: str
     properties: dict[str, Any]
+    lane: int
     needs: frozenset[tuple[Any, ...]]
 
 
@@ -151,14 +153,15 @@ class Router:
         self,
         properties: dict[str, Any],
         due: int | None,
-        exchange: str,
-        routing_key: str,
+        destination: Destination,
         now: int,
+        lane: int | None = None,
     ) -> Plan:
         """Plan how to publish a message that asks for a delay.
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: the same, of the publisher's clock.
+        :param lane: that of a plan for the same message, whose needs exist by now.
         :raises DelayError: where the delay is longer than the ladder.
         :raises AddressError: where the destination does not fit into the routing key.
         :raises TopologyError: where a delayed message cannot reach the exchange.
@@ -168,16 +171,17 @@ class Router:
             if X_DELAY in headers:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
                 properties = {**properties, _HEADERS: headers}
-            return Plan(exchange, routing_key, properties, _NOTHING)
-        destination = Destination(exchange, routing_key)
-        if exchange:
+            return Plan(*destination, properties, 0, _NOTHING)
+        if destination.exchange:
             destination = self._unwrapped(destination, headers)
             self._refuse_unreachable(destination.exchange)
-        lane = self._lane(properties)
+        if lane is None:
+            lane = self._lane(properties)
         ladder = self._ladders[lane]
         digits = ladder.ladder.digits((due - now) / 1000)
         # To be safe, an exchange whose type is not known is taken for one that reads wildcards.
-        topic = bool(exchange) and self._types.get(destination.exchange, "topic") == "topic"
+        exchange = destination.exchange
+        topic = bool(exchange) and self._types.get(exchange, "topic") == "topic"
         properties, key = wrap(
             properties,
             destination,
@@ -188,9 +192,7 @@ class Router:
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
-        # A message without an id that is planned again is to stay in its lane.
-        self._published += not needs
-        return Plan(self._entry(ladder, digits), key, properties, needs)
+        return Plan(self._entry(ladder, digits), key, properties, lane, needs)
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Read what a retry of a delayed message is published to.
@@ -212,6 +214,7 @@ class Router:
         if self._lanes == 1:
             return 0
         name = properties.get("message_id") or properties.get("correlation_id")
+        self._published += 1
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
     def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
@@ -720,10 +723,13 @@ class Router:
         :param queue: the queue that it was taken from, so far as that is known.
         """
         headers = properties.get(_HEADERS)
-        # A ladder of another system, or of an older form, may lead here, too.
+        # A ladder of another system, of an older form, or of another namespace may lead here, too.
         by = ladder_of_exchange(exchange, self.topology)
-        if by is None and not (headers and HEADER in headers):
-            return None
+        if by is None:
+            if not (headers and HEADER in headers):
+                return None
+            if parking_of(exchange):
+                by = replace(self.topology, namespace=exchange.partition(".")[0])
         ladder, on_ladder = by or self.topology, by is not None
         found = Destination(exchange, routing_key)
         try:

@@ -136,12 +136,13 @@ class ChannelMixin(FollowingChannel):
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
         """
         router = self._router
-        plan = router.publish(properties, due, exchange, routing_key, now)
+        destination = Destination(exchange, routing_key)
+        plan = router.publish(properties, due, destination, now)
         if plan.needs:
             self._run(router.prepare(plan.needs, now))
             # That took time, which is a part of the delay; one tick of it is left at least.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
-            plan = router.publish(properties, due, exchange, routing_key, now)
+            plan = router.publish(properties, due, destination, now, plan.lane)
         return plan
 
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:

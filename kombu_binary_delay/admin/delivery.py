@@ -331,12 +331,18 @@ class _Side:
                     continue
                 # What somebody has bound to see all that is delivered is not ours to remove.
                 stale = each.source not in delivery or each.key.startswith(f"#.{MARK}")
+                # The others are alternates of it: they see what it has no binding for.
+                instead = (
+                    " as well"
+                    if each.source != topology.delivery
+                    else (", and those for a queue by its name, or for none, only there")
+                )
                 yield Fault(
-                    "error" if stale else "warning",
+                    "error",
                     f"binding from {each.source} to {each.destination}",
                     f"a binding with the key {each.key!r} that is none of this ladder's",
-                    "delayed messages that it matches are delivered there as well; "
-                    + (_MEND if stale else "remove it if nobody needs it"),
+                    f"delayed messages that it matches are delivered there{instead}; "
+                    + (_MEND if stale else "remove it"),
                     stale=(each,) if stale else (),
                 )
 

@@ -13,6 +13,7 @@ from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
 
 #: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``. On a delayed
@@ -35,10 +36,6 @@ UNREADABLE_ERRORS = (
 )
 #: The destination of a message that has no address. No queue has an empty name.
 UNREADABLE = Destination("", "")
-_DELIVERY_SIDE = re.compile(
-    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|parking|(?:mirror|relay-to-[a-z]+)\..*)",
-    re.ASCII | re.DOTALL,
-)
 
 
 @dataclass(frozen=True)
@@ -90,18 +87,6 @@ def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
     name = re.compile(re.escape(f"{topology.direct}.") + "([1-9][0-9]{0,15})ms", re.ASCII)
     matches = {each: name.fullmatch(each) for each in names}
     return {each: int(match[1]) for each, match in matches.items() if match}
-
-
-def parking_of(name: str) -> str | None:
-    """Name the parking queue of the ladder, of whatever namespace, that an exchange is a part of.
-
-    :returns: None where the name is none of a ladder's.
-    """
-    ladder = Topology.of(name)
-    if ladder is not None:
-        return ladder.parking
-    match = _DELIVERY_SIDE.fullmatch(name)
-    return f"{match[1]}.parking" if match else None
 
 
 def read_address(topology: Topology, key: str, carried: Destination | None = None) -> Destination:

@@ -19,6 +19,7 @@ from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, UnreachableError
@@ -26,7 +27,7 @@ from .management import Management
 from .mover import Decision, Keep, Mover, Send, Write, as_new, max_deliveries
 from .probe import Probe
 from .progress import Progress, ignore
-from .reading import UNREADABLE, parking_of, read_address
+from .reading import UNREADABLE, read_address
 
 _HEADERS = "application_headers"
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu_binary_delay.model.parts import Binding
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
 from kombu_binary_delay.model.v1 import TopologyV1
 
@@ -135,7 +136,7 @@ def status(
 
 def ladder_of(topology: Topology, name: str) -> str | None:
     """Name the ladder whose level an exchange or queue belongs to; None for the delivery side."""
-    found = Topology.of(name)
+    found = topology_of_name(name)
     if found is not None:
         return found.prefix
     names = {each.name for part in topology.levels for each in part.exchanges}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
 from .declare import declare, delete_exchanges
@@ -132,7 +133,7 @@ def held(
 
 def _others(topology: Topology, snapshot: Snapshot, in_use: Iterable[Topology]) -> tuple[str, ...]:
     """Name the other ladders that lead to the same delivery side."""
-    existing = filter(None, map(Topology.of, snapshot.exchanges))
+    existing = filter(None, map(topology_of_name, snapshot.exchanges))
     return tuple(
         dict.fromkeys(
             other.prefix

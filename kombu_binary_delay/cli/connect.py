@@ -18,6 +18,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
@@ -182,7 +183,7 @@ class Target:
         if ladder in FOREIGN_LADDERS:
             return FOREIGN_LADDERS[ladder]
         for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
-            found = Topology.of(f"{name}.")
+            found = topology_of_name(f"{name}.")
             if found is not None and found.prefix == name:
                 return found
         example = f"{self.settings.namespace}.{VERSION}-125ms-2x31-classic"

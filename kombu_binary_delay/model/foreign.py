@@ -200,19 +200,3 @@ FOREIGN_LADDERS = {
     "nservicebus-v1": NSERVICEBUS_V1,
     "celery": CELERY,
 }
-_BY_EXCHANGE: dict[str, ForeignLadder] = {
-    exchange.name: each for each in FOREIGN_LADDERS.values() for exchange in each.whole.exchanges
-}
-
-
-def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
-    """Return the ladder that a message comes from, by the exchange in its delivery.
-
-    A dead letter names the exchange that its *last* wait led to: the delivery exchange, if that was
-    at the lowest level, else the exchange of the level below. A message without any wait names the
-    exchange that it was published to.
-
-    :returns: ``ours`` for every ladder of its namespace, of whatever form; another system's ladder;
-        or None, where the exchange is the user's.
-    """
-    return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)

@@ -19,7 +19,6 @@ level that it came from.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -56,12 +55,6 @@ WORKER_HOLDS = 32
 
 #: A name that is not ASCII is said in a broker's errors, which are best kept short.
 _MAX_NAME_NOT_ASCII = 128
-_NAME = re.compile(
-    r"(?P<namespace>[\w-]+)\.(?P<version>v[12])-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
-    r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
-    r"(?:-(?P<classic>classic))?\.",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True)
@@ -97,27 +90,6 @@ class Topology:
     def delay_header(self) -> str | None:
         """A header that says the delay in whole seconds, where somebody else's tools read it."""
         return None
-
-    @classmethod
-    def of(cls, name: str) -> Topology | None:
-        """Return the topology of whose ladder side an exchange or queue is a part, by its name.
-
-        One of an older form is of a class of its own.
-        """
-        # One of ours itself.
-        from .v1 import TopologyV1  # noqa: PLC0415 - see above
-
-        match = _NAME.match(name)
-        if match is None:
-            return None
-        form = TopologyV1 if match["version"] == TopologyV1.version else cls
-        try:
-            ladder = form.numerals.from_name(match["ladder"])
-        except LadderError:
-            return None
-        queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
-        lane, urgent = int(match["lane"] or 0), bool(match["urgent"])
-        return form(ladder, match["namespace"], queue_type, layout, lane, urgent)
 
     def lanes(self, count: int) -> list[Topology]:
         """Return the ladders of this kind, side by side; one alone has no number."""

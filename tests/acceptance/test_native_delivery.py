@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import celery
 import pytest
 
+from tests.acceptance.app import make_app
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.stage import Stage
 
@@ -139,3 +141,27 @@ def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
     stock.send_note(countdown=3600)
     # then
     assert "Direct exchanges are not supported with native delayed delivery" in caplog.text
+
+
+@HAS_NATIVE
+@pytest.mark.slow
+def test_what_a_stock_app_delays_is_run_and_retried_by_workers_with_and_without_our_transport(
+    new_stage,
+):
+    """As during a migration: half of the workers are new, and publishers are old."""
+    # given
+    stage: Stage = new_stage(TOPIC)
+    stage.worker("--pool=threads", stock=True)
+    stage.worker("--pool=threads")
+    publisher = make_app(replace(stage.deployment, transport=None))
+    # when: the last wait of an even number of seconds is in another level than that of an odd one
+    tasks = [
+        str(publisher.tasks["retry"].apply_async((1, seconds), countdown=seconds).id)
+        for seconds in (1, 2, 3, 4)
+        for _ in range(3)
+    ]
+    # then
+    for task in tasks:
+        assert [run.retries for run in stage.journal.wait_for(task, times=2)] == [0, 1]
+    assert stage.parked() == 0
+    publisher.close()

@@ -206,7 +206,7 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, s
         binary_delay,
         ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
     )
-    assert "kbd.v2.journal" in json.loads(made.output)["queues"]
+    assert "kbd.v2.journal" in json.loads(made.stdout)["queues"]
     publish(connect(binary_delay=options), 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}

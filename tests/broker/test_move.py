@@ -393,8 +393,9 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     park(plain, small, *(small.address((), Destination(exchange, each)) for each in keys))
 
     found = redrive(plain, small)
-    with pytest.raises(OperationError, match="is a part of a ladder"):
-        redrive(plain, small, to=Destination(exchange, "mail"))
+    for each in (exchange, theirs.to_queues):
+        with pytest.raises(OperationError, match="is a part of a ladder"):
+            redrive(plain, small, to=Destination(each, "mail"))
 
     assert by_destination(found) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
     assert "is a part of another ladder" in found.reasons[0]
@@ -1084,14 +1085,14 @@ ODD = [
 @pytest.mark.parametrize("subcommand", ["migrate", "redrive"])
 def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, ops):
     """Given: what other programs have put into queues of the ladder, or named like one of its."""
-    level, odd_queue = f"{small.level_name(3)}.1", f"{small.own}.XXms"
+    level, odd_queue = f"{small.level_name(3)}.1", f"{small.direct}.XXms"
     keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
     total = len(ODD) * len(keys)
     with ops.plain() as connection:
         create(connection, small, small.whole)
         for name in ("mail", odd_queue):
             Queue(name)(connection.channel()).declare()
-        entry = small.entry((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
+        entry = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
         for headers in ODD:
             for key in keys:
                 connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
@@ -1160,7 +1161,7 @@ def test_a_migration_leaves_no_channel_open(vhost, small, ops):
         for name in names[::2]:
             Queue(name)(connection.channel()).declare()
         for name in names:
-            entry, key = small.entry((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
+            entry, key = small.entry_exchange((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
             connection.Producer().publish("m", exchange=entry, routing_key=key)
 
     def connect():

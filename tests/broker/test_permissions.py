@@ -149,22 +149,26 @@ def names(topology) -> dict[str, str]:
         "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
         "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[01]+",
         "delivery": re.escape(topology.delivery),
+        "to queues": re.escape(topology.to_queues),
         "parking": re.escape(topology.parking),
         "mirror": re.escape(topology.mirror_name("events")),
         "mirror of headers": re.escape(topology.mirror_name("by-headers")),
         "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
+        "relay-to-queue": re.escape(topology.queue_relay_name("mail")),
         "journal": r"kbd\.v2\.journal(\.lock)?",
     }
 
 
 #: A publisher who makes the ladder where it does not stand.
 PUBLISHER = Grant(
-    configure=("level exchanges", "level queues", "delivery", "parking"),
-    write=("level exchanges", "level queues", "delivery", "parking"),
-    read=("level exchanges", "level queues", "delivery", "parking"),
+    configure=("level exchanges", "level queues", "delivery", "to queues", "parking"),
+    write=("level exchanges", "level queues", "delivery", "to queues", "parking"),
+    read=("level exchanges", "level queues", "delivery", "to queues", "parking"),
 )
-#: Per queue that is delayed to by its name.
-PER_QUEUE = Grant(write=("mail",))
+#: Per queue that is delayed to by its name, and was not declared on the same connection.
+PER_QUEUE = Grant(
+    configure=("relay-to-queue",), write=("relay-to-queue", "mail"), read=("relay-to-queue",)
+)
 #: Per headers exchange that is delayed to and was declared on the same connection.
 PER_HEADERS = Grant(
     configure=("mirror of headers", "relay-to-exchange", "by-headers"),
@@ -174,9 +178,10 @@ PER_HEADERS = Grant(
 #: A consumer who declares and binds what it consumes from: on its own names, and on the ladder.
 CONSUMER = Grant(configure=("mail", "events"), write=("mail",), read=("mail", "events"))
 CONSUMER_ON_LADDER = Grant(
-    configure=("delivery", "parking", "mirror"),
-    write=("parking", "mirror"),
-    read=("delivery", "parking", "mirror"),
+    configure=("delivery", "to queues", "parking", "mirror"),
+    # On the relay, since a binding past it is to be the only one.
+    write=("to queues", "parking", "mirror", "relay-to-queue"),
+    read=("delivery", "to queues", "parking", "mirror"),
 )
 #: Where an administrator has made all of it, and ``declare`` is ``"never"``.
 PUBLISHER_NEVER = Grant(write=("level exchanges",))
@@ -236,7 +241,8 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
             assert "configure, write and read on names that begin with 'kbd.'" in str(
                 refusal.value
             ), f"without {kind} on {name}"
-            assert ("write on the queue 'mail'" in str(refusal.value)) == (name == "mail")
+            on_the_way = name in PER_QUEUE.write
+            assert ("write on the queue 'mail'" in str(refusal.value)) == on_the_way
         else:
             publish(connection, "works", delay=625)
         connection.release()
@@ -538,7 +544,7 @@ def spy_on(connection: Any, exchange: str) -> None:
     channel.queue_bind("spy", exchange, "#")
 
 
-def test_an_relay_is_never_made_by_who_may_not_write_to_its_exchange(connect, granted, vhost):
+def test_a_relay_is_never_made_by_who_may_not_write_to_its_exchange(connect, granted, vhost):
     with vhost.connect() as plain:
         plain.channel().exchange_declare("by-headers", "headers", durable=True, auto_delete=False)
     less = replace(PER_HEADERS, write=("mirror of headers", "relay-to-exchange"))

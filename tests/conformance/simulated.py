@@ -11,6 +11,7 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import due_time
 from kombu_binary_delay.model.envelope import further_keys
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
@@ -120,11 +121,11 @@ class SimulatedProgram(Program):
         if "expiration" in properties:
             properties["expiration"] = str(int(properties["expiration"] * 1000))
         now = int(NOW * 1_000_000)
-        message = properties, due_time(headers, now), exchange, key, now
+        message = properties, due_time(headers, now), Destination(exchange, key), now
         plan = self._router.publish(*message)
         if plan.needs:
             self._broker.run(self._router.prepare(plan.needs, now))
-            plan = self._router.publish(*message)
+            plan = self._router.publish(*message, plan.lane)
         self._ahead.append(_Message(body, plan.exchange, plan.routing_key, plan.properties))
 
     # -- arrive --------------------------------------------------------------------------------

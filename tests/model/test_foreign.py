@@ -9,9 +9,9 @@ from kombu_binary_delay.model.foreign import (
     FOREIGN_LADDERS,
     NSERVICEBUS,
     NSERVICEBUS_V1,
-    ladder_of_exchange,
 )
 from kombu_binary_delay.model.parts import Binding
+from kombu_binary_delay.model.recognise import ladder_of_exchange
 from kombu_binary_delay.model.simulate import walk
 from kombu_binary_delay.model.v1 import TopologyV1
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kombu_binary_delay import AddressError, LadderError, Topology
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.simulate import walk
 from kombu_binary_delay.model.v1 import LadderV1, TopologyV1
 
@@ -82,7 +83,7 @@ def test_a_message_waits_its_delay_and_is_read_back(topology, data):
 def test_it_is_told_from_todays_form_by_its_names(topology):
     today = Topology(namespace=topology.namespace)
     for each in topology.levels[0].queues:
-        assert Topology.of(each.name) == topology
+        assert topology_of_name(each.name) == topology
         assert today.owns(each.name)
     assert topology.owns(today.level_name(0))
     assert topology.delivery != today.delivery

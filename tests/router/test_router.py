@@ -8,6 +8,7 @@ import pytest
 
 from kombu_binary_delay import Settings, TopologyError
 from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Unbind
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
 from tests.simulated_broker import SimulatedBroker
@@ -45,11 +46,11 @@ class Connection:
 
     def publish(self, key="q", exchange="", delay=SECOND, **properties):
         """Publish with a delay in microseconds; return the commands, and how to follow it."""
-        message = (properties, self.now + delay, exchange, key, self.now)
+        message = (properties, self.now + delay, Destination(exchange, key), self.now)
         plan, done = self.router.publish(*message), []
         if plan.needs:
             done = self.run(self.router.prepare(plan.needs, self.now))
-            plan = self.router.publish(*message)
+            plan = self.router.publish(*message, plan.lane)
         return done, plan
 
     def reached(self, key="q", exchange="", delay=SECOND):
@@ -96,7 +97,7 @@ def test_a_warm_publish_needs_nothing(broker):
 def test_to_plan_changes_nothing_that_is_known(broker):
     connection = Connection(broker)
     known = set(connection.router.existing)
-    message: Any = ({}, NOW + SECOND, "", "q", NOW)
+    message: Any = ({}, NOW + SECOND, Destination("", "q"), NOW)
     assert connection.router.publish(*message) == connection.router.publish(*message)
     assert connection.router.existing == known
 
@@ -290,9 +291,11 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     assert connection.reached("k", "x") == [connection.topology.parking]
 
 
-def test_a_message_without_an_id_stays_in_its_lane_while_the_lane_is_made(broker):
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_message_without_an_id_stays_in_its_lane_while_the_lane_is_made(broker, exists):
     connection = Connection(broker, lanes=3)
-    connection.queue("q")
+    if exists:
+        connection.queue("q")
     lanes = set()
     for _ in range(6):
         _, plan = connection.publish()
@@ -314,13 +317,13 @@ def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
     """As the executor does, the refusal is thrown in where the command was asked for."""
     connection = Connection(broker)
     connection.queue("q")
-    plan = connection.router.publish({}, NOW + SECOND, "", "q", NOW)
+    plan = connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW)
     steps = connection.router.prepare(plan.needs, NOW)
 
     with pytest.raises(TopologyError):
         refuse(steps, connection.topology.base)
 
-    assert connection.router.publish({}, NOW + SECOND, "", "q", NOW).needs
+    assert connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
 
 
 @pytest.mark.parametrize(
@@ -342,6 +345,21 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
     assert found is not None
     assert found.destination == ("", "images")
     assert connection.reached(*reversed(found.destination)) == ["images"]
+
+
+@pytest.mark.parametrize("exchange", ["other.v2.delivery", "other.v2-125ms-2x1-4x15.level-00"])
+def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_own(
+    broker, exchange
+):
+    connection = Connection(broker)
+    headers = {"x-binary-delay": {"due": 1}}
+
+    found = connection.router.received(
+        exchange, "01.@..q", {"application_headers": headers}, "elsewhere"
+    )
+
+    assert found is not None
+    assert (found.destination, found.properties["application_headers"]) == (("", "q"), {})
 
 
 def test_what_came_by_no_ladder_is_left_as_it_is(broker):

@@ -157,7 +157,7 @@ def test_what_somebody_has_bound_to_see_all_that_is_delivered_is_named_and_left(
 
     (found,) = grave(TOPOLOGY, snapshot)
 
-    assert (found.severity, found.stale) == ("warning", ())
+    assert (found.severity, found.stale, "only there" in found.causes) == ("error", (), True)
 
 
 @given(st.data())
