@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kombu_binary_delay.commands import Ensure
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN
 from tests.router.test_router import SECOND, Connection, relays
@@ -153,7 +154,9 @@ def test_an_interrupted_preparation_leaves_only_what_is_true(broker, commands, l
         connection.publish()
         broker.delete_exchange(connection.topology.delivery)
         connection.now += LOOK_AGAIN
-    plan = connection.router.publish({}, connection.now + SECOND, "", "q", connection.now)
+    plan = connection.router.publish(
+        {}, connection.now + SECOND, Destination("", "q"), connection.now
+    )
 
     interrupted(broker, connection.router.prepare(plan.needs, connection.now), commands)
 
