@@ -63,14 +63,16 @@ class Executor:
         """
         answer: Any = None
         error: TopologyError | None = None
-        with suppress(StopIteration):
-            while True:
+        while True:
+            try:
                 command = steps.throw(error) if error is not None else steps.send(answer)
-                answer = error = None
-                try:
-                    answer = self._do(command)
-                except TopologyError as exc:
-                    error = exc
+            except StopIteration:
+                return
+            answer = error = None
+            try:
+                answer = self._do(command)
+            except TopologyError as exc:
+                error = exc
 
     @contextmanager
     def channel(self, what: str, needs: str = "") -> Iterator[Any]:
@@ -114,18 +116,21 @@ class Executor:
         return Answer.DONE
 
     def _ensure(self, command: Ensure) -> Answer:
+        answer = Answer.DONE
         with self.channel(command.what, command.needs) as channel:
             try:
                 if command.lock:
                     channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
                 declare(channel, command.part)
-                if command.lock:
-                    channel.queue_delete(command.lock)
             except NotFound:
-                return Answer.MISSING
+                answer = Answer.MISSING
             except ResourceLocked:
                 return Answer.LOCKED
-        return Answer.DONE
+        if command.lock:
+            # The connection holds it, and not the channel, which a refusal closes.
+            with self.channel(command.what) as channel:
+                channel.queue_delete(command.lock)
+        return answer
 
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:

@@ -110,6 +110,18 @@ def test_while_queues_are_pruned_none_is_made(connect, collect, topology, vhost)
     assert f"{topology.direct}.500ms" in {row["name"] for row in vhost.queues()}
 
 
+def test_a_queue_that_cannot_be_made_leaves_no_lock_behind(connect, topology):
+    connection = connect(binary_delay={"queue_per_delay": True}, confirm_publish=True)
+    declare(connection)
+    publish(connection, 400)
+    other = connect("amqp").default_channel
+    other.exchange_delete(topology.direct)
+
+    publish(connection, 400)
+
+    other.queue_declare(f"{topology.direct}.lock", exclusive=True)
+
+
 def test_two_ladders_live_side_by_side_and_the_old_one_drains(connect, collect, vhost):
     old, new = connect(), connect(binary_delay={"radix": 4, "layout": "skip"})
     queue = declare(old)
