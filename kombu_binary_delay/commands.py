@@ -42,7 +42,10 @@ class Ensure:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask whether exchanges and queues exist, and change nothing. Answer: DONE or MISSING."""
+    """Ask whether exchanges and queues exist, and change nothing.
+
+    Answer: DONE, MISSING or LOCKED.
+    """
 
     exchanges: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()

@@ -137,6 +137,8 @@ class Executor:
                 _wait(channel)
             except NotFound:
                 return Answer.MISSING
+            except ResourceLocked:
+                return Answer.LOCKED
         return Answer.DONE
 
     def _ask_type(self, exchange: str) -> str | Answer | None:

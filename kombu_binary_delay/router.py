@@ -81,6 +81,8 @@ class Bound(NamedTuple):
 _BASE = ("base",)
 #: All that this connection has declared and bound is repeated on the delivery side.
 _BINDINGS = ("bindings",)
+#: They are repeated now, and nothing was found to be gone since that began.
+_REPEATING = ("repeating",)
 #: In the order in which they are made: the levels after the delivery side, which finds out whether
 #: a part of the whole is gone.
 _KINDS = (
@@ -291,22 +293,34 @@ class Router:
                 yield from makers[each[0]](*each[1:])
             if _BINDINGS in self.existing:
                 return
+        raise TopologyError("a part of the ladder is deleted as fast as it is declared")
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
+        if (
+            self._heights
+            and (yield self._look_at(self._heights, self.topology.base)) is Answer.MISSING
+        ):
+            self.lost()
         self._looked = now
-        if self._heights and _BASE in self.existing:
-            exchanges, queues = _names(self.topology.base)
-            for lane, height in self._heights.items():
-                parts = self._ladders[lane].levels[: height + 1]
-                exchanges += [self._ladders[lane].level_name(at) for at in range(height + 1)]
-                queues += [queue.name for part in parts for queue in part.queues]
-            if (yield Look(tuple(exchanges), tuple(queues))) is Answer.MISSING:
-                self.lost()
         # A queue may have been deleted, and made anew, by a program that we do not see.
         self.existing = {
             each for each in self.existing if each[0] not in ("way", "relay", "target")
         }
+
+    def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
+        """Return the command to look whether levels exist, and what they stand on.
+
+        :param heights: the highest of them for each lane.
+        """
+        exchanges, queues = _names(base)
+        for lane, height in heights.items():
+            ladder = self._ladders[lane]
+            exchanges += [ladder.level_name(level) for level in range(height + 1)]
+            queues += [each.name for part in ladder.levels[: height + 1] for each in part.queues]
+            if self._queue_per_delay:
+                exchanges += _names(ladder.direct_base)[0]
+        return Look(tuple(exchanges), tuple(queues))
 
     def lost(self) -> None:
         """Forget what exists: the broker has shown that something of ours is gone."""
@@ -332,9 +346,8 @@ class Router:
         part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
         found: Any = Answer.MISSING
         if self._trusts:
-            exchanges = (ladder.level_name(level) for level in range(height + 1))
-            queues = (queue.name for queue in part.queues)
-            found = yield Look(tuple(exchanges), tuple(queues))
+            base = Part() if _BASE in self.existing else self.topology.base
+            found = yield self._look_at({lane: height}, base)
             if found is Answer.DONE and height >= 0:
                 # The lowest one, too: the delivery exchange alone may have been made anew.
                 bindings = levels[0].bindings + levels[height].bindings
@@ -342,14 +355,19 @@ class Router:
         if found is Answer.MISSING:
             self.existing.discard(_BASE)
             yield from self._lay_base()
-            yield Ensure(part, what)
+            found = yield Ensure(part, what)
             # Whoever makes a level sees to it that the one above leads there, if it exists.
-            for above in levels[height + 1 :]:
+            for above in levels[height + 1 :] if found is Answer.DONE else ():
                 if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
                     break
-        if self._queue_per_delay:
+        if self._queue_per_delay and found is Answer.DONE:
             enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
-            yield Ensure(ladder.direct_base + Part(bindings=enter), "the ways into the levels")
+            ways = ladder.direct_base + Part(bindings=enter)
+            found = yield Ensure(ways, "the ways into the levels")
+        if found is Answer.MISSING:
+            # Somebody deletes it at the same time.
+            self.lost()
+            return
         self._heights[lane] = height
         self.existing.update(("level", lane, each) for each in range(-1, height + 1))
 
@@ -404,8 +422,13 @@ class Router:
             )
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
-        command = Ensure(way, f"the way to the queue {queue!r}", f"write on the queue {queue!r}")
-        answer = yield from self._on_the_base(command)
+        answer = Answer.DONE
+        if by_relay and queue not in self._queues:
+            # A queue that does not exist is not to leave a relay behind.
+            answer = yield Look(queues=(queue,))
+        if answer is Answer.DONE:
+            what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+            answer = yield from self._on_the_base(Ensure(way, what, needs))
         if answer is Answer.DONE:
             self.existing.add(("way", queue))
             if by_relay or not self.topology.can_have_relays:
@@ -565,6 +588,7 @@ class Router:
 
     def _repeat_bindings(self) -> Steps:
         for _ in range(_ATTEMPTS):
+            self.existing.add(_REPEATING)
             if self._bound or self._queues:
                 yield from self._lay_base()
             for queue in list(self._queues):
@@ -572,7 +596,7 @@ class Router:
             for bound in list(self._bound):
                 yield from _quietly(self._mirror_binding(bound))
             # Else a part of the whole was found to be gone, and what came before is missing.
-            if not (self._bound or self._queues) or _BASE in self.existing:
+            if _REPEATING in self.existing:
                 break
         self.existing.add(_BINDINGS)
 
@@ -660,8 +684,13 @@ class Router:
         """Do what the program's own call, which has succeeded already, does not depend on."""
         if not self._is_active:
             return
+        # What is interrupted is left to the next publish.
+        self.existing -= {_BINDINGS}
+        self.existing |= {_REPEATING}
         yield from _quietly(steps)
-        if not self._is_active:
+        if _REPEATING in self.existing:
+            self.existing.add(_BINDINGS)
+        else:
             # It has shown that a part of the whole is gone.
             yield from _quietly(self._repeat_bindings())
 

@@ -58,12 +58,13 @@ class SimulatedBroker:
             while True:
                 command = steps.send(answer)
                 done.append(command)
-                answer = self._do(command)
+                answer = self.do(command)
         except StopIteration:
             self.commands += done
             return done
 
-    def _do(self, command: Command) -> Any:
+    def do(self, command: Command) -> Any:
+        """Do one command, and return its answer."""
         if isinstance(command, Warn):
             self.warnings.append(command.text)
         elif isinstance(command, AskType):

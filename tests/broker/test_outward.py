@@ -378,7 +378,7 @@ def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, 
         broker.api("DELETE", "users/modest")
 
 
-def test_a_queue_exclusive_to_another_connection_is_refused_by_name(connect):
+def test_a_queue_exclusive_to_another_connection_is_refused_by_name(connect, vhost):
     other = connect("amqp")
     other.default_channel.queue_declare("mine", exclusive=True)
 
@@ -386,6 +386,7 @@ def test_a_queue_exclusive_to_another_connection_is_refused_by_name(connect):
         Producer(connect().default_channel).publish(
             "never", routing_key="mine", headers={"x-delay": 1}
         )
+    assert not [name for name in ladder_names(vhost) if ".relay-to-queue." in name]
 
 
 def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collect, vhost):

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 import pytest
 
-from kombu_binary_delay.model.parts import Part, Queue
-from tests.router.test_router import Connection, relays
+from kombu_binary_delay.commands import Ensure
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.parts import Binding, Part, Queue
+from kombu_binary_delay.router import LOOK_AGAIN
+from tests.router.test_router import SECOND, Connection, relays
 from tests.simulated_broker import SimulatedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kombu_binary_delay.commands import Command
 
 
 @pytest.fixture
@@ -45,3 +56,120 @@ def test_a_mailbox_that_is_bound_has_no_relay_left_behind(broker):
     assert relays(broker) == []
     # Nobody else addresses it.
     assert not [each for each in broker.bindings if each.source == connection.topology.to_queues]
+
+
+def test_a_connection_that_binds_nothing_notices_what_is_deleted_of_the_levels(broker):
+    """It delays to an exchange, on levels that others have made."""
+    owner, publisher = Connection(broker), Connection(broker)
+    for connection in (owner, publisher):
+        connection.exchange("x", "direct")
+    owner.queue("q")
+    owner.bind("q", "x", "k")
+    owner.consume()
+    owner.publish("k", "x", delay=60 * SECOND)
+    publisher.publish("k", "x", delay=60 * SECOND)
+    ladder = publisher.topology
+    parts = ladder.base + sum(ladder.levels[1:5], ladder.levels[0])
+    for name in (each.name for each in parts.queues):
+        broker.delete_queue(name)
+        publisher.now += LOOK_AGAIN
+
+        assert publisher.reached("k", "x", delay=60 * SECOND) == ["q"], name
+        assert name in broker.queues
+
+
+def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
+    connection = Connection(broker)
+    assert connection.reached("nowhere") == [connection.topology.parking]
+    assert relays(broker) == []
+
+
+class Interfered(SimulatedBroker):
+    """A broker on which somebody deletes exchanges before a command, once."""
+
+    before: Callable[[Command], bool] | None = None
+    gone: tuple[str, ...] = ()
+
+    def do(self, command):
+        if self.before is not None and self.before(command):
+            self.before = None
+            for name in self.gone:
+                self.delete_exchange(name)
+        return super().do(command)
+
+
+def test_levels_that_lose_what_is_below_while_they_are_made_are_made_again():
+    broker = Interfered()
+    connection = Connection(broker)
+    connection.queue("q")
+    ladder = connection.topology
+    broker.gone = (ladder.delivery,)
+    broker.before = lambda command: isinstance(command, Ensure) and "the levels" in command.what
+
+    assert connection.reached(delay=60 * SECOND) == ["q"]
+
+
+def test_bindings_repeated_before_a_loss_is_found_are_repeated_again():
+    broker = Interfered()
+    connection = Connection(broker)
+    ladder = connection.topology
+    for name in "xy":
+        connection.exchange(name, "direct")
+        connection.queue(f"q{name}")
+        connection.bind(f"q{name}", name, "k")
+    broker.gone = (ladder.delivery, ladder.mirror_name("x"))
+    broker.before = lambda command: isinstance(command, Ensure) and "'y'" in command.what
+
+    connection.consume()
+
+    other = Connection(broker)
+    assert [other.reached("k", name) for name in "xy"] == [["qx"], ["qy"]]
+
+
+@pytest.mark.parametrize("commands", range(1, 12))
+def test_what_is_interrupted_is_done_by_the_next_publish(broker, commands):
+    connection = Connection(broker)
+    connection.exchange("x", "direct")
+    connection.consume()
+    broker.declare(Part(queues=(Queue("q", ()),), bindings=(Binding("x", "q", "k"),)))
+
+    for steps in (
+        connection.router.declared_queue("q", {}, passive=False),
+        connection.router.bound("x", "q", "k", to_queue=True),
+    ):
+        interrupted(broker, steps, commands)
+
+    assert connection.reached("k", "x") == ["q"]
+    assert connection.reached("q") == ["q"]
+
+
+@pytest.mark.parametrize("commands", range(12))
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_interrupted_preparation_leaves_only_what_is_true(broker, commands, lost):
+    connection = Connection(broker)
+    connection.exchange("x", "direct")
+    connection.queue("q", x_overflow="reject-publish")
+    connection.bind("q", "x", "k")
+    if lost:
+        connection.publish()
+        broker.delete_exchange(connection.topology.delivery)
+        connection.now += LOOK_AGAIN
+    plan = connection.router.publish(
+        {}, connection.now + SECOND, Destination("", "q"), connection.now
+    )
+
+    interrupted(broker, connection.router.prepare(plan.needs, connection.now), commands)
+
+    # Another one that looks meanwhile changes nothing.
+    assert connection.reached() == ["q"]
+    assert connection.reached("k", "x") == ["q"]
+
+
+def interrupted(broker, steps, commands):
+    """Do a few commands, and have the last of them interrupted: nobody learns what came of it."""
+    answer = None
+    with suppress(StopIteration):
+        for _ in range(commands):
+            command = steps.send(answer)
+            answer = broker.do(command)
+    steps.close()

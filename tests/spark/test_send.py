@@ -54,15 +54,15 @@ def compared(message):
 
 
 def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, monkeypatch):
-    delayed, calls = ChannelMixin.delayed, []
+    plan, calls = ChannelMixin.plan, []
 
     def breaks(channel, *given):
         calls.append(given)
         if len(calls) == 4:
             raise ConnectionResetError("a declaration found the connection gone")
-        return delayed(channel, *given)
+        return plan(channel, *given)
 
-    monkeypatch.setattr(ChannelMixin, "delayed", breaks)
+    monkeypatch.setattr(ChannelMixin, "plan", breaks)
     rows = [{"task": "t", "task_id": str(number), "countdown": 60} for number in range(6)]
 
     sent = send(vhost, rows)
@@ -213,12 +213,12 @@ def shop(monkeypatch):
     return app
 
 
-@pytest.mark.parametrize(("broker", "url"), [(None, "amqp://write//"), ("amqp://b//",) * 2])
-def test_an_application_is_connected_to_as_it_connects_and_stays_as_it_was(shop, broker, url):
+@pytest.mark.parametrize(("broker", "host"), [(None, "write"), ("amqp://b//", "b")])
+def test_an_application_is_connected_to_as_it_connects_and_stays_as_it_was(shop, broker, host):
     before = dict(shop.conf)
     target = Target(broker, f"{shop.main}:app")
     connection = target.connection()
-    assert connection.hostname == url
+    assert connection.hostname == host
     assert (connection.ssl, connection.login_method) == ({"ca_certs": "ca.pem"}, "EXTERNAL")
     assert connection.transport_cls == OURS
     # It is the ladder that its messages take, from which receipts have their hops.
