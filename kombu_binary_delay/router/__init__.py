@@ -2,8 +2,8 @@
 
 Asked for a publish, the router answers with a :class:`Plan`; told of a delivery, with its
 :class:`Delivery`; told of what a program declares, binds or deletes, with the commands that this
-calls for (:mod:`kombu_binary_delay.commands`). What exists on the broker is one set, :attr:`Router.existing`: a plan
-needs what is missing from it, which is nearly always nothing.
+calls for, see :mod:`kombu_binary_delay.commands`. What exists on the broker is one set,
+:attr:`Router.existing`: a plan needs what is missing from it, which is nearly always nothing.
 
 What it knows is in :mod:`.knowledge`; the decisions about levels and about destinations are in
 :mod:`.ladder_side` and :mod:`.delivery_side`. It must not do I/O, read a clock, or know Kombu,
