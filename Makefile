@@ -14,7 +14,7 @@ pipeline-demo: ## a hundred thousand delayed tasks from Spark, and a report that
 	@dev/install.sh pipeline
 	@exec .venv/bin/python -m dev.pipeline
 
-faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" tells the stories of that name
+faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" runs the scenarios of that name
 	@dev/install.sh demo
 	@exec .venv/bin/python -m dev.faults $(ARGS)
 

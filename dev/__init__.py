@@ -1,4 +1,4 @@
-"""Real processes for the demo, the tests and the fault stories. Not part of the wheel.
+"""Real processes for the demo, the tests and the fault scenarios. Not part of the wheel.
 
 processes.py  ends what it started, whatever happens to us
 server.py  a RabbitMQ that runs, by its URL

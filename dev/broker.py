@@ -3,7 +3,7 @@
 A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
 127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
 `stop`, `kill` and `restart` keep the data and the ports; `close` leaves nothing behind.
-A virtual host is a world of its own: each test takes a fresh one.
+A virtual host shares nothing with others: each test takes a fresh one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 HOST = "127.0.0.1"
 EPMD = 4  # where its port is among those of a node
 
-__all__ = ["SETTLES_SOON", "Broker", "BrokerError", "Node", "VHost"]
+__all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
 
 # An `advanced` for brokers that are restarted or killed: a message which was between two queues
 # at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
-SETTLES_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
+RETRY_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 
 
 class Node(Server):

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from celery.signals import before_task_publish
 
-from dev.broker import SETTLES_SOON, Broker, BrokerError, VHost
+from dev.broker import RETRY_SOON, Broker, BrokerError, VHost
 from dev.demo_app import app, arrive
 from dev.demo_count import Accounts
-from dev.demo_screen import Picture, Screen
+from dev.demo_display import Display, Picture
 from dev.processes import Processes
 from dev.worker import Worker, WorkerError
 
@@ -44,10 +44,10 @@ UNDER_WAY = 0.25
 
 
 class Demo:
-    """The story, and what is needed to tell it."""
+    """What the demo does, and what it does it with."""
 
-    def __init__(self, processes: Processes, broker: Broker, screen: Screen) -> None:
-        self.screen = screen
+    def __init__(self, processes: Processes, broker: Broker, display: Display) -> None:
+        self.display = display
         self.broker = broker
         self.processes = processes
         self.accounts = Accounts()
@@ -59,7 +59,7 @@ class Demo:
 
     def run(self) -> bool:
         """Tell it; return whether nothing was lost and nothing early."""
-        say = self.screen.say
+        say = self.display.say
         self.accounts.far = self._publish(FAR)
         topology = self._topology()
         say(f"{len(FAR)} tasks due in hours and days; {topology.queue_type} queues are the ladder")
@@ -67,7 +67,7 @@ class Demo:
         memory = worker.memory()
         say(f"a worker runs, process {worker.pid}")
 
-        with Watch(self.screen, self.vhost, topology, self.look):
+        with Watch(self.display, self.vhost, topology, self.look):
             begin = time.time()
             near = self._publish(NEAR)
             say(f"{len(NEAR)} tasks with a countdown of 0.3 to 20 s")
@@ -156,17 +156,17 @@ class Demo:
         ]
         good = not (lost or overdue or accounts.early)
         verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
-        self.screen.report(f"RabbitMQ {self.broker.version}", rows, verdict)
+        self.display.report(f"RabbitMQ {self.broker.version}", rows, verdict)
         return good
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Shows a picture twice a second, whatever the story is at."""
+    """Shows a picture twice a second, whatever happens meanwhile."""
 
     def __init__(
-        self, screen: Screen, vhost: VHost, topology: Topology, look: Callable[[], Accounts]
+        self, display: Display, vhost: VHost, topology: Topology, look: Callable[[], Accounts]
     ) -> None:
-        self._screen, self._vhost, self._topology, self._look = screen, vhost, topology, look
+        self._display, self._vhost, self._topology, self._look = display, vhost, topology, look
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -174,12 +174,12 @@ class Watch(AbstractContextManager["Watch"]):
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
-        self._screen.close()
+        self._display.close()
 
     def _run(self) -> None:
         while not self._end.wait(0.5):
             accounts = self._look()
-            self._screen.show(
+            self._display.show(
                 Picture(
                     self._ladder(),
                     len(accounts.arrivals),
@@ -211,13 +211,13 @@ def main() -> int:
     # So that what we started ends in order. Ctrl-C is an exception already.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
-        screen = Screen()
-        stack.callback(screen.close)
+        display = Display()
+        stack.callback(display.close)
         processes = stack.enter_context(Processes("demo"))
-        screen.say("a private RabbitMQ starts, on 127.0.0.1")
-        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON))
-        screen.say(f"RabbitMQ {broker.version} answers; its dead-letter confirm timeout is 5 s")
-        good = Demo(processes, broker, screen).run()
+        display.say("a private RabbitMQ starts, on 127.0.0.1")
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON))
+        display.say(f"RabbitMQ {broker.version} answers; its dead-letter confirm timeout is 5 s")
+        good = Demo(processes, broker, display).run()
     return 0 if good else 1
 
 

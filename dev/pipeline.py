@@ -24,7 +24,7 @@ import amqp
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from dev.broker import SETTLES_SOON, Broker, BrokerError, VHost
+from dev.broker import RETRY_SOON, Broker, BrokerError, VHost
 from dev.processes import Processes
 from dev.worker import Worker, WorkerError
 from kombu_binary_delay import Ladder, Topology
@@ -47,7 +47,7 @@ FOLDER = Path("build", "pipeline-demo")
 
 
 class Pipeline:
-    """The story, and what is needed to tell it."""
+    """What the demo does, and what it does it with."""
 
     def __init__(self, processes: Processes, vhost: VHost, spark: SparkSession, died: Path) -> None:
         self._keeper, self._vhost, self._spark, self._died = processes, vhost, spark, died
@@ -243,15 +243,15 @@ def main() -> int:
         died = processes.folder / "died"
         # The executors' processes have it from this one.
         os.environ.update(PIPELINE_DIES_ONCE=str(died), PIPELINE_DIES_AT=str(REMINDERS // 20))
-        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON))
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON))
         spark = session()
         stack.callback(spark.stop)
         del os.environ["PIPELINE_DIES_ONCE"]
-        story = Pipeline(processes, broker.vhost(), spark, died)
-        story.say(
+        pipeline = Pipeline(processes, broker.vhost(), spark, died)
+        pipeline.say(
             f"RabbitMQ {broker.version} and Spark {spark.version} run; {REMINDERS:,} reminders"
         )
-        good = story.run()
+        good = pipeline.run()
     return 0 if good else 1
 
 

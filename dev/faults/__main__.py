@@ -1,4 +1,4 @@
-"""Purpose: `make faults`: tell the stories, print the table, and fail where a promise was broken.
+"""Purpose: `make faults`: run the scenarios, print the table, and fail where a promise was broken.
 
 python -m dev.faults [--short] [--list] [--json FILE] [WORD ...]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dev.faults.environment import play
+from dev.faults.environment import run_case
 from dev.faults.report import Row, merge, table, to_row
 from dev.faults.scenarios import CASES
 
@@ -46,8 +46,8 @@ def main() -> int:
         start = time.monotonic()
         console.print(f"{case.scenario}: {case.name} ...")
         try:
-            outcome = play(case, os.environ.get("RABBITMQ_ROOT"), short=told.short)
-        except Exception as error:  # noqa: BLE001 - the other stories are worth telling
+            outcome = run_case(case, os.environ.get("RABBITMQ_ROOT"), short=told.short)
+        except Exception as error:  # noqa: BLE001 - the other scenarios are to run
             console.print(f"  could not be told: {error!r}", markup=False)
             broken = True
             continue

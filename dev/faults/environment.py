@@ -1,7 +1,8 @@
-"""Purpose: where a scenario plays: a broker or a cluster, a ledger, and the programs.
+"""Purpose: where a scenario runs: a broker or a cluster, a ledger, and the programs.
 
-A scenario is a function that is given an `Environment` and tells a story with it. What it must hold
-besides (nothing lost, nothing early, nothing misdelivered) is judged from the ledger at its end.
+A scenario is a function that is given an `Environment` and makes things happen with it. What must
+hold besides (nothing lost, nothing early, nothing misdelivered) is judged from the ledger at its
+end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu import Connection, Queue
 
-from dev.broker import SETTLES_SOON, Broker, BrokerError
+from dev.broker import RETRY_SOON, Broker, BrokerError
 from dev.cluster import Cluster
 from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
 from dev.faults.programs import TRANSPORT, Consuming, Publishing, to_argv
@@ -39,27 +40,27 @@ OLD_ENOUGH = 1.5
 Version = tuple[int, ...]
 
 
-class LabError(RuntimeError):
-    """The story did not go as it should, for reasons of its own."""
+class ScenarioError(RuntimeError):
+    """The scenario did not go as it should, for reasons of its own."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One story.
+    """One scenario.
 
     run:      tells it.
     nodes:    of the broker.
     advanced: the broker's advanced.config.
     short:    whether it is a part of the short form.
     since:    the first RabbitMQ that can keep the promise.
-    on:       tells the root of the RabbitMQ that it plays on, whatever the others play on.
+    on:       returns the root of the RabbitMQ to run on, whatever the others run on.
     """
 
     scenario: str
     name: str
     run: Callable[[Environment], None]
     nodes: int = 1
-    advanced: str = SETTLES_SOON
+    advanced: str = RETRY_SOON
     short: bool = False
     since: Version = QUORUM_SINCE
     on: Callable[[], str] | None = None
@@ -124,7 +125,7 @@ class Program:
 
 
 class Environment:
-    """What a story is told with."""
+    """What a scenario works with."""
 
     def __init__(self, broker: Broker | Cluster, processes: Processes, *, short: bool) -> None:
         self.short = short
@@ -138,7 +139,7 @@ class Environment:
         self.notes: dict[str, Any] = {}
         #: Seconds before its due time that a message may come, where a clock was moved.
         self.ahead = 0.0
-        self._parties: list[Program] = []
+        self._programs: list[Program] = []
         self._books = 0
 
     def move_to(self, broker: Broker) -> None:
@@ -153,7 +154,7 @@ class Environment:
         """What a client is given: every node."""
         return [replace(self.vhost, broker=node).url for node in self.nodes]
 
-    # -- the stage -----------------------------------------------------------------------------
+    # -- what a scenario sets up ----------------------------------------------------------------
 
     def queue(self, name: str, node: Broker | None = None, **arguments: object) -> None:
         """Declare a durable queue as an administrator would: a quorum queue unless told.
@@ -172,7 +173,7 @@ class Environment:
     def stand(self, *queues: str, longest: float = 60.0) -> None:
         """Let the ladder stand ahead, and be old enough to survive a SIGKILL.
 
-        :param longest: the longest delay, in seconds, that a story uses.
+        :param longest: the longest delay, in seconds, that a scenario uses.
         """
         part = self.topology.base
         height = len(self.topology.ladder.digits(longest * 1000))
@@ -258,16 +259,16 @@ class Environment:
     def wait_until(self, holds: Callable[[], object], what: str, timeout: float = 60.0) -> None:
         """Wait until it holds.
 
-        :raises LabError: where it does not.
+        :raises ScenarioError: where it does not.
         """
         deadline = time.monotonic() + timeout
         while not holds():
             if time.monotonic() > deadline:
-                logs = "\n".join(program.log()[-2000:] for program in self._parties)
-                raise LabError(f"after {timeout:g} s not yet: {what}\n{logs}")
+                logs = "\n".join(program.log()[-2000:] for program in self._programs)
+                raise ScenarioError(f"after {timeout:g} s not yet: {what}\n{logs}")
             time.sleep(0.1)
 
-    def settle(self, patience: float = 60.0) -> None:
+    def wait_until_done(self, patience: float = 60.0) -> None:
         """Wait until all that is confirmed is done, or so many seconds after the last due time."""
 
         def missing() -> set[str]:
@@ -296,7 +297,7 @@ class Environment:
                 with suppress(OSError, BrokerError):
                     return replace(self.vhost, broker=node).queues()
             if time.monotonic() > deadline:
-                raise LabError(f"no node has listed its queues within {timeout:g} s")
+                raise ScenarioError(f"no node has listed its queues within {timeout:g} s")
             time.sleep(1)
 
     def parked(self) -> int:
@@ -361,14 +362,14 @@ class Environment:
         log = Path(told.book).with_suffix(".log")
         env = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
         program = Program(self.processes, self.processes.spawn(to_argv(told), env, log), log)
-        self._parties.append(program)
+        self._programs.append(program)
         return program
 
 
-def play(case: Case, root: str | None = None, *, short: bool = False) -> Outcome | None:
-    """Tell a story on a broker of its own, and judge it; None where that broker is too old for it.
+def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Outcome | None:
+    """Run a scenario on a broker of its own, and judge it; None where that broker is too old.
 
-    :raises LabError: where the story could not be told to its end.
+    :raises ScenarioError: where the scenario could not be run to its end.
     """
     with ExitStack() as stack:
         processes = stack.enter_context(Processes("faults"))

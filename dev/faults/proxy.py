@@ -68,7 +68,7 @@ class Proxy(AbstractContextManager["Proxy"]):
         with self._lock:
             self._pairs.add(pair)
         for source, sink in ((client, server), (server, client)):
-            threading.Thread(target=pair.pump, args=(source, sink), daemon=True).start()
+            threading.Thread(target=pair.forward, args=(source, sink), daemon=True).start()
 
     def ended(self, pair: _Pair, *, by_us: bool) -> None:
         """Forget a connection."""
@@ -86,7 +86,7 @@ class _Pair:
     ) -> None:
         self._proxy, self._sockets, self._left = proxy, (client, server), left
 
-    def pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def forward(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass bytes on in one direction, to the last that this connection may carry."""
         with suppress(OSError):
             while block := source.recv(65536):

@@ -1,4 +1,4 @@
-"""The directive ``faults-table``: what runs of the fault laboratory came to.
+"""The directive ``faults-table``: what runs of the fault scenarios came to.
 
 The figures are those that `python -m dev.faults --json docs/explanation/faults.json` wrote.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 FIGURES = Path(__file__).parents[1] / "explanation" / "faults.json"
-HEAD = ("Story", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
+HEAD = ("Scenario", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
 
 
 def faults_table(scenarios: set[str]) -> str:

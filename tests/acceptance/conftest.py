@@ -1,4 +1,4 @@
-"""Two ways to a deployment: pytest-celery's `celery_setup`, and `new_stage` for all else.
+"""Two ways to a deployment: pytest-celery's `celery_setup`, and `new_system` for all else.
 
 `celery_setup` has a broker, a backend and a worker: processes of this machine and, where a Docker
 engine answers, then once more containers. A module says what it needs by fixtures of its own:
@@ -29,8 +29,8 @@ from tests.acceptance.containers import (  # noqa: F401 - fixtures, which the ot
     worker_environment,
     worker_volumes,
 )
+from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.setup import CONTAINERS, PROCESSES, Setup
-from tests.acceptance.stage import Stage
 from tests.acceptance.worker import APP, complaints, environment_of
 
 if TYPE_CHECKING:
@@ -143,27 +143,27 @@ def celery_setup_cls(celery_broker: Any, deployment: Deployment) -> Callable[...
 
 
 @pytest.fixture
-def stage(celery_setup: Setup) -> Setup:
-    """Where a test plays: `celery_setup`, or what its module makes with `new_stage`."""
+def system(celery_setup: Setup) -> Setup:
+    """The deployment under test: `celery_setup`, or what its module makes with `new_system`."""
     return celery_setup
 
 
-# -- new_stage -------------------------------------------------------------------------------------
+# -- new_system ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def new_stage(broker: Server, processes: Processes) -> Iterator[Callable[..., Stage]]:
-    """Make stages, each in a fresh virtual host; end all of them with the module."""
-    stages: list[Stage] = []
+def new_system(broker: Server, processes: Processes) -> Iterator[Callable[..., LocalSystem]]:
+    """Make systems, each in a fresh virtual host; end all of them with the module."""
+    systems: list[LocalSystem] = []
 
-    def make(*args: Any, **kwargs: Any) -> Stage:
-        stages.append(Stage(broker.vhost(), processes, *args, **kwargs))
-        return stages[-1]
+    def make(*args: Any, **kwargs: Any) -> LocalSystem:
+        systems.append(LocalSystem(broker.vhost(), processes, *args, **kwargs))
+        return systems[-1]
 
     yield make
-    for stage in stages:
-        stage.begin_to_close()
-    unwell = [log for stage in stages for log in stage.close()]
-    for stage in stages:
-        stage.vhost.delete()
+    for system in systems:
+        system.begin_to_close()
+    unwell = [log for system in systems for log in system.close()]
+    for system in systems:
+        system.vhost.delete()
     assert not unwell, "\n\n".join(unwell)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_celery import CeleryTestSetup
 
-from tests.acceptance.scene import Scene
+from tests.acceptance.system import System
 
 if TYPE_CHECKING:
     from dev.server import VHost
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 PROCESSES, CONTAINERS = "processes", "containers"
 
 
-class Setup(Scene, CeleryTestSetup):
-    """What `celery_setup` is: pytest-celery's clusters, and our scene around them."""
+class Setup(System, CeleryTestSetup):
+    """What `celery_setup` is: pytest-celery's clusters, and what a test sees of them."""
 
     def __init__(self, vhost: VHost, deployment: Deployment, **clusters: Any) -> None:
         CeleryTestSetup.__init__(self, **clusters)
-        Scene.__init__(self, vhost, deployment, clusters["app"])
+        System.__init__(self, vhost, deployment, clusters["app"])

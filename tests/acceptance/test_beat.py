@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from tests.acceptance.journal import wait_until
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 
-def test_a_periodic_task_with_a_countdown_waits_for_it(new_stage):
+def test_a_periodic_task_with_a_countdown_waits_for_it(new_system):
     # given
-    stage: Stage = new_stage("beat")
-    stage.worker("--pool=solo")
+    system: LocalSystem = new_system("beat")
+    system.worker("--pool=solo")
     # when
-    beat = stage.beat()
+    beat = system.beat()
     # then
-    wait_until(lambda: len(stage.journal.ran()) >= 2, "two runs of a periodic task")
+    wait_until(lambda: len(system.journal.ran()) >= 2, "two runs of a periodic task")
     beat.stop()
-    received = stage.journal.received()
-    assert all(each.args == ["from beat"] for each in stage.journal.ran())
+    received = system.journal.received()
+    assert all(each.args == ["from beat"] for each in system.journal.ran())
     assert all(each.due is not None for each in received)
-    stage.journal.assert_on_time()
+    system.journal.assert_on_time()

@@ -7,75 +7,77 @@ from celery import Celery, chain, chord, group
 
 from tests.acceptance.app import OURS
 from tests.acceptance.journal import PATIENCE, wait_until
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 
-def stranger(stage: Stage, **settings: object) -> Celery:
+def stranger(system: LocalSystem, **settings: object) -> Celery:
     """Make an app that knows the broker and our transport, and no task and no queue."""
-    app = Celery("stranger", broker=stage.vhost.url, set_as_current=False)
+    app = Celery("stranger", broker=system.vhost.url, set_as_current=False)
     app.conf.broker_transport = OURS
     app.conf.update(settings)
     return app
 
 
 @pytest.mark.slow
-def test_a_task_sent_by_its_name_arrives_before_any_worker_ran_and_after(new_stage):
+def test_a_task_sent_by_its_name_arrives_before_any_worker_ran_and_after(new_system):
     # given
-    stage: Stage = new_stage()
-    app = stranger(stage)
+    system: LocalSystem = new_system()
+    app = stranger(system)
     early = app.send_task("note", countdown=0.5).id
-    wait_until(lambda: stage.vhost.waiting("celery").get("celery"), "the task in its queue")
+    wait_until(lambda: system.vhost.waiting("celery").get("celery"), "the task in its queue")
     # when
-    stage.worker("--pool=threads")
+    system.worker("--pool=threads")
     late = app.send_task("note", countdown=0.5).id
     # then
-    stage.journal.wait_for(early, late)
-    stage.journal.assert_on_time([late])
-    assert stage.parked() == 0
+    system.journal.wait_for(early, late)
+    system.journal.assert_on_time([late])
+    assert system.parked() == 0
     app.close()
 
 
 @pytest.mark.slow
-def test_routes_of_the_settings_lead_delayed_tasks_as_others(new_stage):
+def test_routes_of_the_settings_lead_delayed_tasks_as_others(new_system):
     # given
-    stage: Stage = new_stage("exchanges")
-    stage.worker("--pool=threads", "--queues=celery,images,left,foo")
+    system: LocalSystem = new_system("exchanges")
+    system.worker("--pool=threads", "--queues=celery,images,left,foo")
     routes = {
         "note": {"exchange": "media", "exchange_type": "topic", "routing_key": "image.new"},
         "add_up": {"queue": "foo"},
     }
-    app = stranger(stage, task_routes=routes)
+    app = stranger(system, task_routes=routes)
     # when
     image = app.send_task("note", countdown=0.5).id
     foo = app.send_task("add_up", ([1, 2],), countdown=0.5).id
     # then
-    places = {run.id: (run.exchange, run.routing_key) for run in stage.journal.wait_for(image, foo)}
+    places = {
+        run.id: (run.exchange, run.routing_key) for run in system.journal.wait_for(image, foo)
+    }
     assert places == {image: ("media", "image.new"), foo: ("", "foo")}
-    stage.journal.assert_on_time([image, foo])
+    system.journal.assert_on_time([image, foo])
     app.close()
 
 
 @pytest.mark.slow
-def test_a_canvas_in_a_canvas_keeps_every_countdown(new_stage):
+def test_a_canvas_in_a_canvas_keeps_every_countdown(new_system):
     # given
-    stage: Stage = new_stage()
-    stage.worker("--concurrency=2")
+    system: LocalSystem = new_system()
+    system.worker("--concurrency=2")
 
     def note(value: int) -> object:
-        return stage.task("note", value).set(countdown=0.5)
+        return system.task("note", value).set(countdown=0.5)
 
     # when
-    inner = group(chain(note(1), stage.task("note", 2).set(countdown=0.25)), note(3))
+    inner = group(chain(note(1), system.task("note", 2).set(countdown=0.25)), note(3))
     result = chain(
         note(0),
-        chord(inner, stage.task("add_up").set(countdown=0.5), app=stage.app),
-        stage.task("note").set(countdown=0.5),
-        app=stage.app,
+        chord(inner, system.task("add_up").set(countdown=0.5), app=system.app),
+        system.task("note").set(countdown=0.5),
+        app=system.app,
     ).apply_async(countdown=0.5)
     # then
     assert result.get(timeout=PATIENCE) is not None
-    (last,) = stage.journal.ran(result.id)
-    first = stage.journal.ran()[0]
+    (last,) = system.journal.ran(result.id)
+    first = system.journal.ran()[0]
     assert last.at >= first.at + 0.5 + 0.5 + 0.5
-    notes = {run.id for run in stage.journal.ran()}
-    stage.journal.assert_on_time(notes)
+    notes = {run.id for run in system.journal.ran()}
+    system.journal.assert_on_time(notes)

@@ -8,8 +8,8 @@ import pytest
 from kombu import Exchange
 
 from tests.acceptance.journal import wait_until
-from tests.acceptance.scene import Scene
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.system import System
 
 
 @pytest.fixture(scope="module")
@@ -23,36 +23,36 @@ def worker_options():
     return ["--pool=threads", "--concurrency=1", "--without-mingle", queues]
 
 
-def settle(stage: Scene, *countdowns: float) -> None:
+def wait_for_copies(system: System, *countdowns: float) -> None:
     """Wait for a task that is due after all others: had they more runs, these would be over."""
-    stage.journal.wait_for(stage.send_note(countdown=max(countdowns) + 0.5))
-    wait_until(lambda: stage.waiting() == 0, "an empty ladder")
+    system.journal.wait_for(system.send_note(countdown=max(countdowns) + 0.5))
+    wait_until(lambda: system.waiting() == 0, "an empty ladder")
 
 
-def test_a_queue_that_is_named_in_the_call_gets_the_task(stage: Scene):
+def test_a_queue_that_is_named_in_the_call_gets_the_task(system: System):
     # when
-    task = stage.send_note(countdown=0.5, queue="foo")
+    task = system.send_note(countdown=0.5, queue="foo")
     # then
-    (run,) = stage.journal.wait_for(task)
+    (run,) = system.journal.wait_for(task)
     assert (run.exchange, run.routing_key) == ("", "foo")
 
 
-def test_of_two_exchanges_that_share_a_routing_key_only_the_right_one_delivers(stage: Scene):
+def test_of_two_exchanges_that_share_a_routing_key_only_the_right_one_delivers(system: System):
     # when
-    left = stage.send_note(exchange="left", routing_key="same", countdown=0.5)
-    right = stage.send_note(exchange="right", routing_key="same", countdown=0.5)
+    left = system.send_note(exchange="left", routing_key="same", countdown=0.5)
+    right = system.send_note(exchange="right", routing_key="same", countdown=0.5)
     # then
-    stage.journal.wait_for(left, right)
-    settle(stage, 0.5)
-    (left_run,) = stage.journal.ran(left)
-    (right_run,) = stage.journal.ran(right)
+    system.journal.wait_for(left, right)
+    wait_for_copies(system, 0.5)
+    (left_run,) = system.journal.ran(left)
+    (right_run,) = system.journal.ran(right)
     assert (left_run.exchange, left_run.routing_key) == ("left", "same")
     assert (right_run.exchange, right_run.routing_key) == ("right", "same")
 
 
 @pytest.mark.parametrize("countdown", [None, 0.5])
 def test_topic_patterns_choose_among_delayed_tasks_as_among_others(
-    stage: Scene, countdown: float | None
+    system: System, countdown: float | None
 ):
     # given
     queues = {
@@ -63,74 +63,74 @@ def test_topic_patterns_choose_among_delayed_tasks_as_among_others(
     }
     # when
     tasks = {
-        key: stage.send_note(exchange="media", routing_key=key, countdown=countdown)
+        key: system.send_note(exchange="media", routing_key=key, countdown=countdown)
         for key in queues
     }
     # then
     for key, task in tasks.items():
-        stage.journal.wait_for(task, times=len(queues[key]))
-    settle(stage, countdown or 0)
-    runs = {key: stage.journal.ran(task) for key, task in tasks.items()}
+        system.journal.wait_for(task, times=len(queues[key]))
+    wait_for_copies(system, countdown or 0)
+    runs = {key: system.journal.ran(task) for key, task in tasks.items()}
     assert {key: len(runs[key]) for key in runs} == {key: len(queues[key]) for key in queues}
     assert all(
         (run.exchange, run.routing_key) == ("media", key) for key in runs for run in runs[key]
     )
 
 
-def test_a_retry_stays_on_its_topic_exchange(stage: Scene):
+def test_a_retry_stays_on_its_topic_exchange(system: System):
     # when
-    task = stage.send("retry", 2, 0.5, exchange="media", routing_key="image.jpg").id
+    task = system.send("retry", 2, 0.5, exchange="media", routing_key="image.jpg").id
     # then
-    runs = stage.journal.wait_for(task, times=3)
+    runs = system.journal.wait_for(task, times=3)
     assert {(run.exchange, run.routing_key) for run in runs} == {("media", "image.jpg")}
-    stage.journal.assert_on_time([task])
+    system.journal.assert_on_time([task])
 
 
-def test_a_task_that_no_queue_wants_any_more_is_parked_and_disturbs_no_other(stage: Scene):
+def test_a_task_that_no_queue_wants_any_more_is_parked_and_disturbs_no_other(system: System):
     # given
     exchange = Exchange("media", "topic")
-    parked = stage.parked()
+    parked = system.parked()
     # when
-    lost = stage.send_note(exchange=exchange, routing_key="sound", countdown=0.5)
-    other = stage.send_note(exchange=exchange, routing_key="image.jpg", countdown=0.5)
+    lost = system.send_note(exchange=exchange, routing_key="sound", countdown=0.5)
+    other = system.send_note(exchange=exchange, routing_key="image.jpg", countdown=0.5)
     # then
-    stage.journal.wait_for(other)
-    wait_until(lambda: stage.parked() == parked + 1, "a parked task")
-    assert not stage.journal.received(lost)
+    system.journal.wait_for(other)
+    wait_until(lambda: system.parked() == parked + 1, "a parked task")
+    assert not system.journal.received(lost)
 
 
-def test_of_a_broadcast_every_worker_gets_its_copy_once_after_the_delay(new_stage):
+def test_of_a_broadcast_every_worker_gets_its_copy_once_after_the_delay(new_system):
     # given
-    stage: Stage = new_stage("broadcast")
-    workers = [stage.worker("--pool=solo"), stage.worker("--pool=solo")]
+    system: LocalSystem = new_system("broadcast")
+    workers = [system.worker("--pool=solo"), system.worker("--pool=solo")]
     # when
-    task = stage.send("note_everywhere", countdown=1).id
+    task = system.send("note_everywhere", countdown=1).id
     # then
-    stage.journal.wait_for(task, times=2)
-    settle(stage, 0.5)
-    runs = stage.journal.ran(task)
+    system.journal.wait_for(task, times=2)
+    wait_for_copies(system, 0.5)
+    runs = system.journal.ran(task)
     assert {run.worker for run in runs} == {worker.name for worker in workers}
     assert len(runs) == 2
     assert {run.exchange for run in runs} == {"everyone"}
-    stage.journal.assert_on_time([task])
+    system.journal.assert_on_time([task])
 
 
 def test_of_delayed_tasks_that_are_due_a_worker_gets_the_one_of_higher_priority_first(
-    new_stage, tmp_path: Path
+    new_system, tmp_path: Path
 ):
     # given
-    stage: Stage = new_stage("priority")
-    stage.worker("--pool=solo")
+    system: LocalSystem = new_system("priority")
+    system.worker("--pool=solo")
     signal = tmp_path / "go"
-    busy = stage.send("hold", str(signal)).id
-    stage.journal.wait_for(busy)
+    busy = system.send("hold", str(signal)).id
+    system.journal.wait_for(busy)
     # when
-    low = stage.send_note(countdown=0.5, priority=1)
-    high = stage.send_note(countdown=1, priority=9)
-    wait_until(lambda: stage.vhost.waiting("celery") == {"celery": 2}, "two tasks that are due")
+    low = system.send_note(countdown=0.5, priority=1)
+    high = system.send_note(countdown=1, priority=9)
+    wait_until(lambda: system.vhost.waiting("celery") == {"celery": 2}, "two tasks that are due")
     signal.touch()
     # then
-    stage.journal.wait_for(busy, low, high)
-    received = stage.journal.received()
+    system.journal.wait_for(busy, low, high)
+    received = system.journal.received()
     assert [each.id for each in received] == [busy, high, low]
     assert [each.priority for each in received[1:]] == [9, 1]

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 #: docs/how-to/permissions.md: a Celery application of the default queue, with the ladder.
 WITH_CELERY = {
@@ -25,19 +25,19 @@ def user(broker):
 
 
 @pytest.mark.slow
-def test_a_worker_needs_no_more_than_the_documented_permissions(broker, new_stage, user):
+def test_a_worker_needs_no_more_than_the_documented_permissions(broker, new_system, user):
     # given
     name, password = user
-    stage: Stage = new_stage("careful", url=f"amqp://{name}:{password}@{{place}}")
-    broker.api("PUT", f"permissions/{stage.vhost.name}/{name}", WITH_CELERY)
-    worker = stage.worker(mingle=True)
+    system: LocalSystem = new_system("careful", url=f"amqp://{name}:{password}@{{place}}")
+    broker.api("PUT", f"permissions/{system.vhost.name}/{name}", WITH_CELERY)
+    worker = system.worker(mingle=True)
     # when
-    task = stage.send_note(countdown=0.5)
-    retried = stage.send("retry", 1, 0.5).id
+    task = system.send_note(countdown=0.5)
+    retried = system.send("retry", 1, 0.5).id
     # then
-    stage.journal.wait_for(task)
-    stage.journal.wait_for(retried, times=2)
-    stage.journal.assert_on_time([task, retried])
-    assert stage.app.control.ping(destination=[worker.name], timeout=5)
+    system.journal.wait_for(task)
+    system.journal.wait_for(retried, times=2)
+    system.journal.assert_on_time([task, retried])
+    assert system.app.control.ping(destination=[worker.name], timeout=5)
     assert "delayed messages may not" not in worker.log()
     worker.stop()

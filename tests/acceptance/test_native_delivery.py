@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.app import make_app
 from tests.acceptance.journal import LATE, wait_until
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 DIRECT = "quorum on a direct exchange"
 TOPIC = "quorum on a topic exchange"
@@ -26,68 +26,68 @@ BARE = ("--without-gossip", "--without-heartbeat")
 @pytest.mark.parametrize("options", [(), BARE], ids=["stock", "bare"])
 @pytest.mark.parametrize("shape", [DIRECT, TOPIC])
 def test_with_quorum_queues_our_ladder_delays_and_the_native_one_is_never_made(
-    new_stage, caplog: pytest.LogCaptureFixture, shape: str, options: tuple[str, ...]
+    new_system, caplog: pytest.LogCaptureFixture, shape: str, options: tuple[str, ...]
 ):
     # given
-    stage: Stage = new_stage(shape)
-    worker = stage.worker("--pool=threads", *options, mingle=not options)
+    system: LocalSystem = new_system(shape)
+    worker = system.worker("--pool=threads", *options, mingle=not options)
     # when
     with caplog.at_level(logging.INFO):
-        tasks = [stage.send_note(countdown=0.5 + n / 4) for n in range(3)]
-        tasks.append(stage.send("retry", 1, 0.5).id)
+        tasks = [system.send_note(countdown=0.5 + n / 4) for n in range(3)]
+        tasks.append(system.send("retry", 1, 0.5).id)
     # then
-    stage.journal.wait_for(*tasks)
-    stage.journal.wait_for(tasks[-1], times=2)
-    stage.journal.assert_on_time(tasks)
+    system.journal.wait_for(*tasks)
+    system.journal.wait_for(tasks[-1], times=2)
+    system.journal.assert_on_time(tasks)
     expected = "" if shape == DIRECT else "celery"
-    assert {run.exchange for run in stage.journal.ran()} == {expected}
-    assert {run.routing_key for run in stage.journal.ran()} == {"celery"}
+    assert {run.exchange for run in system.journal.ran()} == {expected}
+    assert {run.routing_key for run in system.journal.ran()} == {"celery"}
     # and
-    assert not [name for name in stage.exchanges() | stage.queues() if name.startswith(NATIVE)]
+    assert not [name for name in system.exchanges() | system.queues() if name.startswith(NATIVE)]
     assert "delayed delivery" not in worker.log()
     assert not caplog.records
 
 
 @pytest.fixture(scope="module")
-def topic_stage(new_stage):
-    stage = new_stage(TOPIC)
-    stage.worker("--pool=threads", "--task-events")
-    return stage
+def topic_system(new_system):
+    system = new_system(TOPIC)
+    system.worker("--pool=threads", "--task-events")
+    return system
 
 
-def test_with_quorum_queues_the_prefetch_window_is_not_filled(topic_stage: Stage):
+def test_with_quorum_queues_the_prefetch_window_is_not_filled(topic_system: LocalSystem):
     # given
     for _ in range(6):
-        topic_stage.send_note(countdown=3600)
+        topic_system.send_note(countdown=3600)
     # when
-    immediate = topic_stage.send_note()
+    immediate = topic_system.send_note()
     # then
-    topic_stage.journal.wait_for(immediate)
-    (scheduled,) = topic_stage.app.control.inspect(timeout=2).scheduled().values()
+    topic_system.journal.wait_for(immediate)
+    (scheduled,) = topic_system.app.control.inspect(timeout=2).scheduled().values()
     assert scheduled == []
 
 
-def test_workers_still_find_each_other_and_obey_remote_control(new_stage):
+def test_workers_still_find_each_other_and_obey_remote_control(new_system):
     # given
-    stage: Stage = new_stage(DIRECT)
+    system: LocalSystem = new_system(DIRECT)
     options = ("--loglevel=DEBUG", "--pool=threads")
-    first = stage.worker(*options, mingle=True)
+    first = system.worker(*options, mingle=True)
     # when
-    second = stage.worker(*options, mingle=True)
+    second = system.worker(*options, mingle=True)
     # then
     assert "mingle: sync with 1 nodes" in second.log()
     wait_until(lambda: f"{second.name} joined the party" in first.log(), "gossip")
     # and
     both = [first.name, second.name]
-    pongs = stage.app.control.ping(destination=both, timeout=LATE)
+    pongs = system.app.control.ping(destination=both, timeout=LATE)
     assert {name: "pong" for pong in pongs for name in pong} == dict.fromkeys(both, "pong")
-    assert stage.app.control.add_consumer("bar", destination=[first.name], reply=True)
-    task = stage.send_note(countdown=0.5, queue="bar")
-    (run,) = stage.journal.wait_for(task)
+    assert system.app.control.add_consumer("bar", destination=[first.name], reply=True)
+    task = system.send_note(countdown=0.5, queue="bar")
+    (run,) = system.journal.wait_for(task)
     assert run.worker == first.name
 
 
-def test_a_delayed_task_sends_its_events_when_it_runs(topic_stage: Stage):
+def test_a_delayed_task_sends_its_events_when_it_runs(topic_system: LocalSystem):
     # given
     events: list[dict[str, Any]] = []
     succeeded = threading.Event()
@@ -98,9 +98,9 @@ def test_a_delayed_task_sends_its_events_when_it_runs(topic_stage: Stage):
             succeeded.set()
 
     # when
-    task = topic_stage.send_note(countdown=1.5)
-    with topic_stage.app.connection_for_read() as connection:
-        receiver = topic_stage.app.events.Receiver(connection, handlers={"*": note})
+    task = topic_system.send_note(countdown=1.5)
+    with topic_system.app.connection_for_read() as connection:
+        receiver = topic_system.app.events.Receiver(connection, handlers={"*": note})
         for _ in receiver.itercapture(timeout=LATE):
             if succeeded.is_set():
                 break
@@ -111,11 +111,11 @@ def test_a_delayed_task_sends_its_events_when_it_runs(topic_stage: Stage):
 
 @HAS_NATIVE
 def test_an_app_without_our_transport_in_the_same_process_is_left_alone(
-    topic_stage: Stage, new_stage
+    topic_system: LocalSystem, new_system
 ):
     # given
-    topic_stage.journal.wait_for(topic_stage.send_note(countdown=0.5))
-    stock: Stage = new_stage(TOPIC, transport=None)
+    topic_system.journal.wait_for(topic_system.send_note(countdown=0.5))
+    stock: LocalSystem = new_system(TOPIC, transport=None)
     stock.worker("--pool=threads")
     # when
     task, later = stock.send_note(countdown=2), stock.send_note(countdown=3600)
@@ -130,12 +130,12 @@ def test_an_app_without_our_transport_in_the_same_process_is_left_alone(
 
 @HAS_NATIVE
 def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
-    new_stage, caplog: pytest.LogCaptureFixture
+    new_system, caplog: pytest.LogCaptureFixture
 ):
     # given
-    ours: Stage = new_stage(DIRECT)
+    ours: LocalSystem = new_system(DIRECT)
     ours.send_note(countdown=3600)
-    stock: Stage = new_stage(DIRECT, transport=None)
+    stock: LocalSystem = new_system(DIRECT, transport=None)
     assert not caplog.records
     # when
     stock.send_note(countdown=3600)
@@ -146,14 +146,14 @@ def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
 @HAS_NATIVE
 @pytest.mark.slow
 def test_what_a_stock_app_delays_is_run_and_retried_by_workers_with_and_without_our_transport(
-    new_stage,
+    new_system,
 ):
     """As during a migration: half of the workers are new, and publishers are old."""
     # given
-    stage: Stage = new_stage(TOPIC)
-    stage.worker("--pool=threads", stock=True)
-    stage.worker("--pool=threads")
-    publisher = make_app(replace(stage.deployment, transport=None))
+    system: LocalSystem = new_system(TOPIC)
+    system.worker("--pool=threads", stock=True)
+    system.worker("--pool=threads")
+    publisher = make_app(replace(system.deployment, transport=None))
     # when: the last wait of an even number of seconds is in another level than that of an odd one
     tasks = [
         str(publisher.tasks["retry"].apply_async((1, seconds), countdown=seconds).id)
@@ -162,6 +162,6 @@ def test_what_a_stock_app_delays_is_run_and_retried_by_workers_with_and_without_
     ]
     # then
     for task in tasks:
-        assert [run.retries for run in stage.journal.wait_for(task, times=2)] == [0, 1]
-    assert stage.parked() == 0
+        assert [run.retries for run in system.journal.wait_for(task, times=2)] == [0, 1]
+    assert system.parked() == 0
     publisher.close()

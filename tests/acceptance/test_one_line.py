@@ -8,7 +8,7 @@ import pytest
 
 from tests.acceptance.app import OURS
 from tests.acceptance.journal import LATE, wait_until
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 HOUR = 3600
 #: Celery's default: a worker with one process takes four messages that it has not acknowledged.
@@ -16,58 +16,58 @@ PREFETCH_MULTIPLIER = 4
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_stage, pool: str):
+def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_system, pool: str):
     # given
-    stage: Stage = new_stage()
-    worker = stage.worker(f"--pool={pool}", mingle=True)
-    assert stage.app.conf.worker_prefetch_multiplier == PREFETCH_MULTIPLIER
+    system: LocalSystem = new_system()
+    worker = system.worker(f"--pool={pool}", mingle=True)
+    assert system.app.conf.worker_prefetch_multiplier == PREFETCH_MULTIPLIER
     for _ in range(PREFETCH_MULTIPLIER + 2):
-        stage.send_note(countdown=HOUR)
+        system.send_note(countdown=HOUR)
     start = time.time()
     # when
-    immediate = [stage.send_note() for _ in range(3)]
+    immediate = [system.send_note() for _ in range(3)]
     # then
-    runs = stage.journal.wait_for(*immediate)
+    runs = system.journal.wait_for(*immediate)
     assert all(run.at < start + LATE for run in runs)
-    assert len(stage.journal.received()) == len(immediate)
+    assert len(system.journal.received()) == len(immediate)
     # and
-    wait_until(lambda: stage.waiting() == PREFETCH_MULTIPLIER + 2, "six on the ladder")
-    inspect = stage.app.control.inspect([worker.name], timeout=LATE)
+    wait_until(lambda: system.waiting() == PREFETCH_MULTIPLIER + 2, "six on the ladder")
+    inspect = system.app.control.inspect([worker.name], timeout=LATE)
     assert inspect.scheduled() == {worker.name: []}
     assert inspect.reserved() == {worker.name: []}
 
 
-def test_what_waits_is_not_seen_by_a_worker_that_starts_or_stops_meanwhile(new_stage):
+def test_what_waits_is_not_seen_by_a_worker_that_starts_or_stops_meanwhile(new_system):
     # given
-    stage: Stage = new_stage()
-    task = stage.send_note(countdown=HOUR)
+    system: LocalSystem = new_system()
+    task = system.send_note(countdown=HOUR)
     # when
-    stage.worker("--pool=solo").stop()
+    system.worker("--pool=solo").stop()
     # then
-    assert not stage.journal.received(task)
-    assert stage.waiting() == 1
+    assert not system.journal.received(task)
+    assert system.waiting() == 1
 
 
-def test_a_publisher_that_starts_before_any_worker_still_delivers(new_stage):
+def test_a_publisher_that_starts_before_any_worker_still_delivers(new_system):
     # given
-    stage: Stage = new_stage()
-    task = stage.send_note(countdown=0.5)
-    wait_until(lambda: stage.vhost.waiting("celery").get("celery"), "the task in its queue")
+    system: LocalSystem = new_system()
+    task = system.send_note(countdown=0.5)
+    wait_until(lambda: system.vhost.waiting("celery").get("celery"), "the task in its queue")
     # when
-    stage.worker("--pool=solo")
+    system.worker("--pool=solo")
     # then
-    stage.journal.wait_for(task)
-    assert stage.parked() == 0
+    system.journal.wait_for(task)
+    assert system.parked() == 0
 
 
-def test_no_level_is_made_before_the_first_task_that_waits(new_stage):
+def test_no_level_is_made_before_the_first_task_that_waits(new_system):
     # given
-    stage: Stage = new_stage()
-    stage.worker("--pool=solo")
+    system: LocalSystem = new_system()
+    system.worker("--pool=solo")
     # when
-    stage.journal.wait_for(stage.send_note())
+    system.journal.wait_for(system.send_note())
     # then
-    assert not stage.queues().intersection(stage.levels)
+    assert not system.queues().intersection(system.levels)
 
 
 NOBODY = "guest:guest@127.0.0.1:1//"
@@ -83,20 +83,20 @@ NOBODY = "guest:guest@127.0.0.1:1//"
     ids=["by URL", "by transport, second URL", "by URL, second URL"],
 )
 def test_the_one_line_may_be_the_url_and_holds_for_every_url_of_a_failover(
-    new_stage, transport: str | None, url: str
+    new_system, transport: str | None, url: str
 ):
     # given
-    stage: Stage = new_stage(transport=transport, url=url)
-    worker = stage.worker("--pool=solo")
+    system: LocalSystem = new_system(transport=transport, url=url)
+    worker = system.worker("--pool=solo")
     # when
-    later, task = stage.send_note(countdown=HOUR), stage.send("retry", 1, 0.5, countdown=0.5).id
+    later, task = system.send_note(countdown=HOUR), system.send("retry", 1, 0.5, countdown=0.5).id
     # then
-    stage.journal.wait_for(task, times=2)
-    stage.journal.assert_on_time([task])
-    assert not stage.journal.received(later)
-    assert stage.waiting() == 1
-    stats = stage.app.control.inspect([worker.name], timeout=LATE).stats()
+    system.journal.wait_for(task, times=2)
+    system.journal.assert_on_time([task])
+    assert not system.journal.received(later)
+    assert system.waiting() == 1
+    stats = system.app.control.inspect([worker.name], timeout=LATE).stats()
     assert stats, "the worker could not send what it knows of its connection"
-    assert stats[worker.name]["broker"]["virtual_host"] == stage.vhost.name
+    assert stats[worker.name]["broker"]["virtual_host"] == system.vhost.name
     # Its log tells of the broker that was not there.
     worker.kill()

@@ -7,42 +7,42 @@ import time
 import pytest
 
 from tests.acceptance.journal import LATE
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 CROWD = 2000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_countdowns_and_retries_are_kept_in_every_pool(new_stage, pool: str):
+def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     # given
-    stage: Stage = new_stage("careful")
-    stage.worker(f"--pool={pool}")
+    system: LocalSystem = new_system("careful")
+    system.worker(f"--pool={pool}")
     # when
-    later = stage.send_note(countdown=3600)
-    tasks = [stage.send_note(countdown=0.5 + n / 4) for n in range(4)]
-    retried = stage.send("retry", 2, 0.5, countdown=0.5).id
-    now = stage.send_note()
+    later = system.send_note(countdown=3600)
+    tasks = [system.send_note(countdown=0.5 + n / 4) for n in range(4)]
+    retried = system.send("retry", 2, 0.5, countdown=0.5).id
+    now = system.send_note()
     # then
-    stage.journal.wait_for(now, *tasks)
-    stage.journal.wait_for(retried, times=3)
-    stage.journal.assert_on_time([*tasks, retried])
-    assert not stage.journal.received(later)
-    assert stage.waiting() == 1
+    system.journal.wait_for(now, *tasks)
+    system.journal.wait_for(retried, times=3)
+    system.journal.assert_on_time([*tasks, retried])
+    assert not system.journal.received(later)
+    assert system.waiting() == 1
 
 
 @pytest.mark.slow
-def test_remote_control_works_while_thousands_wait(new_stage):
+def test_remote_control_works_while_thousands_wait(new_system):
     # given
-    stage: Stage = new_stage()
-    worker = stage.worker("--pool=threads")
-    with stage.app.producer_pool.acquire() as producer:
+    system: LocalSystem = new_system()
+    worker = system.worker("--pool=threads")
+    with system.app.producer_pool.acquire() as producer:
         for _ in range(CROWD):
-            stage.send("note", countdown=3600, producer=producer)
-    revoked = stage.send("note", countdown=2)
-    other = stage.send_note(countdown=2)
+            system.send("note", countdown=3600, producer=producer)
+    revoked = system.send("note", countdown=2)
+    other = system.send_note(countdown=2)
     # when
-    control, me = stage.app.control, [worker.name]
+    control, me = system.app.control, [worker.name]
     start = time.time()
     assert control.ping(destination=me, timeout=LATE) == [{worker.name: {"ok": "pong"}}]
     control.revoke(revoked.id, destination=me, reply=True, timeout=LATE)
@@ -53,6 +53,6 @@ def test_remote_control_works_while_thousands_wait(new_stage):
     assert control.rate_limit("note", "100/s", destination=me, reply=True, timeout=LATE)
     assert time.time() - start < 5 * LATE
     # then
-    stage.journal.wait_for(other)
-    assert not stage.journal.ran(revoked.id)
-    assert stage.waiting() == CROWD
+    system.journal.wait_for(other)
+    assert not system.journal.ran(revoked.id)
+    assert system.waiting() == CROWD

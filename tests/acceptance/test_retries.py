@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.acceptance.scene import Scene
+from tests.acceptance.system import System
 
 RETRIES = 50
 
@@ -17,12 +17,12 @@ def worker_options():
 
 
 @pytest.mark.slow
-def test_autoretry_backs_off_by_ever_longer_delays(stage: Scene):
+def test_autoretry_backs_off_by_ever_longer_delays(system: System):
     # when
-    task = stage.send("back_off", 2, queue="foo").id
+    task = system.send("back_off", 2, queue="foo").id
     # then
-    runs = stage.journal.wait_for(task, times=3)
-    stage.journal.assert_on_time([task])
+    runs = system.journal.wait_for(task, times=3)
+    system.journal.assert_on_time([task])
     waits = [later.at - earlier.at for earlier, later in pairwise(runs)]
     assert [run.retries for run in runs] == [0, 1, 2]
     assert waits[0] >= 1
@@ -31,16 +31,16 @@ def test_autoretry_backs_off_by_ever_longer_delays(stage: Scene):
 
 
 @pytest.mark.slow
-def test_fifty_retries_stay_on_their_queue_and_nothing_grows(stage: Scene):
+def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     # when
-    task = stage.send("retry", RETRIES, 0.125, queue="foo").id
+    task = system.send("retry", RETRIES, 0.125, queue="foo").id
     # then
-    runs = stage.journal.wait_for(task, times=RETRIES + 1, timeout=60)
+    runs = system.journal.wait_for(task, times=RETRIES + 1, timeout=60)
     assert [run.retries for run in runs] == list(range(RETRIES + 1))
     assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
-    stage.journal.assert_on_time([task])
+    system.journal.assert_on_time([task])
     # and
-    first, *others = stage.journal.received(task)
+    first, *others = system.journal.received(task)
     assert {(each.exchange, each.routing_key) for each in others} == {("", "foo")}
     assert {tuple(each.header_names) for each in others} == {tuple(first.header_names)}
     # The number of retries has two digits in the end, and an eta may lack its microseconds.

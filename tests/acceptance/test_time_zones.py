@@ -10,29 +10,29 @@ import pytest
 
 from tests.acceptance.app import SHAPES
 from tests.acceptance.journal import LATE
-from tests.acceptance.stage import Stage
+from tests.acceptance.local_system import LocalSystem
 
 ZONES = ["UTC", "America/New_York", "Asia/Kathmandu", "Pacific/Chatham", "Europe/Berlin"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["stock", "abroad", "abroad without UTC"])
-def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_stage, shape: str):
+def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_system, shape: str):
     # given
     assert shape in SHAPES
-    stage: Stage = new_stage(shape)
-    stage.worker("--pool=threads")
+    system: LocalSystem = new_system(shape)
+    system.worker("--pool=threads")
     start = time.time()
     due = datetime.now(timezone.utc) + timedelta(seconds=1.5)
     # when
-    tasks = [stage.send_note(eta=due.astimezone(ZoneInfo(zone))) for zone in ZONES]
+    tasks = [system.send_note(eta=due.astimezone(ZoneInfo(zone))) for zone in ZONES]
     # A Celery worker reads a naive eta as UTC, whatever the settings.
-    tasks.append(stage.send_note(eta=due.replace(tzinfo=None)))
-    countdown = stage.send_note(countdown=0.5)
+    tasks.append(system.send_note(eta=due.replace(tzinfo=None)))
+    countdown = system.send_note(countdown=0.5)
     # then
-    runs = stage.journal.wait_for(*tasks)
+    runs = system.journal.wait_for(*tasks)
     assert all(due.timestamp() <= run.at < due.timestamp() + LATE for run in runs)
-    (run,) = stage.journal.wait_for(countdown)
+    (run,) = system.journal.wait_for(countdown)
     assert start + 0.5 <= run.at < start + 0.5 + LATE
-    stage.journal.assert_on_time([*tasks, countdown])
-    assert stage.waiting() == 0
+    system.journal.assert_on_time([*tasks, countdown])
+    assert system.waiting() == 0

@@ -63,7 +63,7 @@ class Beat:
     """`celery beat`."""
 
     def __init__(self, processes: Processes, deployment: Deployment) -> None:
-        self._keeper = processes
+        self._processes = processes
         log = processes.folder / f"beat-{uuid.uuid4().hex}.log"
         argv = [sys.executable, "-m", "celery", "-A", APP, "beat", "--loglevel=INFO", "--pidfile="]
         schedule = f"--schedule={log.with_suffix('.schedule')}"
@@ -72,7 +72,7 @@ class Beat:
         wait_until(lambda: "beat: Starting..." in log.read_text(), "the start of beat")
 
     def stop(self) -> None:
-        self._keeper.stop(self._process)
+        self._processes.stop(self._process)
 
 
 def environment_of(deployment: Deployment) -> dict[str, str]:

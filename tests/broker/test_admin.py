@@ -652,7 +652,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
     assert all(each.at * 1000 >= told.due for each in arrivals)
 
 
-def test_a_queue_that_refuses_is_led_to_by_an_relay_and_named_when_it_is_full(connect, ops, small):
+def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(connect, ops, small):
     plain, management, _ = ops
     if small.queue_type == "classic":
         pytest.skip("a classic ladder has no use for relays before queues")

@@ -57,7 +57,7 @@ def test_celerys_ladder_is_what_the_installed_kombu_declares(broker, connect, vh
 
 
 @pytest.mark.parametrize("name", FOREIGN_LADDERS)
-def test_a_delayed_message_goes_out_and_comes_in_by_an_ancestors_ladder(connect, collect, name):
+def test_a_delayed_message_goes_out_and_comes_in_by_a_foreign_ladder(connect, collect, name):
     ladder = FOREIGN_LADDERS[name]
     connection = connect(binary_delay={"foreign_ladder": name})
     queue = Queue("orders.new")(connection.default_channel)
@@ -140,7 +140,9 @@ def test_what_comes_by_a_foreign_ladder_is_unwrapped_whatever_its_delay_and_retr
 
 
 @pytest.mark.parametrize("name", ["nservicebus", "celery"])
-def test_what_an_ancestor_cannot_lead_to_is_refused_and_nothing_is_published(connect, vhost, name):
+def test_what_a_foreign_ladder_cannot_lead_to_is_refused_and_nothing_is_published(
+    connect, vhost, name
+):
     connection = connect(binary_delay={"foreign_ladder": name})
 
     with pytest.raises(AddressError, match="publish to the default exchange"):

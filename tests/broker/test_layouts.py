@@ -76,7 +76,7 @@ def test_a_delay_whose_queue_is_pruned_walks_the_levels(connect, collect, topolo
     assert arrival.at - sent >= 0.4
 
 
-def test_a_delay_with_a_queue_of_its_own_leads_to_a_queue_with_an_relay(connect, collect, topology):
+def test_a_delay_with_a_queue_of_its_own_leads_to_a_queue_with_a_relay(connect, collect, topology):
     if topology.queue_type == "classic":
         pytest.skip("there are relays beside quorum queues only")
     connection = connect(binary_delay={"queue_per_delay": True})

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from dev.broker import SETTLES_SOON, Broker
+from dev.broker import RETRY_SOON, Broker
 from kombu_binary_delay import DelayError
 
 #: 100 ms are little on a machine that is busy: what is late then may change places.
@@ -127,7 +127,7 @@ def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology)
 
 @pytest.fixture
 def mortal() -> Iterator[Broker]:
-    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=SETTLES_SOON) as broker:
+    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON) as broker:
         yield broker
 
 

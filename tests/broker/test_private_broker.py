@@ -90,7 +90,7 @@ def test_it_listens_on_its_own_ports_and_on_loopback_only(own: Broker) -> None:
 
 
 @pytest.mark.own_broker
-def test_virtual_hosts_are_worlds_of_their_own(own: Broker) -> None:
+def test_virtual_hosts_share_nothing(own: Broker) -> None:
     one, other = own.vhost(), own.vhost()
     with one.connect() as connection:
         channel = connection.channel()

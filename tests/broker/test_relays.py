@@ -57,7 +57,7 @@ def test_a_full_queue_that_rejects_delays_no_other(
     assert (first.exchange, first.key, first.headers) == (exchange.name, "full", {})
 
 
-def test_a_queue_that_rejects_by_a_policy_has_an_relay_where_the_settings_say_so(
+def test_a_queue_that_rejects_by_a_policy_has_a_relay_where_the_settings_say_so(
     broker, vhost, connect, collect, topology
 ):
     broker.api(
@@ -81,7 +81,7 @@ def test_a_queue_that_rejects_by_a_policy_has_an_relay_where_the_settings_say_so
 
 
 @pytest.mark.parametrize("exchange", ["", "x"])
-def test_a_queue_with_an_relay_gets_each_message_once_and_in_full(connect, collect, exchange):
+def test_a_queue_with_a_relay_gets_each_message_once_and_in_full(connect, collect, exchange):
     """Also from those who led to the queue itself before its relay was made."""
     exchange = Exchange(exchange, "direct")
     queue = full("quorum", exchange, **{"x-overflow": "reject-publish", "x-max-length": 1000})

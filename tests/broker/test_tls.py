@@ -63,7 +63,7 @@ def broker(certificates) -> Iterator[Broker]:
 
 @pytest.fixture
 def trusted(certificates, monkeypatch) -> str:
-    """Let this machine trust the authority, as it does those of the world."""
+    """Let this machine trust the authority, as it does the usual ones."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     return str(certificates / "ca.pem")
 

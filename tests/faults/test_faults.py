@@ -1,4 +1,4 @@
-"""The fault laboratory in its short form: what is confirmed arrives, and not early."""
+"""The fault scenarios in short form: what is confirmed arrives, and not early."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import amqp
 import pytest
 
-from dev.faults.environment import Case, play
+from dev.faults.environment import Case, run_case
 from dev.faults.proxy import Proxy
 from dev.faults.scenarios import CASES
 
@@ -22,7 +22,7 @@ ROOT = os.environ.get("RABBITMQ_ROOT")
     ids=lambda case: f"{case.scenario}, {case.name}",
 )
 def test_nothing_confirmed_is_lost_early_or_misdelivered(case: Case) -> None:
-    outcome = play(case, ROOT, short=True)
+    outcome = run_case(case, ROOT, short=True)
     if outcome is None:
         pytest.skip("this RabbitMQ cannot promise it: its levels are classic queues")
     assert outcome.verdict.is_clean, outcome

@@ -107,14 +107,14 @@ def test_an_exchange_of_the_users_is_no_ladders(exchange):
         (Destination("", "k" * 200), "takes 200 bytes"),
     ],
 )
-def test_what_an_ancestor_cannot_address_is_refused(ladder, destination, complaint):
+def test_what_a_foreign_ladder_cannot_address_is_refused(ladder, destination, complaint):
     with pytest.raises(AddressError, match=complaint):
         ladder.address(("1",), destination)
 
 
 @pytest.mark.parametrize("key", ["", "orders", "0.1.@..orders", "0." * 28, "2." * 28 + "orders"])
 @pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())
-def test_what_is_no_key_of_an_ancestor_is_not_read(ladder, key):
+def test_what_is_no_key_of_a_foreign_ladder_is_not_read(ladder, key):
     with pytest.raises(AddressError):
         ladder.parse(key)
 

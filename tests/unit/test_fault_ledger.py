@@ -1,4 +1,4 @@
-"""The fault laboratory's verdict: what it must see, it sees."""
+"""The verdict of the fault scenarios: what it must see, it sees."""
 
 from __future__ import annotations
 

@@ -77,5 +77,5 @@ def test_tick_radix_and_levels_describe_the_ladder(given, ladder):
 
 
 @pytest.mark.parametrize("name", FOREIGN_LADDERS)
-def test_an_ancestors_ladder_stands_in_for_ours(name):
+def test_a_foreign_ladder_takes_the_place_of_ours(name):
     assert Settings(foreign_ladder=name).topology(can_quorum=False) is FOREIGN_LADDERS[name]

@@ -1,4 +1,4 @@
-"""Stories of faults; each module has its `CASES`."""
+"""Scenarios of faults; each module has its `CASES`."""
 
 from dev.faults.scenarios import (
     bad_destination,

@@ -102,13 +102,13 @@ def connect(env: Environment) -> Connection:
 def told(
     make: Callable[[Environment], Destination], *, relay: bool = False, limit: bool = True
 ) -> Callable[[Environment], None]:
-    """Tell the story of one kind of bad destination.
+    """Make the scenario of one kind of bad destination.
 
     :param relay: whether the publisher's settings name the bad queue in `relays`.
     :param limit: whether the promise is made; else what happens is only written down.
     """
 
-    def story(env: Environment) -> None:
+    def scenario(env: Environment) -> None:
         settings: dict[str, object] = {"relays": ["bad"]} if relay else {}
         env.queue("good")
         bad = make(env)
@@ -116,7 +116,7 @@ def told(
         env.consumer("good")
         compare(env, bad, settings, limit=limit)
 
-    return story
+    return scenario
 
 
 def compare(
@@ -144,7 +144,7 @@ def compare(
         env.notes["parked"] = env.parked()
         env.redrive()
         env.consumer(*bad[2])
-        env.settle(patience=120)
+        env.wait_until_done(patience=120)
     elif env.notes.get("kind") != "headers":
         # A headers exchange drops what nobody wants, as it does without a delay.
         deadline = time.monotonic() + PATIENCE

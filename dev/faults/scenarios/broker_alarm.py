@@ -26,7 +26,7 @@ def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ..
     env.check("publishes confirmed while blocked", env.count(CONFIRMED) - before, 0)
     env.broker.ctl(*clear_it)
     publisher.wait(60)
-    env.settle()
+    env.wait_until_done()
     env.check("publishes that raised", env.verdict().refused, 0)
 
 

@@ -22,7 +22,7 @@ def killed(env: Environment) -> None:
         time.sleep(1)
     publisher.wait(120)
     # The broker's own timers: 180 s where nobody has lowered them.
-    env.settle(patience=240)
+    env.wait_until_done(patience=240)
     env.notes["kills"] = kills
 
 
@@ -36,7 +36,7 @@ def killed_and_down(env: Environment) -> None:
         env.broker.kill()
         time.sleep(8)
         env.broker.start()
-    env.settle(patience=240)
+    env.wait_until_done(patience=240)
     env.notes["kills"] = 2
 
 

@@ -18,7 +18,7 @@ def stepped(env: Environment, step: float) -> None:
     env.consumer("inbox")
     env.publisher(["inbox"], 300, 100, clock_step=step).wait(60)
     env.ahead = max(0.0, step)
-    env.settle()
+    env.wait_until_done()
     # Back by five seconds, and a message comes five seconds later than the others think.
     env.check("seconds late, beyond the step", env.verdict().late(1) - max(0.0, -step), 1.0)
 

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dev.broker import SETTLES_SOON
-from dev.faults.environment import Case, Environment, LabError
+from dev.broker import RETRY_SOON
+from dev.faults.environment import Case, Environment, ScenarioError
 from dev.faults.ledger import CONFIRMED
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FROZEN = 20.0  # seconds
 # Nodes that do not answer are given up after 8 s, instead of 60 s.
-NOTICES_SOON = f"{SETTLES_SOON.removesuffix('].')}, {{kernel, [{{net_ticktime, 8}}]}}]."
+NOTICES_SOON = f"{RETRY_SOON.removesuffix('].')}, {{kernel, [{{net_ticktime, 8}}]}}]."
 
 
 def leader(env: Environment) -> Broker:
@@ -46,16 +46,16 @@ def leader_frozen(env: Environment) -> None:
 def rolling_restart(env: Environment) -> None:
     """Restart node by node, as for an upgrade."""
     if env.cluster is None:
-        raise LabError("this story needs a cluster")
+        raise ScenarioError("this scenario needs a cluster")
     for node in env.nodes:
         node.restart()
         env.cluster.wait_until_whole()
 
 
 def under_load(fault: Callable[[Environment], None], rounds: int) -> Callable[[Environment], None]:
-    """Tell the story of a fault, repeated while messages are published, wait and arrive."""
+    """Make the scenario of a fault, repeated while messages are published, wait and arrive."""
 
-    def story(env: Environment) -> None:
+    def scenario(env: Environment) -> None:
         env.queue("inbox")
         env.stand("inbox")
         for _ in env.nodes[:2]:
@@ -68,10 +68,10 @@ def under_load(fault: Callable[[Environment], None], rounds: int) -> Callable[[E
         publisher.wait(180)
         if env.cluster:
             env.cluster.wait_until_whole()
-        env.settle(patience=240)
+        env.wait_until_done(patience=240)
         env.notes["times"] = times
 
-    return story
+    return scenario
 
 
 CASES = (

@@ -26,7 +26,7 @@ def parties_cut(env: Environment) -> None:
         env.wait_for(DONE, count // 8, timeout=120)
         # Each cut takes kombu seconds to get over: let it come to an end.
         proxy.budget = None
-        env.settle()
+        env.wait_until_done()
         env.notes["cuts"] = proxy.cuts
     env.check("publishes that raised", env.verdict().refused, 0)
 
@@ -41,7 +41,7 @@ def worker_cut(env: Environment) -> None:
         env.wait_for(CONFIRMED, count)
         env.wait_for(DONE, count // 2, timeout=120)
         proxy.budget = None
-        env.settle()
+        env.wait_until_done()
         env.notes["cuts"] = proxy.cuts
 
 

@@ -56,7 +56,7 @@ def made_anew(env: Environment) -> None:
         # As soon as it consumes, a connection of the transport leads delayed messages there too.
         a.get()
     env.consumer("a")
-    env.settle()
+    env.wait_until_done()
     env.check("parked", env.parked(), 0)
 
 
@@ -71,7 +71,7 @@ def parked(env: Environment) -> None:
     env.queue("a")
     env.check("parked, and not sent on", COUNT - env.redrive(), 0)
     env.consumer("a")
-    env.settle()
+    env.wait_until_done()
 
 
 def unbound(env: Environment) -> None:
@@ -87,7 +87,7 @@ def unbound(env: Environment) -> None:
         a.bind_to(Exchange("orders"), "order.#")
     env.redrive()
     env.consumer("a")
-    env.settle()
+    env.wait_until_done()
 
 
 def moved(env: Environment) -> None:
@@ -100,7 +100,7 @@ def moved(env: Environment) -> None:
         a.unbind_from(Exchange("orders"), "order.#")
         b.declare()
     env.consumer("a", "b")
-    env.settle()
+    env.wait_until_done()
     env.check("parked", env.parked(), 0)
     time.sleep(1)
 

@@ -72,7 +72,7 @@ def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None
     env.notes["parked"] = parked
     env.check("parked after the ladder was mended", env.parked() - parked, 0)
     env.redrive()
-    env.settle(patience=120)
+    env.wait_until_done(patience=120)
     # One may meet the ladder twice while it goes: then it raises, and the publisher knows.
     env.check("publishes that raised", env.verdict().refused, 2)
 
@@ -98,7 +98,7 @@ def otherwise(env: Environment) -> None:
         # The channel is as it was.
         producer.publish("plain", routing_key="elsewhere")
     short.wait(60)
-    env.settle()
+    env.wait_until_done()
 
 
 CASES = (

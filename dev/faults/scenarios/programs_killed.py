@@ -33,7 +33,7 @@ def publishers(env: Environment, number: int) -> None:
             dies_of=number,
         )
         otherwise += publisher.wait(60) != -number
-    env.settle()
+    env.wait_until_done()
     env.check("publishers that ended otherwise", otherwise, 0)
     env.notes["times"] = rounds
 
@@ -51,7 +51,7 @@ def publishers_anywhere(env: Environment, number: int) -> None:
             publisher.kill()
         else:
             publisher.stop()
-    env.settle()
+    env.wait_until_done()
     env.notes["times"] = 15
 
 
@@ -67,7 +67,7 @@ def consumers(env: Environment) -> None:
         env.consumer("inbox", dies_at=20, dies=next(when)).wait(60)
     env.consumer("inbox")
     publisher.wait(60)
-    env.settle()
+    env.wait_until_done()
     env.notes["times"] = rounds
 
 
@@ -86,7 +86,7 @@ def workers(env: Environment, *, warm: bool) -> None:
             worker.kill()
         worker = env.worker("--concurrency=2")
     env.wait_for(CONFIRMED, rounds * 60)
-    env.settle()
+    env.wait_until_done()
     env.notes["times"] = rounds
     worker.stop()
 

@@ -31,7 +31,7 @@ class Picture:
     lateness: Spread
 
 
-class Screen:
+class Display:
     """Lines that stay, and below them, in a terminal, a picture that changes."""
 
     def __init__(self) -> None:

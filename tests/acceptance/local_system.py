@@ -1,4 +1,4 @@
-"""Where a test plays that makes its deployment itself, and starts workers when it likes.
+"""A deployment that a test makes itself, of processes, with workers started when it likes.
 
 A test that needs no more than a broker and a worker from the beginning takes `celery_setup`.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.acceptance.app import OURS, Deployment, make_app
-from tests.acceptance.scene import Scene
+from tests.acceptance.system import System
 from tests.acceptance.worker import Beat, Worker
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dev.server import VHost
 
 
-class Stage(Scene):
+class LocalSystem(System):
     def __init__(
         self,
         vhost: VHost,
@@ -26,7 +26,7 @@ class Stage(Scene):
         transport: str | None = OURS,
         url: str = "amqp://{broker}",
     ) -> None:
-        """Set a stage.
+        """Make the app; no worker runs yet.
 
         :param url: the app's broker, with ``{broker}`` for what follows the scheme, or ``{place}``
             for what follows the user.
@@ -35,7 +35,7 @@ class Stage(Scene):
         url = url.format(broker=broker, place=broker.rpartition("@")[2])
         deployment = Deployment.within(processes.folder, url, shape, transport)
         super().__init__(vhost, deployment, make_app(deployment))
-        self._keeper = processes
+        self._processes = processes
         self._workers: list[Worker] = []
 
     def worker(self, *options: str, stock: bool = False, mingle: bool = False) -> Worker:
@@ -46,12 +46,12 @@ class Stage(Scene):
         """
         options = options if mingle else ("--without-mingle", *options)
         deployment = replace(self.deployment, transport=None) if stock else self.deployment
-        self._workers.append(Worker(self._keeper, deployment, *options))
+        self._workers.append(Worker(self._processes, deployment, *options))
         return self._workers[-1]
 
     def beat(self) -> Beat:
         """Start beat, and wait until it is ready."""
-        return Beat(self._keeper, self.deployment)
+        return Beat(self._processes, self.deployment)
 
     def begin_to_close(self) -> None:
         """Ask its workers to stop, and do not wait."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.acceptance.app import Deployment
 
 
-class Scene:
+class System:
     """One deployment in one virtual host.
 
     :param app: made from the deployment.
