@@ -32,6 +32,8 @@ from .knowledge import ATTEMPTS, BINDINGS, KINDS
 
 #: After how many microseconds to look whether what existed still does.
 LOOK_AGAIN = 30_000_000
+#: The ways to so many destinations are declared again after a look: to the next ones each time.
+MAX_RENEWED = 16
 
 _HEADERS = "application_headers"
 
@@ -233,10 +235,12 @@ class Router(DeliverySide):
         ):
             self.lost()
         self._looked = now
-        # A queue may have been deleted, and made anew, by a program that we do not see.
-        self.existing = {
-            each for each in self.existing if each[0] not in ("way", "relay", "target")
-        }
+        # A queue may have been deleted, and made anew, by a program that we do not see. So the way
+        # to it is declared again: to a few after each look, and not to hundreds.
+        ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))
+        first = self._looks * MAX_RENEWED % max(len(ways), 1)
+        self.existing.difference_update(ways[first : first + MAX_RENEWED])
+        self._looks += 1
 
     # -- a delivery ----------------------------------------------------------------------------
 

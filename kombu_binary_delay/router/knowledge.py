@@ -86,7 +86,9 @@ class Knowledge:
         self._queues: dict[str, None] = {}
         self._bound: dict[Bound, None] = {}
         self._heights: dict[int, int] = {}
+        #: When it looked whether all that still exists, and how often.
         self._looked = 0
+        self._looks = 0
         #: Whether a level that exists may be taken to have all that is below it.
         self._trusts = True
         self._published = 0

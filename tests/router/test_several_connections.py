@@ -10,7 +10,7 @@ import pytest
 from kombu_binary_delay.commands import Ensure
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
-from kombu_binary_delay.router import LOOK_AGAIN
+from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED
 from tests.router.test_router import SECOND, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
@@ -76,6 +76,24 @@ def test_a_connection_that_binds_nothing_notices_what_is_deleted_of_the_levels(b
 
         assert publisher.reached("k", "x", delay=60 * SECOND) == ["q"], name
         assert name in broker.queues
+
+
+def test_the_ways_to_many_queues_are_declared_again_a_few_after_each_look(broker):
+    connection = Connection(broker)
+    names = [f"q{number}" for number in range(3 * MAX_RENEWED)]
+    for name in names:
+        connection.queue(name)
+        connection.publish(name)
+    again: list[str] = []
+
+    for _ in range(3):
+        connection.now += LOOK_AGAIN
+        renewed = [name for name in names if connection.publish(name)[0]]
+        # That which is published first meets the look itself.
+        assert len(renewed) <= MAX_RENEWED + 1
+        again += renewed
+
+    assert {*again} == {*names}
 
 
 def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
