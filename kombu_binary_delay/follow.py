@@ -133,6 +133,12 @@ class FollowingChannel(_Above):
         self._consumed = {**self._consumed, tag: name}
         return tag
 
+    def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
+        """Cancel a consumer, and forget it: a channel may have one after the other, for ever."""
+        result = super().basic_cancel(consumer_tag, *args, **kwargs)
+        self._consumed = {tag: name for tag, name in self._consumed.items() if tag != consumer_tag}
+        return result
+
     def basic_get(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Get a message: from here on as with :meth:`basic_consume`."""
         self._run(self._router.consuming())

@@ -126,11 +126,15 @@ class DeliverySide(LadderSide):
         if bound in self.existing:
             return
         kind = yield from self._type_of(bound.exchange)
+        if kind is Answer.MISSING:
+            # It went away since, and its bindings with it.
+            self._bound.pop(bound, None)
+            return
         if not bound.to_queue:
             yield from self._type_of(bound.destination)
             yield from self._mirror_exchange(bound.destination)
         yield from self._mirror_exchange(bound.exchange)
-        if kind is not Answer.MISSING and kind not in IMITABLE:
+        if kind not in IMITABLE:
             self.existing.add(bound)
             return
         by_relay = bound.to_queue and self._refuses(bound.destination)

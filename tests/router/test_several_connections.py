@@ -120,6 +120,18 @@ def test_a_queue_that_is_made_anew_gets_only_what_it_is_bound_for(broker, overfl
     assert owner.reached("k", "x") == ["q"]
 
 
+def test_a_binding_of_an_exchange_that_is_gone_is_not_repeated(broker):
+    connection = Connection(broker)
+    connection.exchange("x", "direct", told=False)
+    connection.queue("q")
+    connection.bind("q", "x", "k")
+    broker.delete_exchange("x")
+
+    connection.consume()
+
+    assert connection.topology.mirror_name("x") not in broker.exchanges
+
+
 class Interfered(SimulatedBroker):
     """A broker on which somebody deletes exchanges before a command, once."""
 
