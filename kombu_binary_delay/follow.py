@@ -1,4 +1,4 @@
-"""What a program declares, binds, deletes and consumes, told to the router.
+"""What a program declares, binds, deletes and consumes, passed on to the router.
 
 Each method does what it overrides first, and raises nothing of ours after that: the program's own
 call has succeeded, so what the ladder cannot do is a warning in the log.

@@ -1,6 +1,6 @@
 """The delivery side of a virtual host: ways to queues and exchanges, and what is wrong. Pure.
 
-RabbitMQ tells no AMQP client of a binding that another one removes. So what was bound or unbound
+RabbitMQ notifies no AMQP client of a binding that another one removes. So what was bound or unbound
 without the transport shows only where all bindings are compared, as here.
 """
 
