@@ -99,7 +99,7 @@ class FollowingChannel(_Above):
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Delete a queue; its bindings go with it."""
         result = super().queue_delete(queue, *args, **kwargs)
-        self._router.deleted_queue(queue)
+        self._run(self._router.deleted_queue(queue or self._last_queue))
         return result
 
     def queue_bind(

@@ -653,12 +653,17 @@ class Router:
             if self._declares:
                 yield from _quietly(self._unmirror(bound))
 
-    def deleted_queue(self, queue: str) -> None:
-        """Forget a queue; the broker has removed its bindings, ours among them."""
+    def deleted_queue(self, queue: str) -> Steps:
+        """Forget a queue; the broker has removed its bindings, but not those of its relay."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
         self.existing -= {("way", queue), ("relay", queue)}
-        self._forget(each for each in self._bound if each.to_queue and each.destination == queue)
+        bound = [each for each in self._bound if each.to_queue and each.destination == queue]
+        self._forget(bound)
+        if self._declares and self.topology.can_have_relays:
+            # Its relay outlives it, and would hand on to a queue that is made anew.
+            for each in bound:
+                yield from _quietly(self._unmirror(each))
 
     def deleted_exchange(self, exchange: str) -> Steps:
         """Remove the mirror of an exchange that is gone."""

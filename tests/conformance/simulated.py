@@ -92,7 +92,7 @@ class SimulatedProgram(Program):
     def delete_queue(self, name: str) -> None:
         self._broker.delete_queue(name)
         del self._queues[name]
-        self._router.deleted_queue(name)
+        self._broker.run(self._router.deleted_queue(name))
 
     def delete_exchange(self, name: str) -> None:
         self._broker.delete_exchange(name)

@@ -168,7 +168,7 @@ def test_a_queue_that_is_made_anew_and_may_refuse_now_gets_what_others_send(brok
         connection.queue("q")
         connection.publish()
     broker.delete_queue("q")
-    owner.router.deleted_queue("q")
+    owner.run(owner.router.deleted_queue("q"))
 
     owner.queue("q", x_overflow="reject-publish")
 

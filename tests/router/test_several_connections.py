@@ -84,6 +84,24 @@ def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
     assert relays(broker) == []
 
 
+@pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
+def test_a_queue_that_is_made_anew_gets_only_what_it_is_bound_for(broker, overflow):
+    """Its relay outlives it, and what waits there."""
+    owner = Connection(broker)
+    owner.exchange("x", "direct")
+    owner.consume()
+    owner.queue("q", x_overflow="reject-publish")
+    owner.bind("q", "x", "k")
+    broker.delete_queue("q")
+    owner.run(owner.router.deleted_queue("q"))
+    owner.queue("q", x_overflow=overflow)
+
+    assert owner.reached("k", "x") == [owner.topology.parking]
+    assert owner.reached("q") == ["q"]
+    owner.bind("q", "x", "k")
+    assert owner.reached("k", "x") == ["q"]
+
+
 class Interfered(SimulatedBroker):
     """A broker on which somebody deletes exchanges before a command, once."""
 
