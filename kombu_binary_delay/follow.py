@@ -14,7 +14,7 @@ from .commands import Steps
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 

@@ -386,7 +386,7 @@ class _Side:
 def orphans(topology: Topology, snapshot: Snapshot) -> tuple[str, ...]:
     """Name mirrors, relays and the exchanges behind relays whose originals do not exist.
 
-    Where a name is too long, a digest stands in it: so the names that there should be are computed
+    Where a name is too long, it has a digest: so the names that there should be are computed
     from the originals, and not these from those.
     """
     if not topology.mirrors:

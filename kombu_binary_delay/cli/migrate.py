@@ -35,9 +35,9 @@ _exchange = click.option(
     help="""Move what waits from one ladder to another, in the same virtual host.
 
     What remains of a delay follows from the due time in the message, else from NServiceBus's
-    headers, else it is all of the level's wait and of those below. A message leaves its queue when the
-    broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
-    goes to a poison queue, and the subcommand ends with 1.
+    headers, else it is all of the level's wait and of those below. A message leaves its queue when
+    the broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be
+    read goes to a poison queue, and the subcommand ends with 1.
 
     \b
       kombu-binary-delay migrate --from 250ms-2x30 --dry-run
