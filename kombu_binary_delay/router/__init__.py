@@ -1,0 +1,286 @@
+"""What one connection knows about the broker, and every decision taken from it. Pure.
+
+Asked for a publish, the router answers with a :class:`Plan`; told of a delivery, with its
+:class:`Delivery`; told of what a program declares, binds or deletes, with the commands that this
+calls for, see :mod:`kombu_binary_delay.commands`. What exists on the broker is one set,
+:attr:`Router.existing`: a plan needs what is missing from it, which is nearly always nothing.
+
+What it knows is in :mod:`.knowledge`; the decisions about levels and about destinations are in
+:mod:`.ladder_side` and :mod:`.delivery_side`. It must not do I/O, read a clock, or know Kombu,
+py-amqp or Celery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from kombu_binary_delay.commands import Answer, Steps, Warn
+from kombu_binary_delay.errors import AddressError, TopologyError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.envelope import HEADER, carried, further_keys, unwrap, wrap
+from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
+from kombu_binary_delay.model.topology import IMITABLE, Topology
+from kombu_binary_delay.model.versions import URGENT
+
+from .delivery_side import DeliverySide
+from .knowledge import ATTEMPTS, BINDINGS, KINDS
+
+#: After how many microseconds to look whether what existed still does.
+LOOK_AGAIN = 30_000_000
+
+_HEADERS = "application_headers"
+
+
+class Plan(NamedTuple):
+    """How to publish a message, and what has to exist before: keys of :attr:`Router.existing`."""
+
+    exchange: str
+    routing_key: str
+    properties: dict[str, Any]
+    lane: int
+    needs: frozenset[tuple[Any, ...]]
+
+
+class Delivery(NamedTuple):
+    """Where a message that came by a ladder had been published to."""
+
+    destination: Destination
+    properties: dict[str, Any]
+
+
+_NOTHING: frozenset[tuple[Any, ...]] = frozenset()
+
+
+class Router(DeliverySide):
+    """The mind of one connection.
+
+    :param settings: of the transport.
+    :param server: the properties that the broker sent when the connection opened.
+    :param vhost: the virtual host that the connection is in.
+    """
+
+    def opened(self) -> Steps:
+        """Warn of what a connection that has just been opened cannot promise."""
+        asked = self._settings.queue_type == "classic"
+        if asked or (self._settings.queue_type is None and not self._can_quorum):
+            product = f"{self._server.get('product')} {self._server.get('version', '')}"
+            reason = "the settings ask for it" if asked else f"{product} has no better"
+            yield Warn(
+                f"delayed messages wait in classic queues, since {reason}: a broker that crashes "
+                f"can lose those that are moving between levels; quorum queues (RabbitMQ 3.10 and "
+                f"later) do not",
+                once=True,
+            )
+
+    # -- a publish -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        properties: dict[str, Any],
+        due: int | None,
+        destination: Destination,
+        now: int,
+        lane: int | None = None,
+    ) -> Plan:
+        """Plan how to publish a message that asks for a delay.
+
+        :param due: microseconds since the epoch; None for a delay of zero.
+        :param now: the same, of the publisher's clock.
+        :param lane: that of a plan for the same message, whose needs exist by now.
+        :raises DelayError: where the delay is longer than the ladder.
+        :raises AddressError: where the destination does not fit into the routing key.
+        :raises TopologyError: where a delayed message cannot reach the exchange.
+        """
+        headers = properties.get(_HEADERS) or {}
+        if due is None or due <= now:
+            if X_DELAY in headers:
+                headers = {name: headers[name] for name in headers if name != X_DELAY}
+                properties = {**properties, _HEADERS: headers}
+            return Plan(*destination, properties, 0, _NOTHING)
+        if destination.exchange:
+            destination = self._unwrapped(destination, headers)
+            self._refuse_unreachable(destination.exchange)
+        if lane is None:
+            lane = self._lane(properties)
+        ladder = self._ladders[lane]
+        digits = ladder.ladder.digits((due - now) / 1000)
+        # To be safe, an exchange whose type is not known is taken for one that reads wildcards.
+        exchange = destination.exchange
+        topic = bool(exchange) and self._types.get(exchange, "topic") == "topic"
+        properties, key = wrap(
+            properties,
+            destination,
+            -(-due // 1000),
+            lambda each: ladder.address(digits, each, topic=topic),
+            ladder.owns,
+        )
+        if ladder.delay_header:
+            properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
+        needs = self._missing(lane, digits, destination, headers, now)
+        return Plan(self._entry(ladder, digits), key, properties, lane, needs)
+
+    def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
+        """Read what a retry of a delayed message is published to.
+
+        A foreign ladder leads to queues by their names; a retry to such a name takes our own.
+        """
+        ladder = ladder_of_exchange(destination.exchange, self.topology)
+        if ladder is None or ladder is self.topology:
+            return self.topology.unwrap(destination, carried(headers))
+        try:
+            return ladder.destination(destination.routing_key)
+        except AddressError:
+            return Destination("", destination.routing_key)
+
+    def _lane(self, properties: Mapping[str, Any]) -> int:
+        """Choose the ladder for a message: by its id, so that a message keeps its lane."""
+        if self._keeps_urgent_apart and (properties.get("priority") or 0) >= URGENT:
+            return self._lanes
+        if self._lanes == 1:
+            return 0
+        name = properties.get("message_id") or properties.get("correlation_id")
+        self._published += 1
+        return (crc32(str(name).encode()) if name else self._published) % self._lanes
+
+    def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
+        """Name the exchange to publish a message to."""
+        if self._queue_per_delay:
+            return ladder.direct
+        if self._declares:
+            return ladder.entry_exchange(digits)
+        # Who may do no more than publish does that where RabbitMQ checks topic permissions.
+        return ladder.level_of(digits)
+
+    def _missing(
+        self,
+        lane: int,
+        digits: tuple[str, ...],
+        destination: Destination,
+        headers: dict[str, Any],
+        now: int,
+    ) -> frozenset[tuple[Any, ...]]:
+        if not self._declares:
+            return _NOTHING
+        exchange, key = destination
+        wanted: tuple[tuple[Any, ...], ...] = (
+            BINDINGS,
+            ("level", lane, self._ladders[lane].needs(digits)),
+            ("target", exchange) if exchange else ("way", key),
+        )
+        if not exchange and (copies := further_keys(headers)):
+            # An alternate exchange gets what no key of a message finds a way for. So beside a queue
+            # with a relay, one without would get nothing.
+            wanted += tuple(("relay", each) for each in (key, *copies))
+        if self._queue_per_delay:
+            wanted += (("direct", lane, digits),)
+        # A clock that was set back makes it look sooner, never later.
+        if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
+            return _NOTHING
+        return frozenset(wanted)
+
+    def _refuse_unreachable(self, exchange: str) -> None:
+        kind = self._types.get(exchange, "topic")
+        if kind not in (*IMITABLE, "headers"):
+            raise TopologyError(
+                f"the exchange {exchange!r} is of {f'the type {kind!r}' if kind else 'a type'} "
+                f"that reads routing keys in its own way, while a delayed message arrives with "
+                f"another; delay to a direct, topic, fanout or headers exchange instead"
+            )
+        if kind != "headers":
+            return
+        for bound in self._bound:
+            reads_keys = self._types.get(bound.destination) in ("direct", "topic")
+            if bound.exchange == exchange and not bound.to_queue and reads_keys:
+                raise TopologyError(
+                    f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
+                    f"reads routing keys, and a delayed message arrives there with another; bind "
+                    f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
+                )
+
+    def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
+        """Let all exist that a plan needs.
+
+        :raises TopologyError: where the broker refuses.
+        """
+        wanted = set(needs)
+        if not 0 <= now - self._looked < LOOK_AGAIN:
+            yield from self._look_again(now)
+        makers: dict[str, Callable[..., Steps]] = {
+            "bindings": self._repeat_bindings,
+            "way": self._lead_to,
+            "relay": partial(self._lead_to, by_relay=True),
+            "target": self._reach,
+            "level": self._raise_to,
+            "direct": self._serve,
+        }
+        for _ in range(ATTEMPTS):
+            for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
+                yield from makers[each[0]](*each[1:])
+            if BINDINGS in self.existing:
+                return
+        raise TopologyError("a part of the ladder is deleted as fast as it is declared")
+
+    def _look_again(self, now: int) -> Steps:
+        """Look whether what this connection relies on still exists: nobody else would tell."""
+        if (
+            self._heights
+            and (yield self._look_at(self._heights, self.topology.base)) is Answer.MISSING
+        ):
+            self.lost()
+        self._looked = now
+        # A queue may have been deleted, and made anew, by a program that we do not see.
+        self.existing = {
+            each for each in self.existing if each[0] not in ("way", "relay", "target")
+        }
+
+    # -- a delivery ----------------------------------------------------------------------------
+
+    def received(
+        self, exchange: str, routing_key: str, properties: dict[str, Any], queue: str
+    ) -> Delivery | None:
+        """Return how a message was published that came by a ladder; None where it came by none.
+
+        :param queue: the queue that it was taken from, so far as that is known.
+        """
+        headers = properties.get(_HEADERS)
+        # A ladder of another system, of an older form, or of another namespace may lead here, too.
+        by = ladder_of_exchange(exchange, self.topology)
+        if by is None:
+            if not (headers and HEADER in headers):
+                return None
+            if parking_of(exchange):
+                by = replace(self.topology, namespace=exchange.partition(".")[0])
+        ladder, on_ladder = by or self.topology, by is not None
+        found = Destination(exchange, routing_key)
+        try:
+            destination = ladder.destination(routing_key, carried(headers or {}))
+        except AddressError:
+            pass
+        else:
+            # Elsewhere, the exchange is the user's: a relay led to it, or a dead letter.
+            found = Destination(exchange, destination.routing_key)
+            if on_ladder:
+                found = self._published_to(ladder, destination, found, queue)
+        if headers:
+            properties = {**properties, _HEADERS: dict(headers)}
+            unwrap(properties, ladder.owns)
+            if on_ladder and ladder.delay_header:
+                properties[_HEADERS].pop(ladder.delay_header, None)
+        return Delivery(found, properties)
+
+    def _published_to(
+        self, ladder: Topology, written: Destination, arrived: Destination, queue: str
+    ) -> Destination:
+        """Choose what the consumer is told: a retry is published there.
+
+        A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
+        a retry of what came that way goes to the queue that it came from, by our own ladder.
+        """
+        if ladder.mirrors or written.routing_key in self._queues:
+            return written
+        return Destination("", queue) if queue else arrived

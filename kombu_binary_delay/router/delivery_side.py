@@ -1,0 +1,342 @@
+"""The decisions about the ways from delivery to queues and exchanges. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Steps, Unbind, Warn
+from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.model.parts import Binding, Part
+from kombu_binary_delay.model.topology import IMITABLE
+from kombu_binary_delay.model.versions import can_be_denied
+
+from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
+from .ladder_side import LadderSide
+
+
+class DeliverySide(LadderSide):
+    """The ways to destinations, as one connection makes and follows them."""
+
+    def _refuses(self, queue: str) -> bool:
+        """Whether a queue is to be reached by a relay, since it may refuse messages.
+
+        One whose arguments are not known may; so may one that the settings name, by a policy.
+        """
+        return self.topology.can_have_relays and (
+            self._refusing.get(queue, True)
+            or self.topology.wants_relay(queue, self._settings.relays)
+        )
+
+    def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
+        """Lead to a queue that is addressed through the default exchange.
+
+        :param by_relay: whether by a relay even if the queue needs none.
+        """
+        # No queue has an empty name; to bind, that is the one that a channel declared last.
+        if not queue or ("relay" if by_relay else "way", queue) in self.existing:
+            return
+        if queue not in self._queues and not can_be_denied(queue, self._vhost):
+            raise TopologyError(
+                f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII: "
+                f"if it does not exist, RabbitMQ cannot say so, and may close the connection; "
+                f"declare the queue on this connection before you delay to it"
+            )
+        by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
+        way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
+        answer = Answer.DONE
+        if by_relay and queue not in self._queues:
+            # A queue that does not exist is not to leave a relay behind.
+            answer = yield Look(queues=(queue,))
+        if answer is Answer.DONE:
+            what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
+            answer = yield from self._on_the_base(Ensure(way, what, needs))
+        if answer is Answer.DONE:
+            self.existing.add(("way", queue))
+            if by_relay or not self.topology.can_have_relays:
+                self.existing.add(("relay", queue))
+            self._warned.discard(queue)
+        elif answer is Answer.LOCKED:
+            raise TopologyError(
+                f"the queue {queue!r} is exclusive to another connection, which RabbitMQ lets "
+                f"nobody else bind; delay to a queue that is not exclusive"
+            )
+        elif not self.topology.parking:
+            raise TopologyError(
+                f"the queue {queue!r} does not exist, and this ladder has no place where a "
+                f"message without a destination could wait; declare the queue first"
+            )
+        else:
+            self._queues.pop(queue, None)
+            yield from self._warn_parked(
+                queue, f"the queue {queue!r} does not exist", "it is declared and bound"
+            )
+
+    def _reach(self, exchange: str) -> Steps:
+        """See to it that an exchange exists, and has a relay where it routes by headers."""
+        if not can_be_denied(exchange, self._vhost):
+            # To ask for one that does not exist could end the connection.
+            self.existing.add(("target", exchange))
+            return
+        if (yield Look((exchange,))) is Answer.MISSING:
+            self._types.pop(exchange, None)
+            yield from self._warn_parked(
+                exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
+            )
+            return
+        # Who may not ask for its type may still publish.
+        with suppress(TopologyError):
+            yield from self._type_of(exchange)
+        if self._types.get(exchange) == "headers" and self.topology.mirrors:
+            # The mirrors of others are for those who bind queues to them.
+            yield from self._mirror_exchange(exchange)
+        self.existing.add(("target", exchange))
+        self._warned.discard(exchange)
+
+    def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
+        if name not in self._warned:
+            self._warned.add(name)
+            yield Warn(
+                f"{why}: delayed messages for it are parked in {self.topology.parking!r} unless "
+                f"{unless} before they are due"
+            )
+
+    def _mirror_exchange(self, exchange: str) -> Steps:
+        if ("mirror", exchange) in self.existing:
+            return
+        by_headers = self._types.get(exchange) == "headers"
+        topology = self.topology
+        command = Ensure(
+            topology.exchange_relay(exchange) if by_headers else topology.mirror(exchange),
+            f"the way to the exchange {exchange!r}",
+            f"write on the exchange {exchange!r}" if by_headers else "",
+        )
+        yield from self._on_the_base(command)
+        self.existing.add(("mirror", exchange))
+
+    def _mirror_binding(self, bound: Bound) -> Steps:
+        """Repeat a binding of the user's on the mirror of its exchange."""
+        if bound in self.existing:
+            return
+        kind = yield from self._type_of(bound.exchange)
+        if not bound.to_queue:
+            yield from self._type_of(bound.destination)
+            yield from self._mirror_exchange(bound.destination)
+        yield from self._mirror_exchange(bound.exchange)
+        if kind is not Answer.MISSING and kind not in IMITABLE:
+            self.existing.add(bound)
+            return
+        by_relay = bound.to_queue and self._refuses(bound.destination)
+        mirrors = self._mirrors_of(bound, by_relay=by_relay)
+        part = self.topology.queue_relay(bound.destination) if by_relay else Part()
+        command = Ensure(
+            part + Part(bindings=mirrors),
+            f"the binding of {bound.destination!r}",
+            f"write on {bound.destination!r}" if bound.to_queue else "",
+        )
+        answer = yield from self._on_the_base(command)
+        if answer is not Answer.DONE:
+            # What it binds went away since, and its bindings with it.
+            self._bound.pop(bound, None)
+            return
+        if bound.to_queue and self.topology.can_have_relays:
+            # By one of the two ways only: somebody who knew less, or more, may have made the other.
+            other = self._mirrors_of(bound, by_relay=not by_relay)
+            yield Unbind(other, command.what)
+        self.existing.add(bound)
+
+    def _unmirror(self, bound: Bound) -> Steps:
+        """Undo what :meth:`_mirror_binding` did, here or in another process."""
+        self.existing.discard(bound)
+        kind = yield from self._type_of(bound.exchange)
+        if kind is not Answer.MISSING and kind not in IMITABLE:
+            return
+        for by_relay in {False, bound.to_queue and self.topology.can_have_relays}:
+            yield Unbind(
+                self._mirrors_of(bound, by_relay=by_relay), f"the removal of the binding {bound}"
+            )
+
+    def _mirrors_of(self, bound: Bound, *, by_relay: bool) -> tuple[Binding, ...]:
+        topology, target = self.topology, bound.destination
+        return topology.mirror_bindings(
+            bound.exchange,
+            self._types.get(bound.exchange) or "topic",
+            topology.queue_relay_name(target) if by_relay else target,
+            bound.key,
+            to_queue=bound.to_queue,
+        )
+
+    def _on_the_base(self, command: Ensure) -> Any:
+        """Ensure a part that the delivery side carries; where that is gone, make it first."""
+        yield from self._lay_base()
+        answer = yield command
+        if answer is not Answer.MISSING:
+            return answer
+        exchanges, queues = names_of(self.topology.base)
+        sources = {each.source for each in command.part.bindings}
+        declared = {each.name for each in command.part.exchanges}
+        exchanges += [name for name in sources - declared if self.topology.owns(name)]
+        if (yield Look(tuple(dict.fromkeys(exchanges)), tuple(queues))) is Answer.DONE:
+            return Answer.MISSING
+        self.lost()
+        yield from self._lay_base()
+        return (yield command)
+
+    def _type_of(self, exchange: str) -> Any:
+        """Ask for the type of an exchange, if nobody here has declared it."""
+        if exchange not in self._types:
+            answer = yield AskType(exchange)
+            if answer is Answer.MISSING:
+                return answer
+            self._types[exchange] = answer
+        return self._types[exchange]
+
+    # -- what the program declares, binds and deletes ------------------------------------------
+
+    @property
+    def _is_active(self) -> bool:
+        return BINDINGS in self.existing
+
+    def consuming(self) -> Steps:
+        """Repeat what was bound so far for delayed messages: the connection begins to consume."""
+        if not self._declares or self._is_active:
+            return
+        try:
+            yield from self._repeat_bindings()
+        except TopologyError as exc:
+            # Once is enough: what is consumed next would only be refused the same again.
+            self.existing.add(BINDINGS)
+            yield Warn(f"delayed messages may not reach the queues bound here: {exc}")
+
+    def _repeat_bindings(self) -> Steps:
+        for _ in range(ATTEMPTS):
+            self.existing.add(REPEATING)
+            if self._bound or self._queues:
+                yield from self._lay_base()
+            for queue in list(self._queues):
+                yield from quietly(self._lead_to(queue))
+            for bound in list(self._bound):
+                yield from quietly(self._mirror_binding(bound))
+            # Else a part of the whole was found to be gone, and what came before is missing.
+            if REPEATING in self.existing:
+                break
+        self.existing.add(BINDINGS)
+
+    def declared_exchange(self, exchange: str, exchange_type: str) -> None:
+        """Take note of an exchange's type."""
+        if exchange:
+            self._types[exchange] = exchange_type
+
+    def declared_queue(
+        self,
+        queue: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        passive: bool,
+        mailbox: bool = False,
+    ) -> Steps:
+        """Take note of a queue, and lead to it.
+
+        :param passive: whether it was only looked for, so that its arguments are not known.
+        :param mailbox: whether nobody else addresses it by its name.
+        """
+        if self._is_private(queue):
+            return
+        if not mailbox:
+            self._queues[queue] = None
+        if not passive:
+            refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
+            self._refusing[queue] = refuses
+            # Whoever declares it may have made it anew; whoever looks has not.
+            self.existing -= {("way", queue), ("relay", queue)}
+            if refuses and self.topology.queue_type == "classic":
+                yield Warn(
+                    f"the queue {queue!r} rejects messages while it is full: delayed ones that "
+                    f"come from classic queues are lost then; quorum queues keep them",
+                    once=True,
+                )
+        if not mailbox:
+            yield from self._followed(self._lead_to(queue))
+
+    def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+        """Take note of a binding, and repeat it if this connection delays or consumes."""
+        if self._mirrors(exchange, destination):
+            bound = Bound(exchange, destination, key, to_queue)
+            self._bound[bound] = None
+            # Whoever binds again may know that what we made has gone meanwhile.
+            self.existing -= {bound, ("mirror", exchange), ("mirror", destination)}
+            yield from self._followed(self._mirror_binding(bound))
+
+    def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+        """Undo what :meth:`bound` did, here or in another process."""
+        if self._mirrors(exchange, destination):
+            bound = Bound(exchange, destination, key, to_queue)
+            self._bound.pop(bound, None)
+            if self._declares:
+                yield from quietly(self._unmirror(bound))
+
+    def deleted_queue(self, queue: str) -> Steps:
+        """Forget a queue; the broker has removed its bindings, but not those of its relay."""
+        self._queues.pop(queue, None)
+        self._refusing.pop(queue, None)
+        self.existing -= {("way", queue), ("relay", queue)}
+        bound = [each for each in self._bound if each.to_queue and each.destination == queue]
+        self._forget(bound)
+        if self._declares and self.topology.can_have_relays:
+            # Its relay outlives it, and would hand on to a queue that is made anew.
+            for each in bound:
+                yield from quietly(self._unmirror(each))
+
+    def deleted_exchange(self, exchange: str) -> Steps:
+        """Remove the mirror of an exchange that is gone."""
+        self._types.pop(exchange, None)
+        if not self._mirrors(exchange):
+            return
+        self.existing -= {("mirror", exchange), ("target", exchange)}
+        self._forget(
+            each
+            for each in self._bound
+            if exchange in (each.exchange, None if each.to_queue else each.destination)
+        )
+        if self._declares:
+            # What a relay held would expire into nothing, now that its exchange is gone.
+            command = Delete(
+                (self.topology.mirror_name(exchange),),
+                (self.topology.exchange_relay_name(exchange),),
+                f"the removal of the way to {exchange!r}",
+            )
+            yield from quietly(one(command))
+
+    def _followed(self, steps: Steps) -> Steps:
+        """Do what the program's own call, which has succeeded already, does not depend on."""
+        if not self._is_active:
+            return
+        # What is interrupted is left to the next publish.
+        self.existing -= {BINDINGS}
+        self.existing |= {REPEATING}
+        yield from quietly(steps)
+        if REPEATING in self.existing:
+            self.existing.add(BINDINGS)
+        else:
+            # It has shown that a part of the whole is gone.
+            yield from quietly(self._repeat_bindings())
+
+    def _forget(self, gone: Iterable[Bound]) -> None:
+        for bound in list(gone):
+            del self._bound[bound]
+            self.existing.discard(bound)
+
+    def _mirrors(self, *names: str) -> bool:
+        """Whether what is between these exchanges and queues is repeated on the delivery side."""
+        return self.topology.mirrors and not any(self._is_private(name) for name in names)
+
+    def _is_private(self, name: str) -> bool:
+        """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
+        return (
+            not name
+            or self.topology.owns(name)
+            or name.endswith(".pidbox")
+            or name == "celeryev"
+            or name.startswith("celeryev.")
+        )

@@ -1,0 +1,132 @@
+"""What one connection knows about the broker: all of the router's state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kombu_binary_delay.commands import Delete, Look, Steps, Warn
+from kombu_binary_delay.errors import AddressError, TopologyError
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
+from kombu_binary_delay.settings import Settings
+
+#: How often to begin anew where the ladder is deleted while it is declared.
+ATTEMPTS = 3
+
+#: The types of the exchanges that every RabbitMQ has.
+_BUILT_IN: dict[str, str | None] = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.topic": "topic",
+}
+
+
+class Bound(NamedTuple):
+    """A binding of the user's, from an exchange to a queue or another exchange."""
+
+    exchange: str
+    destination: str
+    key: str
+    to_queue: bool
+
+
+# What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
+# tuple that begins with its kind: its names are in `KINDS`. No classes: to call one for each
+# publish would take longer than all that is decided.
+
+#: What all levels stand on: the delivery exchanges and the parking queue.
+BASE = ("base",)
+#: All that this connection has declared and bound is repeated on the delivery side.
+BINDINGS = ("bindings",)
+#: They are repeated now, and nothing was found to be gone since that began.
+REPEATING = ("repeating",)
+#: In the order in which they are made: the levels after the delivery side, which finds out whether
+#: a part of the whole is gone.
+KINDS = (
+    "bindings",
+    "way",  # queue: from the delivery exchange to a queue that is addressed by its name
+    "relay",  # queue: the same by a relay, even if the queue needs none
+    "target",  # exchange: one to delay to, with a relay where it routes by headers
+    "level",  # lane, height: a level, and all below it, of one of the connection's ladders
+    "direct",  # lane, digits: the queue that serves one whole delay
+    "mirror",  # exchange: its mirror
+)
+
+
+class Knowledge:
+    """What one connection knows.
+
+    :param settings: of the transport.
+    :param server: the properties that the broker sent when the connection opened.
+    :param vhost: the virtual host that the connection is in.
+    """
+
+    def __init__(self, settings: Settings, server: Mapping[str, Any], vhost: str = "/") -> None:
+        self._settings, self._server, self._vhost = settings, server, vhost
+        self._can_quorum = is_since(server, QUORUM_SINCE)
+        self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
+        self._declares = settings.declare != "never"
+        self._queue_per_delay = settings.queue_per_delay
+        self._ladders = self.topology.lanes(settings.lanes)
+        self._lanes = len(self._ladders)
+        self._keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
+        if self._keeps_urgent_apart:
+            self._ladders.append(self.topology.for_urgent())
+        #: What is known to exist on the broker.
+        self.existing: set[tuple[Any, ...]] = set()
+        #: The types of exchanges; None for one that delayed messages cannot reach.
+        self._types = dict(_BUILT_IN)
+        #: Of queues that this connection declared, whether they refuse messages while full.
+        self._refusing: dict[str, bool] = {}
+        #: Queues that can be addressed by their names, and bindings: those made here, in order.
+        self._queues: dict[str, None] = {}
+        self._bound: dict[Bound, None] = {}
+        self._heights: dict[int, int] = {}
+        self._looked = 0
+        #: Whether a level that exists may be taken to have all that is below it.
+        self._trusts = True
+        self._published = 0
+        self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
+        self._warned: set[str] = set()
+
+    def lost(self) -> None:
+        """Forget what exists: the broker has shown that something of ours is gone."""
+        self.existing.clear()
+        self._delays.clear()
+        self._trusts = False
+
+    def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
+        """Return the command to look whether levels exist, and what they stand on.
+
+        :param heights: the highest of them for each lane.
+        """
+        exchanges, queues = names_of(base)
+        for lane, height in heights.items():
+            ladder = self._ladders[lane]
+            exchanges += [ladder.level_name(level) for level in range(height + 1)]
+            queues += [each.name for part in ladder.levels[: height + 1] for each in part.queues]
+            if self._queue_per_delay:
+                exchanges += names_of(ladder.direct_base)[0]
+        return Look(tuple(exchanges), tuple(queues))
+
+
+def names_of(part: Part) -> tuple[list[str], list[str]]:
+    """Return the names of the exchanges and of the queues of a part."""
+    return [each.name for each in part.exchanges], [each.name for each in part.queues]
+
+
+def one(command: Delete) -> Steps:
+    """Ask for one command alone."""
+    yield command
+
+
+def quietly(steps: Steps) -> Steps:
+    """Do steps; where the broker refuses one, warn and leave out the rest."""
+    try:
+        yield from steps
+    except (TopologyError, AddressError) as exc:
+        yield Warn(f"delayed messages may not arrive as others do: {exc}")

@@ -1,0 +1,85 @@
+"""The decisions about levels: which exist, and which have to be made. Pure.
+
+It must not know destinations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu_binary_delay.commands import Answer, Ensure, Steps
+from kombu_binary_delay.model.parts import Part
+
+from .knowledge import BASE, Knowledge
+
+#: The most queues for one delay each that a connection makes, and the delays that it counts.
+MAX_DIRECT_QUEUES = 64
+MAX_DELAYS = 1024
+
+
+class LadderSide(Knowledge):
+    """The levels, as one connection makes them."""
+
+    def _lay_base(self) -> Steps:
+        if BASE not in self.existing:
+            yield Ensure(self.topology.base, "the delivery exchange and the parking queue")
+            self.existing.add(BASE)
+
+    def _raise_to(self, lane: int, wanted: int) -> Steps:
+        """Declare the levels up to a height, lowest first, and as high as they once were.
+
+        A level's exchange is declared after all that is below it. So where all of them exist, and
+        the highest takes its own bindings again, the rest exists too: one question for a new
+        connection. Unless somebody has deleted a part of it: then all are declared again.
+        """
+        if ("level", lane, wanted) in self.existing:
+            return
+        ladder = self._ladders[lane]
+        height = max(wanted, self._heights.get(lane, wanted))
+        what = f"the levels up to {height}"
+        levels = ladder.levels
+        part: Part = sum(levels[1 : height + 1], levels[0]) if height >= 0 else Part()
+        found: Any = Answer.MISSING
+        if self._trusts:
+            base = Part() if BASE in self.existing else self.topology.base
+            found = yield self._look_at({lane: height}, base)
+            if found is Answer.DONE and height >= 0:
+                # The lowest one, too: the delivery exchange alone may have been made anew.
+                bindings = levels[0].bindings + levels[height].bindings
+                found = yield Ensure(Part(bindings=bindings), what)
+        if found is Answer.MISSING:
+            self.existing.discard(BASE)
+            yield from self._lay_base()
+            found = yield Ensure(part, what)
+            # Whoever makes a level sees to it that the one above leads there, if it exists.
+            for above in levels[height + 1 :] if found is Answer.DONE else ():
+                if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
+                    break
+        if self._queue_per_delay and found is Answer.DONE:
+            enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
+            ways = ladder.direct_base + Part(bindings=enter)
+            found = yield Ensure(ways, "the ways into the levels")
+        if found is Answer.MISSING:
+            # Somebody deletes it at the same time.
+            self.lost()
+            return
+        self._heights[lane] = height
+        self.existing.update(("level", lane, each) for each in range(-1, height + 1))
+
+    def _serve(self, lane: int, digits: tuple[str, ...]) -> Steps:
+        """Give a delay a queue of its own, from its second use on, and to the first few only.
+
+        An application whose delays hardly ever repeat would litter the broker with queues.
+        """
+        delay = lane, digits
+        if delay not in self._delays:
+            if len(self._delays) == MAX_DELAYS:
+                self._delays = {each: True for each, served in self._delays.items() if served}
+            self._delays[delay] = False
+        elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
+            ladder = self._ladders[lane]
+            # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
+            part, lock = ladder.direct_queue(digits), f"{ladder.direct}.lock"
+            if (yield Ensure(part, "a queue for one delay", lock=lock)) is Answer.DONE:
+                self._delays[delay] = True
+                self.existing.add(("direct", *delay))
