@@ -47,8 +47,10 @@ class DeliverySide(LadderSide):
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
         if by_relay and queue not in self._queues:
-            # A queue that does not exist is not to leave a relay behind.
-            answer = yield Look(queues=(queue,))
+            # A queue that does not exist is not to leave a relay behind. On RabbitMQ 4.3, who may
+            # publish may not ask.
+            with suppress(TopologyError):
+                answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
             what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
             answer = yield from self._on_the_base(Ensure(way, what, needs))
@@ -79,7 +81,11 @@ class DeliverySide(LadderSide):
             # To ask for one that does not exist could end the connection.
             self.existing.add(("target", exchange))
             return
-        if (yield Look((exchange,))) is Answer.MISSING:
+        answer = Answer.DONE
+        # On RabbitMQ 4.3, who may publish may not ask.
+        with suppress(TopologyError):
+            answer = yield Look((exchange,))
+        if answer is Answer.MISSING:
             self._types.pop(exchange, None)
             yield from self._warn_parked(
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
