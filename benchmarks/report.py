@@ -77,8 +77,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("upper", "rate", "{:.2f}", of="ratio_high"),
     ),
     "first": (
-        Column("nothing stands, ms", "cold_ms"),
-        Column("all stands, ms", "warm_ms", "{:.1f}"),
+        Column("nothing exists, ms", "cold_ms"),
+        Column("all exists, ms", "warm_ms", "{:.1f}"),
     ),
     "size": (Column("bytes sent", "bytes"),),
 }

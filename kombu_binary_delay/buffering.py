@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 

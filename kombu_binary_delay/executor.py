@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 _warned: set[str] = set()
 #: The types that an exchange is asked for, the commonest first.
 _TYPES = ("direct", "topic", "fanout", "headers")
-#: An alternate exchange has a name. Where this stands in its place, RabbitMQ refuses to make the
+#: An alternate exchange has a name. With this in its place, RabbitMQ refuses to make the
 #: exchange, and finds it unlike any that exists: such a declaration asks, and never changes.
 _NO_NAME = {"alternate-exchange": 1}
 
@@ -216,7 +216,7 @@ class Executor:
         except PreconditionFailed as exc:
             remedy = ""
             if "inequivalent arg" in str(exc.reply_text):
-                remedy = "; it stands with other arguments: delete it, or set another namespace"
+                remedy = "; it exists with other arguments: delete it, or set another namespace"
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc

@@ -1,4 +1,4 @@
-"""What a program declares, binds, deletes and consumes, told to the router.
+"""What a program declares, binds, deletes and consumes, passed on to the router.
 
 Each method does what it overrides first, and raises nothing of ours after that: the program's own
 call has succeeded, so what the ladder cannot do is a warning in the log.
@@ -14,7 +14,7 @@ from .commands import Steps
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 

@@ -1,6 +1,6 @@
 """The delivery side of a virtual host: ways to queues and exchanges, and what is wrong. Pure.
 
-RabbitMQ tells no AMQP client of a binding that another one removes. So what was bound or unbound
+RabbitMQ notifies no AMQP client of a binding that another one removes. So what was bound or unbound
 without the transport shows only where all bindings are compared, as here.
 """
 
@@ -386,7 +386,7 @@ class _Side:
 def orphans(topology: Topology, snapshot: Snapshot) -> tuple[str, ...]:
     """Name mirrors, relays and the exchanges behind relays whose originals do not exist.
 
-    Where a name is too long, a digest stands in it: so the names that there should be are computed
+    Where a name is too long, it has a digest: so the names that there should be are computed
     from the originals, and not these from those.
     """
     if not topology.mirrors:

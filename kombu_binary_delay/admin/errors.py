@@ -10,7 +10,7 @@ class OperationError(BinaryDelayError):
 
 
 class RefusedError(OperationError):
-    """An operation that would lose or misplace messages, and was not told to."""
+    """An operation would lose or misplace messages, and nobody asked for that."""
 
 
 class UnreachableError(OperationError):

@@ -40,7 +40,7 @@ class Management:
             a password in it take the place of the connection's.
         :raises UnreachableError: for a URL that is none.
         """
-        # Only a connection that is made tells whether it is over TLS, and which host it found.
+        # Only an open connection shows whether it is over TLS, and which host it found.
         _ = connection.connection
         given = _read(url) if url else urlsplit(_default_url(connection))
         place = given.netloc.rpartition("@")[2]

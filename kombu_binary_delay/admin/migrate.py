@@ -89,21 +89,21 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
 ) -> Migration:
     """Move messages from ladders, or the tasks with a future ``eta`` in a queue, to a ladder.
 
-    What remains of a delay is told by the absolute due time that a message carries; else by the
+    What remains of a delay follows from the absolute due time that a message carries; else from the
     headers of NServiceBus; else it is, conservatively, all of the wait of its level and of those
     below it. What is due already waits one tick. Publishers may be at work.
 
     :param source: a function that connects, by Kombu's own transport, to the broker to take from.
     :param target: one that connects to the broker to send to: by our transport, or, where ``to`` is
-        a foreign ladder's ladder, by Kombu's own.
+        a foreign ladder, by Kombu's own.
     :param management: of the broker to take from.
     :param what: a ladder, all the lanes of one, or the name of an ordinary queue.
     :param to: a ladder, or all the lanes among which the connections of ``target`` choose.
-    :param there: the management API of the broker to send to, where that is another and ``to`` an
-        foreign ladder, whose bindings tell what it leads to.
+    :param there: the management API of the broker to send to, where that is another and ``to`` a
+        foreign ladder, whose bindings say what it leads to.
     :param exchange: where those messages of Celery's native ladder were published to whose
-        exchange its bindings do not tell.
-    :raises OperationError: where they do not, and none is given: what was moved until then is
+        exchange its bindings do not say.
+    :raises OperationError: where they do not say, and none is given: what was moved until then is
         moved, the rest is where it was. Or where there is no such queue, or a ladder is to be moved
         into itself; then nothing is moved.
     :raises UnreachableError: where a broker went away: as above, and it can be run again.

@@ -1,7 +1,8 @@
 """Remove what is idle, empty, and cannot go by itself.
 
 Queues that each serve one delay: RabbitMQ would let them expire with what waits in them. And
-mirrors and relays whose exchange or queue is gone: that an auto-delete one went, nobody is told.
+mirrors and relays whose exchange or queue is gone: when an auto-delete one goes, RabbitMQ notifies
+nobody.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     found then is bound again, and where an exchange or a queue came back meanwhile, so do its ways.
 
     :param delivery_side: whether to look for mirrors and relays, too, which lanes share.
-    :raises RefusedError: where an application makes such a queue at this moment, or a queue cannot
-        tell whether it is empty.
+    :raises RefusedError: where an application makes such a queue at this moment, or it is not known
+        whether a queue is empty, since its leader does not answer.
     """
     snapshot = Snapshot.read(management)
     left_over = orphans(topology, snapshot) if delivery_side else ()

@@ -117,7 +117,7 @@ def read(
     :param key: the routing key that it came with.
     :param now: milliseconds since the epoch.
     :param exchange_of: returns the exchange from the routing key, where an address has none.
-    :raises AddressError: where nothing tells where it goes.
+    :raises AddressError: where nothing says where it goes.
     :raises DelayError: where it says when it is due, and that cannot be read.
     """
     packed = dict(properties)

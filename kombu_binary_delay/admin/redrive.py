@@ -83,7 +83,7 @@ def redrive(  # noqa: PLR0913 - which, and where to
     goes where ``to`` says, or into a file.
 
     :param connect: connects to the broker, by Kombu's own transport.
-    :param management: tells the parking queue's delivery limit. Without it, or its answer, what
+    :param management: to read the parking queue's delivery limit. Without it, or its answer, what
         stays parked is published anew each second time that it is looked at.
     :param only: only messages for this destination; an empty one is for those without an address.
     :param to: send them here, not to where they were meant to go.

@@ -52,7 +52,7 @@ class LadderStatus:
     def within(self, milliseconds: int) -> tuple[int, int]:
         """Forecast how many of them leave within a time: surely, and probably.
 
-        A level tells how long its messages stay at most. For the probable figure, the time that
+        A level bounds how long its messages stay. For the probable figure, the time that
         is left to each is taken to lie anywhere below that, with the same chance.
         """
         surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)

@@ -58,9 +58,9 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     notices, and makes the ladder anew.
 
     :param in_use: ladders that are in use, also if no message has needed any of their levels yet.
-    :param stats_delay: the seconds to wait for figures that tell of messages between two levels.
-    :param notify: is told what is being waited for.
-    :raises RefusedError: where messages wait, or a queue cannot tell, as it has no leader.
+    :param stats_delay: the seconds to wait for figures that include messages between two levels.
+    :param notify: called with a text that says what is being waited for.
+    :raises RefusedError: where messages wait, or a queue has no leader that could say so.
     """
     snapshot = Snapshot.read(management)
     mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
@@ -106,7 +106,7 @@ def held(
     """Count the messages in queues that have any, those between two levels included.
 
     :param stats_current: whether the API's own figures are recent enough to be read for each queue.
-    :param guess: whether to take a queue for empty that cannot tell.
+    :param guess: whether to take a queue without a leader for empty.
     :raises RefusedError: else, where there is one.
     """
     queues = list(queues)
@@ -120,7 +120,7 @@ def held(
     ]
     if unknown and not guess:
         raise RefusedError(
-            f"nothing tells what {', '.join(unknown[:3])}{_more(unknown)} hold; try again when all "
+            f"nothing says what {', '.join(unknown[:3])}{_more(unknown)} hold; try again when all "
             f"nodes are up and the management API gives figures of each queue"
         )
     sums = {}

@@ -32,7 +32,7 @@ from .verify import verify
     help="""Look after ladders of kombu-binary-delay on RabbitMQ.
 
     Options before the subcommand say where, and with which settings of the transport. Each has a
-    twin in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    variable in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
     """,
 )
 @click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")

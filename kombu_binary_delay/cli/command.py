@@ -104,7 +104,7 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
 
 
 dry_run = click.option(
-    "--dry-run", is_flag=True, help="Only tell what would be done, and change nothing."
+    "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )
 ladder = click.option(
     "--ladder",

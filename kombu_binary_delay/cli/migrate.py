@@ -27,17 +27,17 @@ _from_queue = click.option(
 _exchange = click.option(
     "--exchange",
     metavar="NAME",
-    help="Where messages of Celery's own ladder were published to, if its bindings do not tell.",
+    help="Where messages of Celery's own ladder were published to, if its bindings do not say.",
 )
 
 
 @click.command(
     help="""Move what waits from one ladder to another, in the same virtual host.
 
-    What remains of a delay is told by the due time in the message, else by NServiceBus's headers,
-    else it is all of the level's wait and of those below. A message leaves its queue when the
-    broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be read
-    goes to a poison queue, and the subcommand ends with 1.
+    What remains of a delay follows from the due time in the message, else from NServiceBus's
+    headers, else it is all of the level's wait and of those below. A message leaves its queue when
+    the broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be
+    read goes to a poison queue, and the subcommand ends with 1.
 
     \b
       kombu-binary-delay migrate --from 250ms-2x30 --dry-run

@@ -11,7 +11,7 @@ import click
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show how many of ``total`` messages are done, as the caller tells now and then."""
+    """Show how many of ``total`` messages are done, as the caller reports now and then."""
     if not sys.stderr.isatty() or not total:
         yield lambda count: None  # noqa: ARG005 - nobody looks
         return

@@ -23,6 +23,7 @@ from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import HEADER, carried, further_keys, unwrap, wrap
+from kombu_binary_delay.model.parts import Exchange, Part
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
@@ -229,10 +230,10 @@ class Router(DeliverySide):
 
     def _look_again(self, now: int) -> Steps:
         """Look whether what this connection relies on still exists: nobody else would tell."""
-        if (
-            self._heights
-            and (yield self._look_at(self._heights, self.topology.base)) is Answer.MISSING
-        ):
+        mirrors = [each[1] for each in self.existing if each[0] == "mirror" and len(each) == 2]
+        part = Part(tuple(Exchange(self.topology.mirror_name(each)) for each in mirrors))
+        look = self._look_at(self._heights, self.topology.base + part)
+        if self._heights and (yield look) is Answer.MISSING:
             self.lost()
         self._looked = now
         # A queue may have been deleted, and made anew, by a program that we do not see. So the way

@@ -250,6 +250,16 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
     assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]
 
 
+def test_a_publisher_to_an_exchange_of_others_needs_nothing_on_it(connect, granted, collect):
+    queue = Queue("mail", Exchange("events", "topic"), "order.*")
+    owner = connect()
+    queue(owner.default_channel).declare()
+    assert queue(owner.default_channel).get() is None
+    publish(connect(url=granted(PUBLISHER)), "works", exchange="events", key="order.new")
+
+    assert [each.body for each in collect(owner, [queue], 1)] == ["works"]
+
+
 def test_a_publisher_to_a_headers_exchange_needs_write_on_it_for_the_relay(
     vhost, connect, granted, collect
 ):

@@ -209,6 +209,20 @@ def test_what_is_deleted_of_the_ladder_is_made_again_at_the_next_look(broker, ba
         assert {*broker.exchanges, *broker.queues} == before
 
 
+def test_a_deleted_mirror_is_made_again_with_its_bindings_at_the_next_look(broker):
+    connection = Connection(broker)
+    connection.exchange("x", "topic")
+    connection.queue("q")
+    connection.bind("q", "x", "a.*")
+    assert connection.reached("a.b", "x") == ["q"]
+    broker.delete_exchange(connection.topology.mirror_name("x"))
+    assert connection.reached("a.b", "x") == [connection.topology.parking]
+
+    connection.now += LOOK_AGAIN
+
+    assert connection.reached("a.b", "x") == ["q"]
+
+
 def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
     connection = Connection(broker)
     connection.queue("q")
