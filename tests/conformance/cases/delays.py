@@ -22,7 +22,7 @@ def _(program: Program) -> None:
     # The first message has the levels to declare, which takes its time.
     program.publish("first", key="q", delay=1)
     for delay in (30, 20, 10):
-        program.publish(delay, key="q", delay=delay * 60)
+        program.publish(delay, key="q", delay=delay * 120)
     arrivals = program.expect({"q": ["first", 10, 20, 30]})
     assert [each.body for each in arrivals] == ["first", 10, 20, 30]
 
