@@ -116,21 +116,29 @@ class Executor:
         return Answer.DONE
 
     def _ensure(self, command: Ensure) -> Answer:
-        answer = Answer.DONE
-        with self.channel(command.what, command.needs) as channel:
+        if not command.lock:
+            return self._declare(command)
+        with self.channel(command.what) as channel:
             try:
-                if command.lock:
-                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
-                declare(channel, command.part)
-            except NotFound:
-                answer = Answer.MISSING
+                channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
             except ResourceLocked:
                 return Answer.LOCKED
-        if command.lock:
+        try:
+            return self._declare(command)
+        finally:
             # The connection holds it, and not the channel, which a refusal closes.
             with self.channel(command.what) as channel:
                 channel.queue_delete(command.lock)
-        return answer
+
+    def _declare(self, command: Ensure) -> Answer:
+        with self.channel(command.what, command.needs) as channel:
+            try:
+                declare(channel, command.part)
+            except NotFound:
+                return Answer.MISSING
+            except ResourceLocked:
+                return Answer.LOCKED
+        return Answer.DONE
 
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:
@@ -184,7 +192,6 @@ class Executor:
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel: what we declare is not to be followed.
             self._channel = _DeclarationChannel(self._connection, self._refused)
-            self._buffer.pass_through(self._channel.channel_id)
             self._channel.open()
         return self._channel
 
@@ -224,6 +231,8 @@ class Executor:
 
 class _DeclarationChannel(amqp.Channel):
     """A channel that, where the broker closes it, raises in nobody's code but ours."""
+
+    runs_no_user_code = True
 
     def __init__(
         self, connection: Any, refused: Callable[[BaseException, tuple[int, int]], None]

@@ -34,6 +34,8 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import amqp
@@ -41,13 +43,16 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
+from .amendments.celery import BROADCASTS
+from .amendments.door import AmendingChannel
+from .amendments.record import GENERATION, KEY, REPLACES
+from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .errors import TopologyError
 from .executor import Executor
-from .follow import FollowingChannel
 from .journal import Journal, follow_celery
 from .model.address import Destination
 from .model.delay import ETA, X_DELAY, due_time, headers_of_body
@@ -61,7 +66,7 @@ _HEADERS = "application_headers"
 _Above: Any = object
 
 
-class ChannelMixin(FollowingChannel):
+class ChannelMixin(AmendingChannel):
     """A channel that delays: outward by the ladder; inward a message looks as it was published.
 
     To be mixed in before a channel class of Kombu's ``pyamqp`` transport, or one like it, whose
@@ -88,8 +93,18 @@ class ChannelMixin(FollowingChannel):
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         """
         # Spared where nothing can ask: each publish comes here.
-        asked = (msg.properties.get(_HEADERS) or self._reads_bodies) and self.asked(msg)
+        headers = msg.properties.get(_HEADERS)
+        asked = (headers or self._reads_bodies) and self.asked(msg)
+        # One with a generation is a retry: it goes with the first.
+        if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
+            msg, record = self._begin_generation(msg, asked or {})
+            options = (mandatory, immediate, timeout, confirm_timeout, argsig)
+            result = self._basic_publish(msg, exchange, routing_key, *options)
+            self._after_publish(record)
+            return result
         if not asked:
+            if exchange and exchange.endswith(BROADCASTS):
+                self._record_broadcast(msg)
             # One by one: to gather them in a dict and spread it again would cost a microsecond.
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
@@ -111,8 +126,10 @@ class ChannelMixin(FollowingChannel):
             confirm_timeout,
             argsig,
         )
-        if self._connected.delay_journal is not None:
-            self._note(plan)
+        journal = self._connected.delay_journal
+        if journal is not None:
+            note = partial(journal.scheduled, plan.properties, plan.exchange, plan.routing_key)
+            self._after_publish(note)
         return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -155,35 +172,35 @@ class ChannelMixin(FollowingChannel):
         """
         consumers = bool(self.callbacks)
         try:
-            return self._publish_and_note(*args, **kwargs)
+            return self._publish_and_go_on(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
             if consumers or not self._router.topology.is_named_in(str(exc)):
                 raise
-            return self._publish_and_note(*args, **kwargs)
+            return self._publish_and_go_on(*args, **kwargs)
         except AccessRefused as exc:
             if not self._router.topology.is_named_in(str(exc)):
                 raise
             raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
-    def _publish_and_note(self, *args: Any, **kwargs: Any) -> Any:
-        # The journal talks to the broker. Between a publish and its confirm, it would take the
+    def _publish_and_go_on(self, *args: Any, **kwargs: Any) -> Any:
+        # What comes after talks to the broker. Between a publish and its confirm, it would take the
         # confirm that is waited for.
-        before, self._to_note = self._to_note, []
+        before, self._afterwards = self._afterwards, []
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
         finally:
-            plans, self._to_note = self._to_note, before
-        for plan in plans or ():
-            self._note(plan)
+            actions, self._afterwards = self._afterwards, before
+        for action in actions or ():
+            action()
         return result
 
-    def _note(self, plan: Plan) -> None:
-        journal = self._connected.delay_journal
-        if self._to_note is not None:
-            self._to_note.append(plan)
-        elif journal is not None:
-            journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
+    def _after_publish(self, action: Callable[[], object]) -> None:
+        """Do something now, or after the confirm that is waited for."""
+        if self._afterwards is not None:
+            self._afterwards.append(action)
+        else:
+            action()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -230,8 +247,8 @@ class ChannelMixin(FollowingChannel):
     #: Kombu asks, before it asks for a batch.
     supports_batch_publish = True
     _reads_bodies = False
-    #: Plans to tell the journal of after the confirm; None where none is waited for.
-    _to_note: list[Plan] | None = None
+    #: What to do after the confirm; None where none is waited for.
+    _afterwards: list[Callable[[], object]] | None = None
 
 
 class ConnectionMixin(BufferingConnection):
@@ -240,6 +257,7 @@ class ConnectionMixin(BufferingConnection):
     delay_router: Router | None = None
     delay_executor: Executor | None = None
     delay_journal: Journal | None = None
+    delay_amendments: Amendments | None = None
 
 
 class TransportMixin(_Above):
@@ -281,6 +299,7 @@ class TransportMixin(_Above):
         connection.frame_buffer = FrameBuffer(connection)
         executor = connection.delay_executor = Executor(connection, settings.namespace)
         router = connection.delay_router = Router(settings, server, connection.virtual_host)
+        connection.delay_amendments = Amendments(connection, executor, settings, server)
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor.channel, server)
             connection.delay_journal = journal

@@ -8,7 +8,6 @@ channel stays as it is. It must not import the transport.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,14 +20,13 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.exceptions import (
-    NotFound,
     RecoverableConnectionError,
-    error_for_code,
 )
 
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
 from kombu_binary_delay.model.delay import due_time
 
+from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
 
 CONFIRMED = "confirmed"
@@ -40,8 +38,6 @@ DISCARDED = "discarded"
 #: How many messages are sent at once, where the window is not smaller, nor they larger.
 _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
-#: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
-_ACK = struct.Struct(">4xQB")
 #: Later than all that has a time, in microseconds since the epoch.
 _EVER = 2**63
 #: How long to wait until a broker that failed to answer takes a last word, in seconds.
@@ -172,7 +168,7 @@ class PublishBatch:
         self._journal = getattr(self._connection, "delay_journal", None)
         #: In microseconds.
         self._tick = router.topology.ladder.tick * 1000 if router else 1
-        self._own: _ConfirmChannel | None = None
+        self._own: ConfirmChannel | None = None
         self._messages: Any = None
         #: Whether any message was to be confirmed within some time.
         self._is_timed = False
@@ -431,7 +427,7 @@ class PublishBatch:
 
     def _open(self) -> None:
         if self._own is None:
-            own = _ConfirmChannel(self._connection, auto_decode=False)
+            own = ConfirmChannel(self._connection, auto_decode=False)
             messages = Messages(self._connection, own.channel_id)
             own.open()
             own.confirm_select()
@@ -444,7 +440,7 @@ class PublishBatch:
                 # A callback was faster, or has no more need of it.
                 own.close()
 
-    def _close(self, own: _ConfirmChannel) -> None:
+    def _close(self, own: ConfirmChannel) -> None:
         """Close the channel; wait for that only where the broker may still answer in time."""
         if own.connection is None or not self._connection.connected:
             return
@@ -583,39 +579,6 @@ class PublishBatch:
         failed, self._unconfirmed = self._unconfirmed, []
         if failed:
             raise UnconfirmedError(_complaint(failed), _outcomes(failed))
-
-
-class _ConfirmChannel(amqp.Channel):
-    """A channel that, where the broker closes it, stays closed and raises in nobody's code."""
-
-    # An answer that crosses our close is an answer all the same.
-    _ALLOWED_METHODS_WHEN_CLOSING = (
-        *amqp.Channel._ALLOWED_METHODS_WHEN_CLOSING,  # noqa: SLF001 - it has no other name
-        spec.Basic.Ack,
-        spec.Basic.Nack,
-        spec.Basic.Return,
-    )
-    on_ack: Callable[[int, bool], object]
-    #: Why the broker closed it.
-    refusal: BaseException | None = None
-
-    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
-        """Take an ack by the shortest way: there may be as many as messages."""
-        if method_sig != spec.Basic.Ack:
-            return super().dispatch_method(method_sig, payload, content)
-        number, bits = _ACK.unpack_from(payload)
-        return self.on_ack(number, bool(bits & 1))
-
-    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
-        self.send_method(spec.Channel.CloseOk)
-        self.refusal = error_for_code(
-            reply_code, reply_text, (class_id, method_id), amqp.ChannelError
-        )
-        router = getattr(self.connection, "delay_router", None)
-        if reply_code == NotFound.code and router and router.topology.is_named_in(reply_text):
-            # It is declared again for the next delayed message.
-            router.lost()
-        self.collect()
 
 
 def _alive(channel: Any) -> Any:

@@ -294,7 +294,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
     channel = connection.default_channel
     producer = Producer(channel)
     with connection.Consumer([Queue("q")], channel=channel):
-        producer.publish("1", routing_key="q", headers={"x-delay": 1})
+        producer.publish("1", routing_key="q", headers={"x-delay": 60_000})
         connect("amqp").default_channel.exchange_delete(topology.entry_exchange(("01",)))
 
         with pytest.raises(connection.channel_errors, match="no exchange"):
