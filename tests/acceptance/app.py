@@ -20,7 +20,7 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from kombu_binary_delay import register
-from tests.acceptance.journal import RAN, RECEIVED, Entry, Journal, wait_until
+from tests.acceptance.journal import RAN, RECEIVED, REVOKED, Entry, Journal, wait_until
 
 OURS = "kombu_binary_delay:Transport"
 VARIABLE = "ACCEPTANCE_DEPLOYMENT"
@@ -130,7 +130,7 @@ def make_app(deployment: Deployment) -> Celery:
     return app
 
 
-def keep_journal_of_receipts(deployment: Deployment) -> None:
+def keep_journal_of_messages(deployment: Deployment) -> None:
     journal = Journal(Path(deployment.journal))
 
     def received(request: Any, **_: object) -> None:
@@ -145,7 +145,11 @@ def keep_journal_of_receipts(deployment: Deployment) -> None:
             )
         )
 
+    def revoked(sender: Any, request: Any, **_: object) -> None:
+        journal.write(_entry(REVOKED, sender.name, vars(request)))
+
     signals.task_received.connect(received, weak=False)
+    signals.task_revoked.connect(revoked, weak=False)
 
 
 def _add_tasks(app: Celery, journal: Journal) -> None:
