@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -26,7 +26,8 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     :param tasks: an id, a key, a result of Celery's, or several of these.
     :param eta: when the last of them is due, aware of its time zone. Without it, the cancellation
         is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
-    :param connection: of Kombu's, with our transport; None for the current Celery app's.
+    :param connection: of Kombu's, with our transport; None for the results' Celery app's, or the
+        current one's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
     """
@@ -35,7 +36,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
         raise AmendmentError("no task is named; give the id of one at least")
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
-    _write(lambda amendments: _bounded(split(names, now, due), due, now, amendments), connection)
+    # What the caller has may be either.
+    records = [*split(names, now, due), *split(names, now, due, keyed=True)]
+    _write(lambda amendments: _bounded(records, due, now, amendments), connection, tasks)
 
 
 def reschedule(
@@ -56,13 +59,15 @@ def reschedule(
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
     """
-    (name,) = (check_name(each, "the id of a task") for each in _names(task))
+    names = [check_name(each, "the id of a task") for each in _names(task)]
+    if len(names) != 1:
+        raise AmendmentError(f"one task is rescheduled at a time, got {len(names)}")
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
-    record = Postpone(name, due, now)
-    _write(lambda amendments: _bounded([record], due, now, amendments), connection)
+    record = Postpone(names[0], due, now)
+    _write(lambda amendments: _bounded([record], due, now, amendments), connection, task)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
@@ -78,25 +83,33 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
         may run; the error says so.
     """
     check_name(task_id, "the id of a task")
-    headers = {**(options.pop("headers", None) or {}), REPLACES: task_id}
-    return signature.apply_async(task_id=task_id, headers=headers, **options)
+    given = getattr(signature, "options", None)
+    if not isinstance(given, Mapping) or hasattr(signature, "tasks"):
+        raise AmendmentError(
+            f"the signature of one task replaces a task, got {signature!r}; make one by task.s()"
+        )
+    headers = options.pop("headers", None) or given.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise AmendmentError(f"headers must be a mapping, got {headers!r}")
+    return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
 
 
 def _names(tasks: Any) -> Iterator[Any]:
-    if isinstance(tasks, str) or not isinstance(tasks, Iterable) or hasattr(tasks, "id"):
-        children = getattr(tasks, "results", None)
-        if children is not None:
-            # A group's.
-            yield from _names(children)
-        else:
-            yield getattr(tasks, "id", tasks)
-    else:
+    children = getattr(tasks, "results", None)
+    if isinstance(children, (list, tuple)):
+        # A group's.
+        yield from _names(children)
+    elif hasattr(tasks, "id"):
+        yield tasks.id
+    elif isinstance(tasks, Iterable) and not isinstance(tasks, (str, bytes, Mapping)):
         for each in tasks:
             yield from _names(each)
+    else:
+        yield tasks
 
 
-def _write(records: Callable[[Amendments], list[Record]], connection: Any) -> None:
-    with _connected(connection) as connected:
+def _write(records: Callable[[Amendments], list[Record]], connection: Any, tasks: Any) -> None:
+    with _connected(connection, tasks) as connected:
         for attempt in range(2):
             try:
                 connected.ensure_connection(max_retries=3)
@@ -118,16 +131,30 @@ def _write(records: Callable[[Amendments], list[Record]], connection: Any) -> No
 
 
 @contextmanager
-def _connected(connection: Any) -> Iterator[Any]:
+def _connected(connection: Any, tasks: Any) -> Iterator[Any]:
     if connection is not None:
+        if not hasattr(connection, "connection_errors"):
+            raise AmendmentError(f"connection must be a kombu.Connection, got {connection!r}")
         yield connection
         return
+    app = _app_of(tasks) or _current_app()
+    with app.connection_or_acquire() as pooled:
+        yield pooled
+
+
+def _current_app() -> Any:
     try:
         from celery import current_app  # noqa: PLC0415 - Celery is no dependency
     except ImportError:
         raise AmendmentError("give the connection, since there is no Celery here") from None
-    with current_app.connection_or_acquire() as pooled:
-        yield pooled
+    return current_app
+
+
+def _app_of(tasks: Any) -> Any:
+    """Return the app of Celery's that a result belongs to, or the first of several; or None."""
+    if isinstance(tasks, (list, tuple)):
+        return next((app for app in map(_app_of, tasks) if app is not None), None)
+    return getattr(tasks, "app", None)
 
 
 def _bounded(records: list[Any], due: int | None, now: int, amendments: Amendments) -> list[Record]:
@@ -140,6 +167,8 @@ def _bounded(records: list[Any], due: int | None, now: int, amendments: Amendmen
 
 
 def _after(countdown: Any) -> datetime:
+    if isinstance(countdown, bool):
+        raise AmendmentError(f"countdown must be a number of seconds, got {countdown!r}")
     try:
         return datetime.now(timezone.utc) + timedelta(seconds=countdown)
     except (TypeError, ValueError, OverflowError):

@@ -36,8 +36,8 @@ from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
 from kombu_binary_delay.settings import Settings, milliseconds
 
-from .memory import Memory, Verdict
-from .record import Record, from_line, to_line
+from .memory import CANCELLED, Memory, Verdict
+from .record import MAX_BYTES, Cancel, Record, from_line, to_line
 
 logger = get_logger(__package__)
 
@@ -58,6 +58,8 @@ _LOOK_EVERY = 1.0
 _LOOK_AGAIN = 30.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
+#: How long a record can take behind the message that it is of, in seconds.
+_AWAITED = 1.0
 #: What a delivery has behind its class and method: the consumer tag, and then the delivery tag.
 _TAG = struct.Struct(">Q")
 
@@ -95,6 +97,16 @@ def amendments_part(settings: Settings) -> Part:
     )
 
 
+def _bounded_line(record: Record) -> str:
+    line = to_line(record)
+    if len(line) > MAX_BYTES:
+        raise AmendmentError(
+            f"a record can have at most {MAX_BYTES} bytes, got {len(line)}: {line[:60]}…; "
+            f"name less, or by shorter names"
+        )
+    return line
+
+
 class Amendments:
     """The amendments that one connection writes and reads.
 
@@ -122,12 +134,18 @@ class Amendments:
         self._channel: _AmendmentChannel | None = None
         self._is_reading = False
         self._can_read = self.is_possible
+        self._can_write = False
         self._looked = float("-inf")
 
     @property
     def is_possible(self) -> bool:
         """Whether the settings want amendments, and the broker has streams."""
         return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the settings want amendments."""
+        return self._settings.amendments
 
     def require(self) -> None:
         """Raise an error where nothing can be amended.
@@ -147,7 +165,7 @@ class Amendments:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, records: Iterable[Record], key: str = IDS) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Write records, and return when the broker has confirmed them all.
 
         The streams are declared if they do not exist.
@@ -155,12 +173,14 @@ class Amendments:
         :raises AmendmentError: where the broker cannot, or refuses.
         """
         self.require()
-        lines = [to_line(each) for each in records]
+        lines = {
+            _bounded_line(each): KEYS if getattr(each, "keyed", False) else IDS for each in records
+        }
         try:
-            lines = self._publish(lines, key)
+            lines = self._publish(lines)
             if lines:
                 self._declare()
-                lines = self._publish(lines, key)
+                lines = self._publish(lines)
         except AccessRefused as exc:
             raise AmendmentError(
                 f"this user may not amend what waits: {exc.reply_text}; grant the permission "
@@ -174,18 +194,28 @@ class Amendments:
                 f"{self._exchange!r} and its streams with kombu-binary-delay create"
             )
 
-    def _publish(self, lines: list[str], key: str) -> list[str]:
-        """Publish lines with confirms; return those that found no stream."""
+    def prepare(self) -> None:
+        """Find out whether records can be written, before what they are about is published.
+
+        :raises AmendmentError: as :meth:`write`.
+        """
+        if not self._can_write:
+            # One that names nothing.
+            self.write([Cancel((), time.time_ns() // 1_000_000)])
+            self._can_write = True
+
+    def _publish(self, lines: dict[str, str]) -> dict[str, str]:
+        """Publish lines by their routing keys, with confirms; return those that found no stream."""
         with self._buffer.closed():
             channel = self._open()
-            for line in lines:
+            for line, key in lines.items():
                 channel.send(line, self._exchange, key)
             try:
                 returned = channel.wait_for_confirms()
             except NotFound:
                 # No exchange: the broker has taken none.
                 return lines
-        return [line for line in lines if line in returned]
+        return {line: key for line, key in lines.items() if line in returned}
 
     def _declare(self) -> None:
         if self._settings.declare == "never":
@@ -226,7 +256,7 @@ class Amendments:
 
         What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
         """
-        if self._is_reading or not self._can_read:
+        if self._reads or not self._can_read:
             return
         self._looked = time.monotonic()
         try:
@@ -241,21 +271,41 @@ class Amendments:
             self._looked += _LOOK_AGAIN
             self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
 
+    def look(self) -> None:
+        """Catch up, if that was not tried within the last second."""
+        if not self._reads and time.monotonic() - self._looked > _LOOK_EVERY:
+            self.catch_up()
+
+    @property
+    def _reads(self) -> bool:
+        return self._is_reading and self._channel is not None and bool(self._channel.is_open)
+
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes."""
-        if not self._is_reading:
+        if not self._reads:
             # The streams may exist since the first amendment, which is after this began to consume.
             headers = properties.get("application_headers")
-            if (
-                self._can_read
-                and headers
-                and HEADER in headers
-                and time.monotonic() - self._looked > _LOOK_EVERY
-            ):
-                self.catch_up()
+            if self._can_read and headers and HEADER in headers:
+                self.look()
         if not self.memory:
             return None
-        return self.memory.judge(properties, time.time_ns() // 1_000_000)
+        verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        if (
+            verdict is not None
+            and verdict.reason == CANCELLED
+            and self.memory.awaits_record(properties)
+        ):
+            # It was published an instant ago in place of what was cancelled.
+            self._read_on(lambda: not self.memory.awaits_record(properties))
+            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        return verdict
+
+    def _read_on(self, is_enough: Callable[[], bool]) -> None:
+        """Read until it is enough, or a second has passed."""
+        end = time.monotonic() + _AWAITED
+        with self._buffer.closed():
+            while self._reads and not is_enough() and time.monotonic() < end:
+                self._open().is_busy()
 
     def _begin_to_read(self) -> None:
         marker = json.dumps({"marker": secrets.token_hex(8)})

@@ -29,6 +29,8 @@ from kombu_binary_delay.model.delay import due_time
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
 
+_HEADERS = "application_headers"
+
 CONFIRMED = "confirmed"
 NACKED = "nacked"
 RETURNED = "returned"
@@ -78,9 +80,11 @@ class _Entry:
         "message",
         "options",
         "packed",
+        "records",
         "returned",
         "routing_key",
         "sent",
+        "state",
         "tag",
         "until",
     )
@@ -100,6 +104,10 @@ class _Entry:
         self.packed: tuple[dict[str, Any], str, str] | None = None
         self.until = _EVER
         self.sent = False
+        #: What it supersedes, to be recorded when it is confirmed.
+        self.records: list[Any] = []
+        #: Of its outcome; empty until that is known.
+        self.state = ""
         #: By which a returned message is recognised: AMQP does not number them.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
@@ -112,7 +120,7 @@ class _Entry:
     @property
     def headers(self) -> Any:
         """The headers that it was sent with."""
-        return self.written[0].get("application_headers")
+        return self.written[0].get(_HEADERS)
 
     @property
     def name(self) -> str:
@@ -177,6 +185,8 @@ class PublishBatch:
         self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
         self._marks: dict[tuple[object, ...], deque[_Entry]] = {}
         self._to_note: deque[_Entry] = deque()
+        #: Those that supersede others, in their order, in which it is recorded.
+        self._to_record: deque[_Entry] = deque()
         self._settled: deque[tuple[_Entry, Outcome]] = deque()
         self._unconfirmed: list[tuple[_Entry, Outcome]] = []
         self._busy = False
@@ -205,8 +215,8 @@ class PublishBatch:
         :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
             ``timeout``, or without end. Of a window, the shortest counts.
         :param tag: what its :class:`Outcome` will call it.
-        :raises DelayError, AddressError, TopologyError: as ``basic_publish``; the message is then
-            no part of the batch.
+        :raises DelayError, AddressError, TopologyError, AmendmentError: as ``basic_publish``; the
+            message is then no part of the batch.
         :raises UnconfirmedError: where the connection or the channel has ended.
         :raises RuntimeError: where the batch is closed or discarded.
         """
@@ -217,13 +227,18 @@ class PublishBatch:
             self._check()
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
-            if asked is not None and (headers := asked(message)):
+            headers = asked and asked(message)
+            if asked and self.channel.begins_generation(message.properties.get(_HEADERS)):
+                entry.message, entry.records = self.channel.begin_generation(message, headers or {})
+            if headers:
                 now = time.time_ns() // 1000
                 # Where zero is asked for, the message is due, and loses its header all the same.
                 entry.due = due_time(headers, now) or 0
                 # What is wrong with it is to be raised here, not when it is sent.
                 self._pack(entry, now)
             self._buffer.append(entry)
+            if entry.records:
+                self._to_record.append(entry)
             # A callback that publishes while the batch waits must not make it wait in itself.
             if len(self._buffer) >= self._at_once and not self._busy:
                 self._send_all()
@@ -389,11 +404,18 @@ class PublishBatch:
         self._to_note.extend(each for each in gathered if each.due is not None)
 
     def _note(self) -> None:
-        """Tell the journal of what was sent; that may run a callback, too."""
+        """Record what was sent, and what it supersedes; that may run a callback, too."""
         while self._to_note:
             entry = self._to_note.popleft()
             if self._journal is not None:
                 self._journal.scheduled(*entry.written)
+        records = []
+        while self._to_record and self._to_record[0].state:
+            entry = self._to_record.popleft()
+            if entry.state == CONFIRMED:
+                records += entry.records
+        if records:
+            self.channel.record_generations(records)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -542,6 +564,7 @@ class PublishBatch:
 
     def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(entry)
+        entry.state = state
         if state == CONFIRMED and self._on_outcome is None:
             # Nobody asks.
             return

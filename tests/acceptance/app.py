@@ -63,6 +63,15 @@ SHAPES: dict[str, dict[str, Any]] = {
             Queue("right", Exchange("right", "direct"), "same"),
         ]
     },
+    "fan out": {
+        "task_queues": [
+            Queue("celery"),
+            Queue("images", _media, "image.*"),
+            Queue("pngs", _media, "#.png"),
+            Queue("here", Exchange("everywhere", "fanout")),
+            Queue("there", Exchange("everywhere", "fanout")),
+        ]
+    },
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "protocol 1": {
         "task_protocol": 1,

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import group
 from celery.exceptions import TaskRevokedError
 
 from tests.acceptance.journal import LATE, wait_until
@@ -106,12 +105,14 @@ def revoke_by_all_ways(system: LocalSystem, countdown: float) -> list[AsyncResul
     return [result for results in sent.values() for result in results]
 
 
+def contains(log: Callable[[], str], line: str) -> bool:
+    return line in log()
+
+
 def assert_revoked(system: LocalSystem, results: list[AsyncResult], log: Callable[[], str]) -> None:
     for result in results:
-        wait_until(
-            lambda result=result: f"Discarding revoked task: note[{result.id}]" in log(),
-            f"the discarding of {result.id}",
-        )
+        line = f"Discarding revoked task: note[{result.id}]"
+        wait_until(partial(contains, log, line), line)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LATE)
         assert result.state == REVOKED
@@ -128,7 +129,11 @@ def events(system: LocalSystem) -> Iterator[list[str]]:
             connection, handlers={"task-revoked": lambda event: heard.append(event["uuid"])}
         )
         ready = threading.Event()
-        receiver.on_consume_ready = lambda *_, **__: ready.set()
+
+        def begin(*_: object, **__: object) -> None:
+            ready.set()
+
+        receiver.on_consume_ready = begin
         thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
         thread.start()
         assert ready.wait(LATE)
