@@ -39,7 +39,7 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         _inbox(connection)
-        # All levels stand, empty, and have been at work.
+        # All levels exist, are empty, and have carried messages.
         _publish(vhost, 10, lambda: DAY)
         _release(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))

@@ -108,7 +108,7 @@ class Node(Server):
         return Path("/mnt") if self._root else self.folder
 
     def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Tell how a program of the broker's is run: its arguments and its environment."""
+        """Return how to run a program of the broker's: its arguments and its environment."""
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -173,7 +173,7 @@ class Broker(Node):
     ) -> None:
         if not Path(root or "/", SERVER.lstrip("/")).exists():
             raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh test")
-        self._keeper = Processes("broker")
+        self._processes = Processes("broker")
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
@@ -181,7 +181,7 @@ class Broker(Node):
         if beside:
             ports[EPMD] = beside.ports[EPMD]
         node = f"{name}@localhost"
-        super().__init__(Path(root) if root else None, node, self._keeper.folder, ports)
+        super().__init__(Path(root) if root else None, node, self._processes.folder, ports)
         self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
         if data:
             shutil.copytree(data, self.folder / "data")
@@ -217,13 +217,13 @@ class Broker(Node):
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
-            self._keeper.stop(self._node)
+            self._processes.stop(self._node)
             self._node = None
 
     def kill(self) -> None:
         """SIGKILL to the node. Data and ports are kept."""
         if self._node:
-            self._keeper.kill(self._node)
+            self._processes.kill(self._node)
             self._node = None
 
     def freeze(self) -> None:
@@ -242,7 +242,7 @@ class Broker(Node):
     def close(self) -> None:
         """End it: no process and no folder is left."""
         self._node = self._epmd = None
-        self._keeper.close()
+        self._processes.close()
 
     def __enter__(self) -> Broker:  # noqa: PYI034, typing.Self is not in Python 3.10
         try:
@@ -311,7 +311,7 @@ class Broker(Node):
         cookie.chmod(0o400)
 
     def _spawn(self, argv: list[str]) -> Process:
-        return self._keeper.spawn(*self._command(argv), self.folder / "console.log")
+        return self._processes.spawn(*self._command(argv), self.folder / "console.log")
 
     def _signal(self, number: signal.Signals) -> None:
         if self._node:

@@ -73,7 +73,7 @@ class Cluster:
         return iter(self.nodes)
 
     def running(self) -> set[str]:
-        """Tell the nodes that are in the cluster and up, as the first that answers sees it."""
+        """Return the running nodes of the cluster, as the first that answers sees it."""
         for node in self.nodes:
             with suppress(OSError, BrokerError):
                 rows = node.api("GET", "nodes")

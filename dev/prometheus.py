@@ -29,7 +29,7 @@ TOOL = "/usr/bin/promtool"
 
 
 class PrometheusError(RuntimeError):
-    """Prometheus is missing, or does not do what it was told."""
+    """Prometheus is missing, or does not do what it was asked to."""
 
 
 class Prometheus(AbstractContextManager["Prometheus"]):
@@ -42,13 +42,13 @@ class Prometheus(AbstractContextManager["Prometheus"]):
     def __init__(self, config: Mapping[str, Any], rules: str) -> None:
         if not os.path.exists(SERVER):  # noqa: PTH110 - a constant
             raise PrometheusError(f"no {SERVER}: run dev/install.sh test")
-        self._keeper = Processes("prometheus")
+        self._processes = Processes("prometheus")
         (port,) = free_ports(1)
         self.url = f"http://{HOST}:{port}"
         rules_file, file = self.folder / "rules.yml", self.folder / "prometheus.yml"
         rules_file.write_text(rules)
         file.write_text(yaml.safe_dump({**config, "rule_files": [str(rules_file)]}))
-        self._process = self._keeper.spawn(
+        self._process = self._processes.spawn(
             [
                 SERVER,
                 f"--config.file={file}",
@@ -62,7 +62,7 @@ class Prometheus(AbstractContextManager["Prometheus"]):
     @property
     def folder(self) -> Path:
         """Where its data, configuration and log are, until close()."""
-        return self._keeper.folder
+        return self._processes.folder
 
     def wait_until_up(self, timeout: float = 60) -> None:
         """Wait until it answers."""
@@ -82,7 +82,7 @@ class Prometheus(AbstractContextManager["Prometheus"]):
         return [(each["metric"], float(each["value"][1])) for each in found]
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
-        """Tell the labels of what fires, by the name of the alert."""
+        """Return the labels of the alerts that fire, by the alert's name."""
         firing: dict[str, list[dict[str, str]]] = {}
         for each in self._get("alerts")["alerts"]:
             if each["state"] == "firing":
@@ -91,7 +91,7 @@ class Prometheus(AbstractContextManager["Prometheus"]):
 
     def close(self) -> None:
         """End it: no process and no folder is left."""
-        self._keeper.close()
+        self._processes.close()
 
     def __enter__(self) -> Prometheus:  # noqa: PYI034, typing.Self is not in Python 3.10
         try:

@@ -46,12 +46,12 @@ def wait_for_parked(env: Environment, count: int) -> None:
 def made_anew(env: Environment) -> None:
     """Delete the queue, and declare it again before anything is due."""
     env.queue("a")
-    env.stand("a")
+    env.declare_ladder("a")
     publish(env, ["a"])
     with env.vhost.connect() as connection:
         connection.channel().queue_delete("a")
-    with channel(env) as own:
-        a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(own)
+    with channel(env) as app:
+        a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(app)
         a.declare()
         # As soon as it consumes, a connection of the transport leads delayed messages there too.
         a.get()
@@ -63,7 +63,7 @@ def made_anew(env: Environment) -> None:
 def parked(env: Environment) -> None:
     """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
     env.queue("a")
-    env.stand("a")
+    env.declare_ladder("a")
     publish(env, ["a"])
     with env.vhost.connect() as connection:
         connection.channel().queue_delete("a")
@@ -76,8 +76,8 @@ def parked(env: Environment) -> None:
 
 def unbound(env: Environment) -> None:
     """Unbind the queue: it gets nothing more, all is parked, and goes on when it is bound again."""
-    with channel(env) as own:
-        a = orders("a")(own)
+    with channel(env) as app:
+        a = orders("a")(app)
         a.declare()
         a.get()
         publish(env, ["a"], "orders", "order.paid")
@@ -92,8 +92,8 @@ def unbound(env: Environment) -> None:
 
 def moved(env: Environment) -> None:
     """Bind another queue in place of the first: what waits arrives in the other, and only there."""
-    with channel(env) as own:
-        a, b = orders("a")(own), orders("b")(own)
+    with channel(env) as app:
+        a, b = orders("a")(app), orders("b")(app)
         a.declare()
         a.get()
         publish(env, ["b"], "orders", "order.paid")
