@@ -105,7 +105,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a new worker of pytest-xdist where the broker is."""
+    """Give a new worker of pytest-xdist the broker's address."""
     node.workerinput[_SHARED] = node.config.stash[_shared].address
 
 

@@ -145,7 +145,7 @@ class PublishBatch:
     :param max_size: how many messages may have been sent and not been confirmed yet, and no more
         than that are gathered.
     :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
-        the batch. Where it is given, one message's fate is no error: it is told here.
+        the batch. Where it is given, one message's fate is no error: it is reported here.
     :raises TypeError: where the channel is not one of AMQP.
     :raises ValueError: where ``max_size`` is not a whole number >= 1.
     """
@@ -239,7 +239,7 @@ class PublishBatch:
         Deliveries and other events of the connection are handled meanwhile.
 
         :raises UnconfirmedError: where a message since the last flush was nacked or returned, and
-            there is no ``on_outcome`` to tell; or where the connection or the channel has ended.
+            there is no ``on_outcome``; or where the connection or the channel has ended.
         """
         with self._lock:
             self._check()
@@ -393,7 +393,7 @@ class PublishBatch:
         self._to_note.extend(each for each in gathered if each.due is not None)
 
     def _note(self) -> None:
-        """Tell the journal of what was sent; that may run a callback, too."""
+        """Write what was sent to the journal; that may run a callback, too."""
         while self._to_note:
             entry = self._to_note.popleft()
             if self._journal is not None:
@@ -488,7 +488,7 @@ class PublishBatch:
             ) from self._failed
 
     def _fail(self, cause: BaseException, reason: str = "") -> None:
-        """End the batch, and tell of all that was not confirmed."""
+        """End the batch, and raise an error that names all that was not confirmed."""
         failed = self._end(cause, reason)
         failed, self._unconfirmed = self._unconfirmed or failed, []
         raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
@@ -522,7 +522,7 @@ class PublishBatch:
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
-        # Twins without ids differ in their headers, by which an exchange may have told them apart.
+        # Twins without ids differ in their headers, by which an exchange may have routed them.
         headers = message.properties.get("application_headers")
         entry = next((each for each in waiting if each.headers == headers), waiting[0])
         waiting.remove(entry)
@@ -574,7 +574,7 @@ class PublishBatch:
             if self._on_outcome is not None:
                 self._on_outcome(outcome)
             elif outcome.state != CONFIRMED and not (
-                # Then it has been told already.
+                # Then its handlers have reported it already.
                 outcome.state == RETURNED and self.channel.events.get("basic_return")
             ):
                 self._unconfirmed.append((entry, outcome))

@@ -18,7 +18,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """What tells it from every other: an exchange and a queue may share a name."""
+        """Its unique key: an exchange and a queue may share a name."""
         return f"{self.kind} {self.name}"
 
 

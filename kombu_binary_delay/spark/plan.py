@@ -107,7 +107,7 @@ def plan(
         ``bytes`` is the size of the message, and ``message_bytes`` where there is none.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
-        ``most`` what no moment in it exceeds; both are told in bytes, too. A minute without a row
+        ``most`` what no moment in it exceeds; both are given in bytes, too. A minute without a row
         is like the one before it. Broker time is not in it: a message leaves a queue the moment
         that it is due.
     :raises ValueError: where a parameter or a column is not as said here.

@@ -79,7 +79,7 @@ class Target:
         return options if self.settings is None else {**options, KEY: self.settings}
 
     def ladder(self) -> Ladder:
-        """Tell the ladder that the settings of the transport lead to, which checks them."""
+        """Return the ladder of the transport's settings, which checks them."""
         return Settings.from_transport_options(self.transport_options()).topology().ladder
 
 
@@ -159,7 +159,7 @@ class _Producer(kombu.Producer):
         )
 
     def _declare(self, entity: Any) -> str | None:
-        """Declare, and tell why that is refused, if it is.
+        """Declare, and raise an error that explains a refusal.
 
         A refusal closes the channel, which opens itself anew. The messages are on one of their own.
         """

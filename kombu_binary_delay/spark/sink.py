@@ -50,7 +50,7 @@ class CelerySink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Tell the name for ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:

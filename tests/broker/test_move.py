@@ -517,7 +517,7 @@ def lead(url, exchange, *keys):
 
 
 def destinations(vhost, topology):
-    """Take what waits in a ladder, and tell where it goes."""
+    """Consume what waits in a ladder, and return where it goes."""
     found = []
     with vhost.connect() as reader:
         for name in waiting(vhost, topology):
@@ -818,7 +818,7 @@ VECTORS = {
 
 
 def level_at(ladder, delay, elapsed):
-    """Tell the level in which a message waits, so many seconds after it was sent; at last, too."""
+    """Return the level that a message waits in ``elapsed`` seconds after it was sent."""
     digits = ladder.ladder.digits(delay * 1000)
     waits = [
         level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if "1" in digit
@@ -991,7 +991,7 @@ def fill(connection, count, delay):
 
 
 def numbers(vhost, topology):
-    """Take what waits in a ladder, and tell how often each number is there."""
+    """Consume what waits in a ladder, and return how often each number is there."""
     found: Counter[int] = Counter()
     with vhost.connect() as reader:
         for name in vhost.waiting(*(each.name for each in topology.whole.queues)):

@@ -84,7 +84,7 @@ def connected(url: str | list[str], transport: Any = None, **options: Any) -> It
 
 
 def deliver(connection: Connection) -> bool:
-    """Send a delayed message round; tell whether that was over TLS."""
+    """Publish a delayed message and receive it; return whether that was over TLS."""
     queue = Queue("q", channel=connection.default_channel)
     queue.declare()
     connection.Producer().publish("x", routing_key="q", headers={"x-delay": 250})

@@ -55,7 +55,7 @@ def read(spark, path, schema=s.RECEIPTS):
 
 
 def waiting(vhost, count):
-    """Count the messages on the ladder; quorum queues tell what they hold every 5 s."""
+    """Count the messages on the ladder; quorum queues report their length every 5 s."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         found = sum(row.get("messages", 0) for row in vhost.queues())

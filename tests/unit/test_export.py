@@ -180,7 +180,7 @@ def test_manifests_are_yaml_that_holds_the_part(part):
 
 
 def is_kubernetes_name(name):
-    """Tell as the API server does, of what it calls an RFC 1123 subdomain."""
+    """Check as the API server does, by its rule for an RFC 1123 subdomain."""
     part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     return len(name) <= 253 and re.fullmatch(rf"{part}(\.{part})*", name) is not None
 
