@@ -184,8 +184,8 @@ def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:
 
 
 def _namespace(*ladders: Topology) -> str:
-    own = (each.namespace for each in ladders if each.mirrors)
-    return next(own, Topology.namespace)
+    namespaces = (each.namespace for each in ladders if each.mirrors)
+    return next(namespaces, Topology.namespace)
 
 
 def _refuse_a_circle(

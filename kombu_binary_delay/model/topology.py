@@ -434,7 +434,7 @@ class Topology:
             for digit, word in enumerate(self._words(level))
             if digit
         )
-        entries = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
+        fanouts = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
         enter = tuple(Binding(each.name, each.name, "") for each in queues)
         if self.layout == "skip":
             waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
@@ -444,7 +444,7 @@ class Topology:
             key = f"{'*.' * level}{self._zeros(level, level)}#"
             down = Binding(name, below, key, to_queue=False)
         # The level last: where it stands, publishers take it that all else does.
-        return Part((*entries, self._exchange(name)), queues, (*waits, down, *enter))
+        return Part((*fanouts, self._exchange(name)), queues, (*waits, down, *enter))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Bind a level to the queues of a lower one, or its own, past the zeros in between."""

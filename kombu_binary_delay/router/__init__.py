@@ -125,7 +125,7 @@ class Router(DeliverySide):
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
-        return Plan(self._entry(ladder, digits), key, properties, lane, needs)
+        return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Read what a retry of a delayed message is published to.
@@ -150,8 +150,8 @@ class Router(DeliverySide):
         self._published += 1
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
-    def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
-        """Name the exchange to publish a message to."""
+    def _first_exchange(self, ladder: Topology, digits: tuple[str, ...]) -> str:
+        """Name the exchange of the ladder to publish a message to."""
         if self._queue_per_delay:
             return ladder.direct
         if self._declares:

@@ -64,9 +64,9 @@ class Variant:
     @property
     def name(self) -> str:
         """The ladder's name, and what else sets the variant apart."""
-        own = ", a queue per delay" if self.queue_per_delay else ""
+        per_delay = ", a queue per delay" if self.queue_per_delay else ""
         within = "" if self.horizon is None else f", within {self.horizon:g} s"
-        return f"{self.ladder.name}{own}{within}"
+        return f"{self.ladder.name}{per_delay}{within}"
 
 
 @dataclass(frozen=True)

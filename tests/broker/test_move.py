@@ -806,7 +806,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
     }
 
 
-#: NServiceBus's own: (delay, elapsed) -> (remaining, level of entry), in seconds.
+#: NServiceBus's own: (delay, elapsed) -> (remaining, level that it enters), in seconds.
 VECTORS = {
     (10, 10): (0, 0),
     (32, 30): (2, 1),
@@ -1092,10 +1092,12 @@ def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, ops):
         create(connection, small, small.whole)
         for name in ("mail", odd_queue):
             Queue(name)(connection.channel()).declare()
-        entry = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
+        exchange = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
         for headers in ODD:
             for key in keys:
-                connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
+                connection.Producer().publish(
+                    "m", exchange=exchange, routing_key=key, headers=headers
+                )
 
     if subcommand == "migrate":
         to = {**SETTINGS, "tick": 60_000}
@@ -1138,10 +1140,10 @@ def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, ops)
     with ops.plain() as connection:
         create(connection, ladder, ladder.whole)
         Queue("mail")(connection.channel()).declare()
-        entry = ladder.entry_exchange(("1", "0", "0", "0"))
+        exchange = ladder.entry_exchange(("1", "0", "0", "0"))
         with PublishBatch(connection.channel()) as batch:
             for key in ("gone",) * many + ("mail",) * 3:
-                batch.publish(amqp.Message("m", delivery_mode=2), entry, f"0.0.0.1.@..{key}")
+                batch.publish(amqp.Message("m", delivery_mode=2), exchange, f"0.0.0.1.@..{key}")
 
     done = migrate(ops.plain, ops.plain, ops.management, ladder, FOREIGN_LADDERS["nservicebus"])
 
@@ -1161,8 +1163,8 @@ def test_a_migration_leaves_no_channel_open(vhost, small, ops):
         for name in names[::2]:
             Queue(name)(connection.channel()).declare()
         for name in names:
-            entry, key = small.entry_exchange((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
-            connection.Producer().publish("m", exchange=entry, routing_key=key)
+            exchange, key = small.entry_exchange((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
+            connection.Producer().publish("m", exchange=exchange, routing_key=key)
 
     def connect():
         opened.append(Connection(vhost.url))

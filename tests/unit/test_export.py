@@ -213,7 +213,7 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
 def drawn(part):
     """What a picture of a part has to show: each way that a message can take.
 
-    But for the entries, which stand before the level queue of the same name.
+    But for the entry exchanges, each before the level queue of the same name.
     """
     levels = {queue.name for queue in part.queues if ".level-" in queue.name}
     part = Part(
