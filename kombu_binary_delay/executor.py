@@ -53,8 +53,8 @@ class Executor:
             connection
         )
         self._channel: Any = None
-        #: Is called with the broker's refusal of a message that was published on the channel.
-        self.on_refused_publish: Callable[[BaseException], object] = lambda _: None
+        #: Why the broker closed the channel over a message that was published on it, if it did.
+        self.refused_publish: BaseException | None = None
 
     def run(self, steps: Steps) -> None:
         """Do the commands of the router, one after the other.
@@ -197,7 +197,7 @@ class Executor:
 
     def _refused(self, error: BaseException, method: tuple[int, int]) -> None:
         if method == spec.Basic.Publish:
-            self.on_refused_publish(error)
+            self.refused_publish = error
         # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
         if self._buffer.declaring or method != spec.Basic.Publish:
             raise error

@@ -282,9 +282,8 @@ class TransportMixin(_Above):
         executor = connection.delay_executor = Executor(connection, settings.namespace)
         router = connection.delay_router = Router(settings, server, connection.virtual_host)
         if settings.journal is not None:
-            journal = Journal(settings, router.topology, executor.channel, server)
+            journal = Journal(settings, router.topology, executor, server)
             connection.delay_journal = journal
-            executor.on_refused_publish = journal.end
         executor.run(router.opened())
         if settings.protocol_1:
             # Of this connection alone.
