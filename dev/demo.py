@@ -116,7 +116,7 @@ class Demo:
 
     def _topology(self) -> Topology:
         with app.connection_for_write() as connection:
-            topology: Topology = connection.connection.delay_router.topology
+            topology: Topology = connection.connection.delay_mechanism.router.topology
             return topology
 
     def _worker(self) -> Worker:

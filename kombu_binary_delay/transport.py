@@ -49,6 +49,7 @@ from .errors import TopologyError
 from .executor import Executor
 from .follow import FollowingChannel
 from .journal import Journal, follow_celery
+from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
 from .model.delay import ETA, X_DELAY, due_time, headers_of_body
 from .router import Plan, Router
@@ -111,7 +112,7 @@ class ChannelMixin(FollowingChannel):
             confirm_timeout,
             argsig,
         )
-        if self._connected.delay_journal is not None:
+        if self._mechanism.journal is not None:
             self._note(plan)
         return result
 
@@ -179,7 +180,7 @@ class ChannelMixin(FollowingChannel):
         return result
 
     def _note(self, plan: Plan) -> None:
-        journal = self._connected.delay_journal
+        journal = self._mechanism.journal
         if self._to_note is not None:
             self._to_note.append(plan)
         elif journal is not None:
@@ -196,10 +197,10 @@ class ChannelMixin(FollowingChannel):
         return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
-        router = getattr(self.connection, "delay_router", None)
-        if router and router.topology.is_named_in(reply_text):
+        mechanism = mechanism_of(self.connection)
+        if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
-                router.lost()
+                mechanism.router.lost()
             if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "
@@ -216,7 +217,7 @@ class ChannelMixin(FollowingChannel):
         found = self._router.received(
             exchange, routing_key, raw_message.properties, self._queue_of(info)
         )
-        journal = self._connected.delay_journal
+        journal = self._mechanism.journal
         if found is None:
             if journal is not None:
                 journal.received(raw_message.properties, Destination(exchange, routing_key))
@@ -237,9 +238,7 @@ class ChannelMixin(FollowingChannel):
 class ConnectionMixin(BufferingConnection):
     """A connection whose channels delay."""
 
-    delay_router: Router | None = None
-    delay_executor: Executor | None = None
-    delay_journal: Journal | None = None
+    delay_mechanism: Mechanism | None = None
 
 
 class TransportMixin(_Above):
@@ -279,11 +278,12 @@ class TransportMixin(_Above):
         connection = super().establish_connection()
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
-        executor = connection.delay_executor = Executor(connection, settings.namespace)
-        router = connection.delay_router = Router(settings, server, connection.virtual_host)
+        executor = Executor(connection, settings.namespace)
+        router = Router(settings, server, connection.virtual_host)
+        journal = None
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor, server)
-            connection.delay_journal = journal
+        connection.delay_mechanism = Mechanism(router, executor, journal)
         executor.run(router.opened())
         if settings.protocol_1:
             # Of this connection alone.

@@ -27,6 +27,7 @@ from amqp.exceptions import (
 )
 
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import due_time
 
 from .frames import UNWRITABLE, Messages
@@ -168,10 +169,10 @@ class PublishBatch:
         self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
-        router = getattr(self._connection, "delay_router", None)
-        self._journal = getattr(self._connection, "delay_journal", None)
+        mechanism = mechanism_of(self._connection)
+        self._journal = mechanism.journal if mechanism else None
         #: In microseconds.
-        self._tick = router.topology.ladder.tick * 1000 if router else 1
+        self._tick = mechanism.router.topology.ladder.tick * 1000 if mechanism else 1
         self._confirm_channel: _ConfirmChannel | None = None
         self._messages: Any = None
         #: Whether any message was to be confirmed within some time.
@@ -611,10 +612,14 @@ class _ConfirmChannel(amqp.Channel):
         self.refusal = error_for_code(
             reply_code, reply_text, (class_id, method_id), amqp.ChannelError
         )
-        router = getattr(self.connection, "delay_router", None)
-        if reply_code == NotFound.code and router and router.topology.is_named_in(reply_text):
+        mechanism = mechanism_of(self.connection)
+        if (
+            reply_code == NotFound.code
+            and mechanism
+            and mechanism.router.topology.is_named_in(reply_text)
+        ):
             # It is declared again for the next delayed message.
-            router.lost()
+            mechanism.router.lost()
         self.collect()
 
 

@@ -347,7 +347,7 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
 
     def begin(connection):
         start.wait()
-        connection.delay_journal.write({"event": "begun"})
+        connection.delay_mechanism.journal.write({"event": "begun"})
 
     options = {"journal": "stream", "namespace": namespace}
     connections = [connect(binary_delay=options).connection for _ in range(3)]

@@ -248,7 +248,7 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_declare("q")
     plain.queue_bind("q", "with alternate")
 
-    executor = connect().connection.delay_executor
+    executor = connect().connection.delay_mechanism.executor
     found: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
@@ -304,7 +304,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
 def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
     connection = connect()
     kind = "x-modulus-of-mine"
-    connection.connection.delay_router.declared_exchange("x", kind)
+    connection.connection.delay_mechanism.router.declared_exchange("x", kind)
 
     with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
@@ -563,7 +563,7 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     for body in ("bad", "good"):
         connect("amqp").Producer().publish(body, routing_key="q")
         time.sleep(0.3)
-    executor = connection.connection.delay_executor
+    executor = connection.connection.delay_mechanism.executor
     with pytest.raises(ValueError, match="bad"), executor.channel("a queue") as channel:
         channel.queue_declare("q", passive=True)
     assert received == ["bad"]
