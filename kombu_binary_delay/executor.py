@@ -70,7 +70,7 @@ class Executor:
                 return
             answer = error = None
             try:
-                answer = self._do(command)
+                answer = self.do(command)
             except TopologyError as exc:
                 error = exc
 
@@ -96,7 +96,11 @@ class Executor:
 
     # -- the commands --------------------------------------------------------------------------
 
-    def _do(self, command: Command) -> Any:
+    def do(self, command: Command) -> Any:
+        """Do one command, and return its answer.
+
+        :raises TopologyError: where the broker refuses.
+        """
         if isinstance(command, Warn):
             if command.text not in _warned:
                 logger.warning("%s", command.text)
@@ -116,21 +120,36 @@ class Executor:
         return Answer.DONE
 
     def _ensure(self, command: Ensure) -> Answer:
-        answer = Answer.DONE
+        if not command.lock:
+            return self._declare(command)
+        with self._buffer.closed():
+            with self.channel(command.what) as channel:
+                try:
+                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
+                except ResourceLocked:
+                    return Answer.LOCKED
+            try:
+                answer = self._declare(command)
+            except TopologyError:
+                self._unlock(command)
+                raise
+            self._unlock(command)
+        return answer
+
+    def _declare(self, command: Ensure) -> Answer:
         with self.channel(command.what, command.needs) as channel:
             try:
-                if command.lock:
-                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
                 declare(channel, command.part)
             except NotFound:
-                answer = Answer.MISSING
+                return Answer.MISSING
             except ResourceLocked:
                 return Answer.LOCKED
-        if command.lock:
-            # The connection holds it, and not the channel, which a refusal closes.
-            with self.channel(command.what) as channel:
-                channel.queue_delete(command.lock)
-        return answer
+        return Answer.DONE
+
+    def _unlock(self, command: Ensure) -> None:
+        # The connection holds the lock, and not the channel, which a refusal closes.
+        with self.channel(command.what) as channel:
+            channel.queue_delete(command.lock)
 
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:

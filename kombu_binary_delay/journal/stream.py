@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import NotFound
 
+from kombu_binary_delay.commands import Answer, Ensure
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.parts import Part, Queue
@@ -55,7 +56,7 @@ class Stream:
 
     def __init__(self, settings: Settings, executor: Executor, server: dict[str, Any]) -> None:
         self.name = stream_name(settings.namespace)
-        self._queues = stream_part(settings, server).queues
+        self._part = stream_part(settings, server)
         self._may_declare = settings.declare != "never"
         self._executor = executor
         self._declared = False
@@ -112,24 +113,10 @@ class Stream:
             except NotFound:
                 return False
             if found.message_count:
-                self._declare(channel)
+                declare(channel, self._part)
             return bool(found.message_count)
 
     def _declare_alone(self) -> bool:
-        """Declare the stream if nobody else does at the moment: an exclusive queue is the lock."""
-        lock = f"{self.name}.lock"
-        with self._executor.channel(_PURPOSE) as channel:
-            try:
-                channel.queue_declare(lock, exclusive=True)
-            except ResourceLocked:
-                return False
-        try:
-            with self._executor.channel(_PURPOSE) as channel:
-                self._declare(channel)
-        finally:
-            with self._executor.channel(_PURPOSE) as channel:
-                channel.queue_delete(lock)
-        return True
-
-    def _declare(self, channel: Any) -> None:
-        declare(channel, Part(queues=self._queues))
+        """Declare the stream if nobody else does at the moment."""
+        answer = self._executor.do(Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock"))
+        return answer is Answer.DONE

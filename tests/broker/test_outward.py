@@ -18,8 +18,10 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
-from kombu_binary_delay.commands import Answer, AskType
+from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.parts import Queue as Declared
 
 
 def ladder_names(vhost):
@@ -266,6 +268,25 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):
         plain.exchange_declare("missing", "", passive=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"), [({"x-max-length": 1}, TopologyError), ({}, Answer.DONE)]
+)
+def test_a_lock_ends_with_the_declaration_that_it_is_for(connect, arguments, answer):
+    """Else nobody could declare it as long as the connection lives whose declaration failed."""
+    connect("amqp").default_channel.queue_declare(
+        "q", durable=True, auto_delete=False, arguments=arguments
+    )
+    command = Ensure(Part(queues=(Declared("q", ()),)), "a queue", lock="lock")
+    first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
+    if answer is TopologyError:
+        with pytest.raises(TopologyError, match="other arguments"):
+            first.do(command)
+    else:
+        assert first.do(command) is answer
+
+    assert second.do(Ensure(Part(), "nothing", lock="lock")) is Answer.DONE
 
 
 @pytest.mark.parametrize("kind", ["exchange", "queue"])
