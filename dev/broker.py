@@ -8,15 +8,11 @@ A virtual host shares nothing with others: each test takes a fresh one.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +21,13 @@ import amqp
 
 from dev.processes import Process, Processes
 from dev.server import BrokerError, Server, VHost
+from dev.service import HOST, Service, free_ports, listens, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
-HOST = "127.0.0.1"
 EPMD = 4  # where its port is among those of a node
 
 __all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
@@ -147,7 +143,7 @@ class Node(Server):
         )
 
 
-class Broker(Node):
+class Broker(Node, Service):
     """One RabbitMQ node of our own.
 
     root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
@@ -199,20 +195,17 @@ class Broker(Node):
         """Start the node and do not wait: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
-            _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
+            wait_until(lambda: listens(self._epmd_port), 10, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
     def wait_until_up(self, timeout: float = 120) -> None:
         """Wait until the node answers."""
-        node = self._node
-        if node is None:
+        if self._node is None:
             raise BrokerError("the node is not started")
         try:
-            _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
-        except TimeoutError as late:
-            raise BrokerError(f"RabbitMQ: {late}\n{self.log()}") from None
-        if node.poll() is not None:
-            raise BrokerError(f"RabbitMQ ended with {node.returncode}\n{self.log()}")
+            wait_until(self._answers, timeout, "no answer", self._node)
+        except (TimeoutError, ChildProcessError) as failure:
+            raise BrokerError(f"RabbitMQ: {failure}\n{self.log()}") from None
 
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
@@ -243,17 +236,6 @@ class Broker(Node):
         """End it: no process and no folder is left."""
         self._node = self._epmd = None
         self._processes.close()
-
-    def __enter__(self) -> Broker:  # noqa: PYI034, typing.Self is not in Python 3.10
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def seen(self) -> Node:
         """Return what another process may have of it: it can be pickled."""
@@ -324,33 +306,3 @@ class Broker(Node):
         except (OSError, amqp.AMQPError, BrokerError):
             return False
         return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports below the range the kernel takes clients' ports from.
-
-    In that range, a client which reconnects to a broker that is down can be given the
-    broker's own port, and then is connected to itself while the broker cannot start.
-    """
-    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports: list[int] = []
-    for port in random.sample(range(10000, first_client_port), 1000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise BrokerError("no free ports")
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
-
-
-def _wait(ready: Callable[[], bool], timeout: float, complaint: str) -> None:
-    deadline = time.monotonic() + timeout
-    while not ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{complaint} within {timeout:g} s")
-        time.sleep(0.1)
