@@ -150,7 +150,7 @@ class Broker(Node, Service):
               chroot, which needs root); None is the one installed on this machine.
     config:   more lines for rabbitmq.conf.
     advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
-    name:     what stands before the @ in the node's name.
+    name:     the part of the node's name before the @.
     beside:   a node to form a cluster with, whose epmd and cookie are then shared.
     data:     a folder with the data of a node that has stopped, to be copied and gone on with.
     tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.

@@ -58,7 +58,7 @@ from .settings import Settings
 _HEADERS = "application_headers"
 
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 
@@ -231,7 +231,7 @@ class ChannelMixin(FollowingChannel):
     #: Kombu asks, before it asks for a batch.
     supports_batch_publish = True
     _reads_bodies = False
-    #: Plans to tell the journal of after the confirm; None where none is waited for.
+    #: Plans to journal after the confirm; None where none is waited for.
     _to_note: list[Plan] | None = None
 
 

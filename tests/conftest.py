@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dev.server import VHost
 
 _OWN = "own_broker"
-_SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes tell each other
+_SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes send each other
 _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 

@@ -198,7 +198,7 @@ def _refuse_a_circle(
         raise OperationError(
             f"both are the ladder {min(both)}, in the virtual host {vhost!r} of the broker "
             f"{cluster!r}; move to another ladder, virtual host or broker. Two brokers of one name "
-            f"are told apart when one is given another: rabbitmqctl set_cluster_name"
+            f"differ when one is given another: rabbitmqctl set_cluster_name"
         )
 
 

@@ -202,7 +202,7 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         F.when(scheduled, F.col("hops")).alias("hops"),
         F.when(scheduled, F.col("hops") > 0).alias("entered"),
         # To the journal a message is published when it is sent; whether the broker took it, only
-        # a receipt can tell.
+        # a receipt can show.
         F.lit(None).cast("boolean").alias("confirmed"),
         "state",
     ).where(F.col("task_id").isNotNull())

@@ -141,8 +141,8 @@ def publish(
             "reason",
             F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
         ).write.mode("append").parquet(rejects or f"{receipts}-rejects")
-    tell = on_progress or (lambda _: None)
-    tell(progress)
+    report = on_progress or (lambda _: None)
+    report(progress)
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
@@ -158,7 +158,7 @@ def publish(
             remaining=progress.remaining - counts["all"],
             seconds=time.monotonic() - begin,
         )
-        tell(progress)
+        report(progress)
     if progress.remaining:
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"

@@ -147,7 +147,7 @@ class _Producer(kombu.Producer):
                 raise TopologyError(refusal)
         sent = self.current
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        # A message without a destination is to be told of, not dropped; and a broker that is away
+        # A message without a destination is to be reported, not dropped; and a broker that is away
         # without a word is away all the same.
         self.batch.publish(
             message,
@@ -159,7 +159,7 @@ class _Producer(kombu.Producer):
         )
 
     def _declare(self, entity: Any) -> str | None:
-        """Declare, and raise an error that explains a refusal.
+        """Declare; return why the broker refuses, or None.
 
         A refusal closes the channel, which opens itself anew. The messages are on one of their own.
         """
@@ -167,7 +167,7 @@ class _Producer(kombu.Producer):
             self.maybe_declare(entity)
         except amqp.ChannelError as exc:
             return (
-                f"{entity!r} cannot be declared: {exc.reply_text}; where it stands otherwise, name "
+                f"{entity!r} cannot be declared: {exc.reply_text}; where it exists otherwise, name "
                 f"by app the application that has it, whose queues are declared as they are there"
             )
         return None

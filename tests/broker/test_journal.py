@@ -1,4 +1,4 @@
-"""The journal tells what happened, and harms nothing."""
+"""The journal records what happened, and harms nothing."""
 
 from __future__ import annotations
 
@@ -419,5 +419,5 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
     with connection.Consumer(queue, callbacks=[take], accept=["text/plain"]):
         while len(depths) < 1000:
             connection.drain_events(timeout=10)
-    # Each would stand on the one before it, and Python allow some dozens of them.
+    # Each would run inside the one before it, and Python allow some dozens of them.
     assert max(depths) < min(depths) + 50

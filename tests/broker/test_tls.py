@@ -295,10 +295,10 @@ def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
     app = Celery(set_as_current=False)
     app.conf.broker_url = [f"amqp://{each}" if each == NOBODY else at(vhost, each) for each in urls]
     app.conf.broker_transport = transport
-    site = Target.of(app, None, None, {})
+    target = Target.of(app, None, None, {})
 
-    with site.plain() as connection:
-        management = site.management(connection)
+    with target.plain() as connection:
+        management = target.management(connection)
         assert isinstance(connection.connection.sock, ssl.SSLSocket) == (found == "https")
 
     port = {"http": 15672, "https": 15671}[found]

@@ -44,7 +44,7 @@ def old(topology):
 
 @pytest.fixture
 def plain(vhost, old):
-    """A connection without the transport, to a broker where all that v1 had stands."""
+    """A connection without the transport, to a broker that has all of v1."""
     part = old.whole + old.to_queue("mail") + old.to_queue(LONG) + old.direct_base
     part += old.direct_queue(old.ladder.digits(2500)) + old.exchange_relay("heads")
     if old.can_have_relays:

@@ -1,4 +1,4 @@
-"""What a channel keeps of the program's own calls; what it tells the router is tested there."""
+"""What a channel keeps of the program's calls; what it passes to the router is tested there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs, as somebody at a terminal or a scheduler sees them."""
+"""The subcommands, as somebody at a terminal or a scheduler sees them."""
 
 from __future__ import annotations
 
