@@ -54,8 +54,8 @@ def audit(
 ) -> DataFrame:
     """Give one verdict a message: rows of :data:`~kombu_binary_delay.spark.schema.VERDICTS`.
 
-    :param receipts: what was published, of the schema ``RECEIPTS``; None to judge what the journal
-        tells of alone.
+    :param receipts: what was published, of the schema ``RECEIPTS``; None to judge by the journal
+        alone.
     :param journal: what happened, of the schema ``JOURNAL``.
     :param late_after: seconds after the due time from which a task is "late".
     :param patience: seconds after which a message that has not come counts as lost, rather than on

@@ -222,7 +222,7 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
     def state():
         return broker.ctl("eval", f"ra:local_query({level}, fun(State) -> State end).")
 
-    # Its length tells when the policy has been applied.
+    # Its length shows when the policy has been applied.
     wait_until(lambda: "987654" in state())
 
     assert ("at_most_once" in state()) == breaks

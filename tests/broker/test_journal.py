@@ -111,7 +111,7 @@ def test_a_task_is_named_where_celery_knows_its_eta_and_its_arguments_are_not(
     connection = connect(binary_delay={"journal": setting})
     headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
     Queue("mail")(connection.default_channel).declare()
-    # Of the second, nobody would tell that it has been executed.
+    # For the second, no event would say that it has been executed.
     hence = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
     for asked in ({"eta": hence}, {"x-delay": 60_000}):
         connection.Producer().publish("x", routing_key="mail", headers={**headers, **asked})

@@ -36,7 +36,7 @@ def test_a_full_queue_that_rejects_delays_no_other(
     good = Queue("good", exchange, "good")
     worker, publisher = connect(), connect(confirm_publish=True)
     if publisher_is == "too early":
-        # Nobody can tell it yet what kind of a queue this is.
+        # Nobody can know yet what kind of a queue this is.
         publish(publisher, exchange, "full", delay=3_600_000)
     for queue in (bad, good):
         queue(worker.default_channel).declare()

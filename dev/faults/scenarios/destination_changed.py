@@ -43,13 +43,18 @@ def wait_for_parked(env: Environment, count: int) -> None:
     env.wait_until(lambda: env.parked() >= count, f"{count} parked", WAIT[1] + 20)
 
 
-def made_anew(env: Environment) -> None:
-    """Delete the queue, and declare it again before anything is due."""
+def publish_and_delete(env: Environment) -> None:
+    """Publish to the queue, and delete it before anything is due."""
     env.queue("a")
     env.declare_ladder("a")
     publish(env, ["a"])
     with env.vhost.connect() as connection:
         connection.channel().queue_delete("a")
+
+
+def made_anew(env: Environment) -> None:
+    """Delete the queue, and declare it again before anything is due."""
+    publish_and_delete(env)
     with channel(env) as app:
         a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(app)
         a.declare()
@@ -62,11 +67,7 @@ def made_anew(env: Environment) -> None:
 
 def parked(env: Environment) -> None:
     """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
-    env.queue("a")
-    env.declare_ladder("a")
-    publish(env, ["a"])
-    with env.vhost.connect() as connection:
-        connection.channel().queue_delete("a")
+    publish_and_delete(env)
     wait_for_parked(env, COUNT)
     env.queue("a")
     env.check("parked, and not sent on", COUNT - env.redrive(), 0)
