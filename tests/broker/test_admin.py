@@ -72,7 +72,7 @@ def errors(verification):
     return [each for each in verification.differences if each.severity == "error"]
 
 
-def wait_until(ready, timeout=20):
+def wait_until(ready, timeout=60):
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, "not in time"
@@ -185,16 +185,19 @@ def test_a_policy_does_what_verify_says(ops, connect, small, definition):
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
-    time.sleep(1)  # a policy is applied in the background
+    wait_until(
+        lambda: all(row.get("policy") == "mean" for row in vhost.queues() if "level" in row["name"])
+    )
+    time.sleep(1)  # the queues themselves are told in the background
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     started = time.monotonic()
-    publish(connection, "mail", 4000)
+    publish(connection, "mail", 15_000)
     place = "mail" if "message-ttl" in definition else small.parking
 
     wait_until(lambda: vhost.waiting(place).get(place))
 
-    assert place == small.parking or time.monotonic() - started < 3
+    assert place == small.parking or time.monotonic() - started < 12
 
 
 @pytest.mark.own_broker
@@ -340,7 +343,7 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
     def stuck():
         return [each for each in status(plain, management, small).troubles if "not taken" in each]
 
-    wait_until(stuck, 30)
+    wait_until(stuck)
 
     assert stuck()[0].startswith(f"{small.level_name(0)}.1: ")
 
@@ -397,7 +400,7 @@ def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(
     name, leader = with_a_message(plain, vhost, small)
     probe = Probe(plain)
     broker.ctl("eval", f"sys:suspend({leader}).")
-    answers = []
+    answers: list[int] = []
     ask, ping = amqp.Channel.queue_declare, amqp.Channel.exchange_declare
 
     def asked(channel, *arguments, **options):
@@ -683,7 +686,6 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(con
     assert verify(management, small, declares=False).sound
     into = small.queue_relay_name("full")
     wait_until(
-        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles),
-        30,
+        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles)
     )
     assert status(plain, management, small).relays >= 32
