@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,9 +62,14 @@ def java_options() -> str:
 def make_archive() -> None:
     """Make the archive unless there is one, in half a minute; without it, Spark starts slower."""
     archive = _path()
-    if archive is None or archive.exists():
-        return
-    archive.parent.mkdir(parents=True, exist_ok=True)
+    # A cache that cannot be written to is none.
+    with suppress(OSError):
+        if archive and not archive.exists():
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            _make(archive)
+
+
+def _make(archive: Path) -> None:
     with archive.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if archive.exists():
