@@ -22,7 +22,14 @@ STREAM = "stream"
 #: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
 MAX_LANES = 64
 
-_BESIDE_A_FOREIGN_LADDER = ("declare", "protocol_1", "foreign_ladder", "journal", "journal_max_age")
+_BESIDE_A_FOREIGN_LADDER = (
+    "declare",
+    "protocol_1",
+    "foreign_ladder",
+    "journal",
+    "journal_max_age",
+    "journal_arguments",
+)
 _MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -61,6 +68,9 @@ class Settings:  # noqa: D101 - see below
         on the broker, or a folder for rotating local files; None for nowhere.
     :param journal_max_age: how long the stream keeps events: a number and one of ``Y``, ``M``,
         ``D``, ``h``, ``m`` and ``s``, as RabbitMQ's ``x-max-age`` has it.
+    :param journal_arguments: whether the journal has the arguments of tasks that wait, as Celery's
+        ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each; False where they may
+        hold what nobody else is to read.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for an invalid value.
@@ -78,6 +88,7 @@ class Settings:  # noqa: D101 - see below
     relays: tuple[str, ...] = ()
     journal: str | None = None
     journal_max_age: str = "7D"
+    journal_arguments: bool = True
     lanes: int = 1
     namespace: str = "kbd"
 
@@ -102,6 +113,7 @@ class Settings:  # noqa: D101 - see below
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
         self._switch("protocol_1")
+        self._switch("journal_arguments")
         if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:
             raise SettingsError(
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
