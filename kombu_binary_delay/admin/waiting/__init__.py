@@ -9,14 +9,32 @@ Neither source holds all that waits in memory, and neither changes anything: a m
 it is, and its count of deliveries too.
 """
 
-from .journal import from_journal, has_journal, history
-from .node import from_node
-from .task import Count, Event, Selection, Waiters, WaitingTask, count_by, earliest
+from .journal import from_journal, has_journal, story_by_journal
+from .node import from_node, story_by_node
+from .task import (
+    COUNTED,
+    JOURNAL,
+    NODE,
+    Count,
+    Event,
+    Selection,
+    Story,
+    Tally,
+    Waiters,
+    WaitingTask,
+    count_by,
+    earliest,
+)
 
 __all__ = [
+    "COUNTED",
+    "JOURNAL",
+    "NODE",
     "Count",
     "Event",
     "Selection",
+    "Story",
+    "Tally",
     "Waiters",
     "WaitingTask",
     "count_by",
@@ -24,5 +42,6 @@ __all__ = [
     "from_journal",
     "from_node",
     "has_journal",
-    "history",
+    "story_by_journal",
+    "story_by_node",
 ]

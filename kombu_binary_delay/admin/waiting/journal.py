@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import amqp
@@ -22,7 +22,7 @@ from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.model.topology import Topology
 
-from .task import JOURNAL, Event, Selection, WaitingTask, text_of
+from .task import JOURNAL, Event, Selection, Story, WaitingTask, text_of
 
 _PREFETCH = 1000
 #: Seconds without an event after which the journal does not answer.
@@ -34,12 +34,20 @@ _CACHE = 8192
 _GONE = (events.RELEASED, events.EXECUTED)
 _TAKEN_BACK = (events.CANCELLED, events.POSTPONED)
 
+#: What is known of a task after an event.
+_STATES = {
+    events.SCHEDULED: "waiting",
+    events.RELEASED: "arrived",
+    events.EXECUTED: "executed",
+    events.CANCELLED: "cancelled",
+    events.POSTPONED: "postponed",
+}
 _TABLE = """
 create table waiting (
     id text, name text, args text, kwargs text, exchange text, key text, due integer,
-    retries integer, at integer, ladder text, hops integer)
+    retries integer, at integer, ladder text)
 """
-_COLUMNS = "id, name, args, kwargs, exchange, key, due, retries, at, ladder, hops"
+_INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def has_journal(connection: Any, namespace: str) -> bool:
@@ -65,35 +73,35 @@ def from_journal(
     return JournalWaiters(connection, topology, select or Selection())
 
 
-def history(connection: Any, topology: Topology, task_id: str) -> list[Event]:
-    """Return all that the journal says of one task, in the order in which it was written.
+def story_by_journal(connection: Any, topology: Topology, task_id: str) -> Story:
+    """Tell what the journal knows of one task.
 
     :param connection: a :class:`kombu.Connection`.
-    :raises OperationError: where there is no such stream.
+    :raises OperationError: where there is no journal.
     """
-    found = []
-    for event in _events(connection, stream_name(topology.namespace)):
+    waiters = from_journal(connection, topology)
+    told, scheduled, state = [], None, "unknown"
+    for event in waiters.events():
         if event.get("id") != task_id:
             continue
-        due, retries = event.get("due"), event.get("retries")
-        exchange, key = text_of(event.get("exchange")), text_of(event.get("key"))
-        found.append(
-            Event(
-                str(event.get("event")),
-                _milliseconds(event.get("at")) or 0,
-                _milliseconds(due),
-                retries if type(retries) is int else None,
-                f"{exchange}:{key or ''}" if exchange else key,
-                text_of(event.get("state")),
-            )
-        )
-    return found
+        told.append(_event(event))
+        state = _STATES.get(told[-1].kind, state)
+        if told[-1].kind == events.SCHEDULED:
+            scheduled = event
+    task = None
+    if scheduled is not None and (row := _row(scheduled)) is not None:
+        task = waiters.task(row, time.time_ns() // 1000)
+        if state == "waiting" and task.due <= time.time_ns() // 1_000_000:
+            state = "due"
+    return Story(task_id, state, JOURNAL, task, tuple(told), waiters.unseen())
 
 
 class JournalWaiters:
     """The tasks that wait by the journal; see :class:`~.task.Waiters`."""
 
     source = JOURNAL
+    #: It is read to its end, or an error is raised.
+    complete = True
 
     def __init__(self, connection: Any, topology: Topology, select: Selection) -> None:
         self._connection = connection
@@ -109,7 +117,6 @@ class JournalWaiters:
             )
 
     def __iter__(self) -> Iterator[WaitingTask]:
-        self.since = None
         # Without a name, SQLite keeps it in a file that goes when it is closed.
         with closing(sqlite3.connect("")) as database:
             database.execute(f"pragma cache_size = -{_CACHE}")
@@ -119,9 +126,8 @@ class JournalWaiters:
             database.execute("create index by_id on waiting (id)")
             self._read(database)
             now = time.time_ns() // 1000
-            rows = database.execute(f"select {_COLUMNS} from waiting")  # noqa: S608 - constants
-            for row in rows:
-                task = self._task(row, now)
+            for row in database.execute("select * from waiting"):
+                task = self.task(row, now)
                 if row[6] > now and self._select.takes(task):
                     yield task
 
@@ -135,12 +141,28 @@ class JournalWaiters:
             said.append("it is empty")
         return tuple(said)
 
-    def _read(self, database: sqlite3.Connection) -> None:
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield all events, and note when the first was written."""
+        self.since = None
         for event in _events(self._connection, stream_name(self._topology.namespace)):
-            at, id_, due = event.get("at"), text_of(event.get("id")), event.get("due")
-            kind = event.get("event")
             if self.since is None:
-                self.since = _milliseconds(at)
+                self.since = _milliseconds(event.get("at"))
+            yield event
+
+    def task(self, row: tuple[Any, ...], now: int) -> WaitingTask:
+        """Make the waiting task of a row; ``now`` in microseconds since the epoch."""
+        id_, name, args, kwargs, exchange, key, due, retries, at, ladder = row
+        level = None
+        if ladder == self._topology.ladder.name:
+            level = level_at(self._topology, (due - at) / 1000, (now - at) / 1000)
+        return WaitingTask(
+            id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
+        )
+
+    def _read(self, database: sqlite3.Connection) -> None:
+        for event in self.events():
+            id_, due = text_of(event.get("id")), event.get("due")
+            kind = event.get("event")
             if kind == events.SCHEDULED:
                 self._schedule(database, event)
             elif id_ is None:
@@ -156,44 +178,46 @@ class JournalWaiters:
                     database.execute("delete from waiting where id = ?", (id_,))
 
     def _schedule(self, database: sqlite3.Connection, event: dict[str, Any]) -> None:
-        due, at = event.get("due"), event.get("at")
-        if type(due) is not int or type(at) is not int or due <= time.time_ns() // 1000:
+        row = _row(event)
+        if row is None or row[6] <= time.time_ns() // 1000:
             return
-        id_ = text_of(event.get("id"))
-        if self._select.ids and id_ not in self._select.ids:
+        if self._select.ids and row[0] not in self._select.ids:
             return
-        name = text_of(event.get("task")) or text_of(event.get("name"))
-        retries, hops = event.get("retries"), event.get("hops")
-        row = (
-            id_,
-            name,
-            text_of(event.get("args")),
-            text_of(event.get("kwargs")),
-            text_of(event.get("exchange")) or "",
-            text_of(event.get("key")) or "",
-            due,
-            retries if type(retries) is int else None,
-            at,
-            text_of(event.get("ladder")),
-            hops if type(hops) is int else None,
-        )
-        try:
-            database.execute(
-                f"insert into waiting ({_COLUMNS}) values ({', '.join('?' * len(row))})",  # noqa: S608 - constants
-                row,
-            )
-        except (OverflowError, UnicodeEncodeError):
-            # Nobody who writes a journal writes such a number or text.
-            return
+        with suppress(OverflowError, UnicodeEncodeError):
+            # Nobody who writes a journal writes a number or text that SQLite cannot hold.
+            database.execute(_INSERT, row)
 
-    def _task(self, row: tuple[Any, ...], now: int) -> WaitingTask:
-        id_, name, args, kwargs, exchange, key, due, retries, at, ladder, _ = row
-        level = None
-        if ladder == self._topology.ladder.name:
-            level = level_at(self._topology, (due - at) / 1000, (now - at) / 1000)
-        return WaitingTask(
-            id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
-        )
+
+def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Read a ``scheduled`` event; None where it says no time."""
+    due, at, retries = event.get("due"), event.get("at"), event.get("retries")
+    if type(due) is not int or type(at) is not int:
+        return None
+    return (
+        text_of(event.get("id")),
+        text_of(event.get("task")) or text_of(event.get("name")),
+        text_of(event.get("args")),
+        text_of(event.get("kwargs")),
+        text_of(event.get("exchange")) or "",
+        text_of(event.get("key")) or "",
+        due,
+        retries if type(retries) is int else None,
+        at,
+        text_of(event.get("ladder")),
+    )
+
+
+def _event(event: dict[str, Any]) -> Event:
+    exchange, key = text_of(event.get("exchange")), text_of(event.get("key"))
+    retries = event.get("retries")
+    return Event(
+        str(event.get("event")),
+        _milliseconds(event.get("at")) or 0,
+        _milliseconds(event.get("due")),
+        retries if type(retries) is int else None,
+        f"{exchange}:{key or ''}" if exchange else key,
+        text_of(event.get("state")),
+    )
 
 
 def level_at(topology: Topology, delay: float, passed: float) -> str | None:

@@ -14,8 +14,8 @@ import tempfile
 import time
 import zlib
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -29,7 +29,7 @@ from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSIONS, Topology
 
 from . import script
-from .task import NODE, Selection, WaitingTask, text_of
+from .task import NODE, Selection, Story, WaitingTask, text_of
 
 _MARK = b"kbd "
 _BASIC = 60  # AMQP's class of messages
@@ -62,6 +62,19 @@ def from_node(
     return NodeWaiters(arguments, vhost, topology, select or Selection())
 
 
+def story_by_node(
+    command: str | Sequence[str], vhost: str, topology: Topology, task_id: str
+) -> Story:
+    """Tell where a task waits, by what its node holds; the parameters are those of ``from_node``.
+
+    :raises OperationError, UnreachableError: as :func:`from_node`.
+    """
+    waiters = from_node(command, vhost, topology, Selection(ids=frozenset({task_id})))
+    with closing(iter(waiters)) as found:
+        task = next(found, None)
+    return Story(task_id, "waiting" if task else "unknown", NODE, task, (), waiters.unseen())
+
+
 class NodeWaiters:
     """The tasks that wait in quorum queues, read page by page; see :class:`~.task.Waiters`."""
 
@@ -90,7 +103,7 @@ class NodeWaiters:
             )
         self._classic = classic
 
-    def __iter__(self) -> Iterator[WaitingTask]:
+    def __iter__(self) -> Generator[WaitingTask]:
         self._unread = {}
         self._missed = self._unreadable = 0
         if not self._sources:
@@ -111,6 +124,11 @@ class NodeWaiters:
                     task = self._task(source, key, written, start, met)
                     if task is not None and self._select.takes(task):
                         yield task
+
+    @property
+    def complete(self) -> bool:
+        """Whether all levels could be read, and every message in them."""
+        return not (self._classic or self._unread or self._unreadable)
 
     def unseen(self) -> tuple[str, ...]:
         """Say in sentences what was not seen."""
@@ -232,9 +250,11 @@ class NodeWaiters:
                     process.stdout.close()
             if last != b"end":
                 errors.seek(0)
-                said = errors.read()[-_WORDS:].decode("utf-8", "replace").strip()
+                said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
                 raise UnreachableError(
-                    f"{shown!r} has not read the node: {said or 'it said nothing'}"
+                    f"{shown!r} has not read the node: {said or 'it said nothing'}; run this on "
+                    f"the broker's host, as a user who may run rabbitmqctl, or say by "
+                    f"--node-command how to get there"
                 )
 
 

@@ -85,6 +85,11 @@ class Waiters(Protocol):
 
     def __iter__(self) -> Iterator[WaitingTask]: ...
 
+    @property
+    def complete(self) -> bool:
+        """Whether the last iteration has read all that the source has."""
+        ...
+
     def unseen(self) -> tuple[str, ...]:
         """Say in sentences what this source cannot see; after an iteration, also what it missed."""
         ...
@@ -92,7 +97,13 @@ class Waiters(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """What the journal says of one task at one time; ``at`` and ``due`` in ms since the epoch."""
+    """What the journal says of one task at one time.
+
+    :param kind: ``scheduled``, ``released``, ``executed``, ``cancelled``, ``postponed``.
+    :param at: when it was written, in milliseconds since the epoch.
+    :param due: milliseconds since the epoch, where the event says it.
+    :param state: Celery's, of an ``executed`` task.
+    """
 
     kind: str
     at: int
@@ -100,6 +111,25 @@ class Event:
     retries: int | None = None
     queue: str | None = None
     state: str | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is known of one task.
+
+    :param state: ``waiting``; ``due``, where it is past its due time and nobody has told what
+        became of it; ``arrived`` at a consumer; ``executed``; ``cancelled``; ``postponed``, where
+        the later time is not known yet; ``unknown``.
+    :param task: as it waits, or as it was last scheduled; None where that is not known.
+    :param events: what the journal says, in order.
+    """
+
+    id: str
+    state: str
+    source: str
+    task: WaitingTask | None = None
+    events: tuple[Event, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
