@@ -19,6 +19,7 @@ from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
 from .status import status
+from .tasks import tasks
 from .teardown import teardown
 from .verify import verify
 
@@ -76,6 +77,7 @@ for _verb in (
     create,
     verify,
     status,
+    tasks,
     explain,
     export,
     redrive,
