@@ -4,6 +4,7 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 :class:`Management`. Nothing here knows the command line.
 """
 
+from .amend import Amended, Chosen, amend, choose
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
@@ -35,6 +36,8 @@ from .waiting import (
 )
 
 __all__ = [
+    "Amended",
+    "Chosen",
     "Count",
     "Creation",
     "Difference",
@@ -63,6 +66,8 @@ __all__ = [
     "Waiters",
     "Waiting",
     "WaitingTask",
+    "amend",
+    "choose",
     "count_by",
     "create",
     "earliest",

@@ -30,39 +30,37 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
     """
-    names = [check_name(name, "the id of a task") for name in _names(tasks)]
-    if not names:
-        raise AmendmentError("no task is named; give the id of one at least")
+    names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
     _write(lambda amendments: _bounded(split(names, now, due), due, now, amendments), connection)
 
 
 def reschedule(
-    task: Any,
+    tasks: Any,
     *,
     eta: datetime | None = None,
     countdown: float | None = None,
     connection: Any = None,
 ) -> None:
-    """Postpone a task or message that waits; return when the broker has confirmed it.
+    """Postpone tasks or messages that wait; return when the broker has confirmed it.
 
-    At its first due time it is delayed again, for what is left. An earlier time than that changes
+    At its first due time each is delayed again, for what is left. An earlier time than that changes
     nothing: use :func:`replace`.
 
-    :param task: its id, or its result.
+    :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, aware of its time zone.
     :param countdown: or in how many seconds from now.
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
     """
-    (name,) = (check_name(each, "the id of a task") for each in _names(task))
+    names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
-    record = Postpone(name, due, now)
-    _write(lambda amendments: _bounded([record], due, now, amendments), connection)
+    records = [Postpone(name, due, now) for name in names]
+    _write(lambda amendments: _bounded(records, due, now, amendments), connection)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
@@ -80,6 +78,13 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     check_name(task_id, "the id of a task")
     headers = {**(options.pop("headers", None) or {}), REPLACES: task_id}
     return signature.apply_async(task_id=task_id, headers=headers, **options)
+
+
+def _checked(tasks: Any) -> list[str]:
+    names = [check_name(name, "the id of a task") for name in _names(tasks)]
+    if not names:
+        raise AmendmentError("no task is named; give the id of one at least")
+    return list(dict.fromkeys(names))
 
 
 def _names(tasks: Any) -> Iterator[Any]:

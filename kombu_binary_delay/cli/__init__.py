@@ -11,6 +11,7 @@ import click
 
 from kombu_binary_delay.spark.cli import spark
 
+from .cancel import cancel, reschedule
 from .connect import Target, options
 from .create import create
 from .explain import explain
@@ -79,6 +80,8 @@ for _verb in (
     status,
     tasks,
     explain,
+    cancel,
+    reschedule,
     export,
     redrive,
     migrate,
