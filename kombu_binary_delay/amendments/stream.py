@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import secrets
-import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import amqp
@@ -36,6 +36,7 @@ from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
 from kombu_binary_delay.settings import Settings, milliseconds
 
+from . import bulk
 from .memory import Memory, Verdict
 from .record import Record, from_line, to_line
 
@@ -58,8 +59,6 @@ _LOOK_EVERY = 1.0
 _LOOK_AGAIN = 30.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
-#: What a delivery has behind its class and method: the consumer tag, and then the delivery tag.
-_TAG = struct.Struct(">Q")
 
 _warned: set[str] = set()
 
@@ -278,8 +277,7 @@ class Amendments:
                 if markers:
                     raise
                 return
-            while channel.markers < markers:
-                channel.wait_for_next()
+            channel.read_until(markers)
             while not markers and channel.is_busy():
                 pass
             channel.has_caught_up()
@@ -324,7 +322,8 @@ class _AmendmentChannel(ConfirmChannel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sent = 0
-        self._unconfirmed: set[int] = set()
+        #: Their numbers, ascending.
+        self._unconfirmed: dict[int, None] = {}
         self._returned: set[str] = set()
         self._nacked = 0
         self.on_ack = self._confirmed
@@ -333,7 +332,7 @@ class _AmendmentChannel(ConfirmChannel):
         #: How many of the streams have shown our marker.
         self.markers = 0
         self.memory = Memory(0)
-        self._exchange = ""
+        self._exchange = b""
         self._marker = b""
         self._read = self._tag = 0
         self._is_live = False
@@ -355,7 +354,7 @@ class _AmendmentChannel(ConfirmChannel):
         arguments = (0, exchange, routing_key, mandatory, False)
         self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
         self._sent += 1
-        self._unconfirmed.add(self._sent)
+        self._unconfirmed[self._sent] = None
 
     def wait_for_confirms(self) -> set[str]:
         """Wait until all is confirmed; return the lines that found no queue.
@@ -401,16 +400,18 @@ class _AmendmentChannel(ConfirmChannel):
             self.is_closing = True
             self.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
 
-    def _confirmed(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
+    def _confirmed(self, number: int, multiple: bool) -> int:  # noqa: FBT001 - amqp's own
+        """Take note of an answer; return how many messages it is for."""
+        unconfirmed = self._unconfirmed
+        answered = [number] if number in unconfirmed else []
         if multiple:
-            self._unconfirmed = {each for each in self._unconfirmed if each > number}
-        else:
-            self._unconfirmed.discard(number)
+            answered = list(takewhile(lambda each: each <= number, unconfirmed))
+        for each in answered:
+            del unconfirmed[each]
+        return len(answered)
 
     def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
-        before = len(self._unconfirmed)
-        self._confirmed(number, multiple)
-        self._nacked += before - len(self._unconfirmed)
+        self._nacked += self._confirmed(number, multiple)
 
     def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
         body = message.body
@@ -420,7 +421,7 @@ class _AmendmentChannel(ConfirmChannel):
 
     def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
         """Learn what is delivered from now on."""
-        self.memory, self._exchange, self._marker = memory, exchange, marker
+        self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self.markers = self._read = 0
 
     def read(self, streams: Iterable[str], cancelled: Callable[[str], object]) -> None:
@@ -444,17 +445,31 @@ class _AmendmentChannel(ConfirmChannel):
         """Take a record by the shortest way: there may be a hundred thousand."""
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
-        end = 5 + payload[4]
-        (tag,) = _TAG.unpack_from(payload, end)
-        # Behind it one byte, whether it was delivered before; then the exchange.
-        begin = end + 10
-        exchange = bytes(payload[begin : begin + payload[end + 9]]).decode()
-        self._learn(exchange, content.body)
-        self._read += 1
-        self._tag = tag
-        if self._is_live or self._read % (_PREFETCH // 2) == 0:
-            self.basic_ack(tag, multiple=True)
+        self._take(*bulk.read_deliver(payload), content.body)
         return None
+
+    def read_until(self, markers: int) -> None:
+        """Read until so many markers have come.
+
+        :raises AmendmentError: where nothing comes any more.
+        """
+        connection = self.connection
+        if not bulk.is_possible(connection):
+            while self.markers < markers:
+                self.wait_for_next()
+            return
+        try:
+            with connection.transport.having_timeout(_PATIENCE):
+                bulk.read(
+                    connection,
+                    self.channel_id,
+                    self._take,
+                    lambda: self.markers >= markers or self.refusal is not None,
+                )
+        except TimeoutError as exc:
+            raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
+        if self.refusal is not None:
+            raise self.refusal
 
     def has_caught_up(self) -> None:
         """Acknowledge what was read, and from now on each record at once.
@@ -465,10 +480,14 @@ class _AmendmentChannel(ConfirmChannel):
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 
-    def _learn(self, exchange: str, body: Any) -> None:
+    def _take(self, tag: int, exchange: bytes, body: Any) -> None:
         if exchange == self._exchange:
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000)
         elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
             self.markers += 1
+        self._read += 1
+        self._tag = tag
+        if self._is_live or self._read % (_PREFETCH // 2) == 0:
+            self.basic_ack(tag, multiple=True)
