@@ -11,7 +11,7 @@ import click
 
 from kombu_binary_delay.spark.cli import spark
 
-from .cancel import cancel, reschedule
+from .amend import cancel, reschedule
 from .connect import Target, options
 from .create import create
 from .explain import explain

@@ -141,11 +141,15 @@ def _amend(
         planned = act(dry_run=True)
         if not dry_run and chosen.ids:
             printer.log(f"{action} {_tasks(len(chosen.ids))}")
-            if not yes and sys.stdin.isatty() and not click.confirm("Go on?", err=True):
+            if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
                 raise admin.OperationError("nothing was changed, as you did not confirm it")
         done = planned if dry_run else act()
     printer.show(done, "amended", dry=dry_run, **more)
     return OK if more.get("complete", True) and not chosen.without_id else FOUND
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _is_pattern(given: dict[str, Any]) -> bool:
