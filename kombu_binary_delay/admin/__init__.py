@@ -15,7 +15,7 @@ from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
-from .status import LadderStatus, Status, Waiting, status
+from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
 from .waiting import (
@@ -37,6 +37,7 @@ from .waiting import (
 
 __all__ = [
     "Amended",
+    "AmendmentsStatus",
     "Chosen",
     "Count",
     "Creation",

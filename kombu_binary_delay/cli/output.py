@@ -108,6 +108,12 @@ def status(value: Status) -> RenderableType:
         ("   in relays ", "dim"),
         f"{value.relays:,}",
     )
+    if value.amendments is not None:
+        active, lag = value.amendments.active, value.amendments.lag
+        foot.append("   amendments ", style="dim")
+        foot.append("may not be read" if active is None else f"{active:,}")
+        if lag is not None:
+            foot.append(f" (lag {lag:.1f} ms)", style="dim")
     shown.append(foot)
     shown += [Text(f"! {trouble}", style="bold red") for trouble in value.troubles]
     return Group(*shown)

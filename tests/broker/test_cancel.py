@@ -152,3 +152,111 @@ def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
 
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["ids"] == ["one"]
+
+
+# -- the streams, as the other subcommands see them ----------------------------------------------
+
+AMENDMENTS = {"kbd.v2.amendments.ids", "kbd.v2.amendments.keys"}
+SMALL = ("--tick", "1000", "--radix", "2", "--levels", "4")
+
+
+@pytest.fixture
+def ladder(topology):
+    return *SMALL, "--queue-type", topology.queue_type
+
+
+def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder, vhost):
+    other = *ladder, "--levels", "3"
+    made = [run(*each, "create") for each in (ladder, other)]
+    sound = run(*ladder, "--declare", "never", "verify")
+    cancelled = run(*ladder, "--declare", "never", "cancel", "one", "two")
+    first = run(*ladder, "teardown")
+    kept = {row["name"] for row in vhost.queues()} & AMENDMENTS
+    last = run(*other, "teardown", "--json")
+
+    assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
+    assert kept == AMENDMENTS
+    assert json.loads(last.stdout)["lost"] == 0, "a record is no message that waits"
+    assert set(json.loads(last.stdout)["queues"]) >= AMENDMENTS
+    assert not vhost.queues()
+
+
+def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
+    run(*ladder, "create")
+    before = run(*ladder, "status", "--json")
+    run("cancel", "one", "two")
+    run("reschedule", "three", "--countdown", "60")
+    queues = {row["name"] for row in vhost.queues()}
+    counted = run(*ladder, "status", "--json")
+    shown = run(*ladder, "status")
+    off = run(*ladder, "--no-amendments", "status", "--json")
+
+    assert json.loads(before.stdout)["amendments"]["active"] == 0
+    assert json.loads(counted.stdout)["amendments"]["active"] == 3
+    assert 0 <= json.loads(counted.stdout)["amendments"]["lag"] < 5000
+    assert "amendments 3 (lag " in shown.output
+    assert json.loads(off.stdout)["amendments"] is None
+    assert {row["name"] for row in vhost.queues()} == queues
+
+
+def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect):
+    def found(*arguments):
+        done = run(*ladder, *arguments, "verify", "--json")
+        return {
+            (each["severity"], each["what"], each["found"])
+            for each in json.loads(done.stdout)["differences"]
+            if "amendments" in each["what"] or "streams" in each["what"]
+        }
+
+    run(*ladder, "--no-amendments", "create")
+    none = ("amendments", "none made yet"), ("amendments", "no exchange and no streams")
+    assert found() == {("note", *none[0])}
+    assert found("--declare", "never") == {("warning", *none[1])}
+    assert not found("--declare", "never", "--no-amendments")
+
+    run(*ladder, "create")
+    assert not found("--declare", "never")
+    ids = "queue kbd.v2.amendments.ids"
+    other = "x-max-age is '31D', should be '7D'"
+    assert found("--amendments-max-age", "7D") == {("warning", ids, other)}
+
+    policy = {"pattern": "^kbd", "definition": {"message-ttl": 1, "expires": 1, "max-age": "1h"}}
+    vhost.broker.api("PUT", f"policies/{vhost.name}/short", policy)
+    done = run(*ladder, "--declare", "never", "verify")
+    assert "max-age applies to kbd.v2.amendments.ids and 1 more queues" in done.output
+    assert "amendments.ids" not in done.output.replace(
+        "max-age applies to kbd.v2.amendments.ids", ""
+    )
+
+    channel = connect("amqp").default_channel
+    channel.queue_delete("kbd.v2.amendments.keys")
+    assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
+    channel.exchange_delete("kbd.v2.amendments")
+    assert ("error", "exchange kbd.v2.amendments", "missing") in found()
+
+
+def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladder):
+    run(*ladder, "create")
+    for name in ("definitions", "terraform", "kubernetes"):
+        assert "kbd.v2.amendments.keys" in run(*ladder, "export", name).output
+        assert "amendments" not in run(*ladder, "--no-amendments", "export", name).output
+    assert "amendments" not in run(*ladder, "export", "mermaid").output
+    # As RabbitMQ itself has them.
+    exported = run(*ladder, "export", "definitions", "--vhost", vhost.name).output
+    vhost.broker.api("POST", "definitions", json.loads(exported))
+    assert run(*ladder, "--declare", "never", "verify").exit_code == 0
+
+
+def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
+    run(*ladder, "create")
+    run("cancel", "one")
+    other = *ladder, "--levels", "3"
+
+    pruned = run(*ladder, "prune")
+    moved = run(
+        *other, "migrate", "--from", "1000ms-2x4" if "quorum" in ladder else "1000ms-2x4-classic"
+    )
+
+    assert (pruned.exit_code, moved.exit_code) == (0, 0), pruned.output + moved.output
+    assert {row["name"] for row in vhost.queues()} >= AMENDMENTS
+    assert json.loads(run(*ladder, "status", "--json").stdout)["amendments"]["active"] == 1
