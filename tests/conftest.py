@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dev.server import VHost
 
 _OWN = "own_broker"
-_SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes tell each other
+_SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes send each other
 _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 
@@ -105,7 +105,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a new worker of pytest-xdist where the broker is."""
+    """Give a new worker of pytest-xdist the broker's address."""
     node.workerinput[_SHARED] = node.config.stash[_shared].address
 
 

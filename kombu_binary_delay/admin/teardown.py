@@ -133,8 +133,8 @@ def held(
     sums = {}
     for name, count in counted.items():
         row = rows.get(name, {})
-        told = int(row.get("messages") or 0) if stats_current else 0
-        sums[name] = max(count + unseen(row), told)
+        reported = int(row.get("messages") or 0) if stats_current else 0
+        sums[name] = max(count + unseen(row), reported)
     return {name: count for name, count in sums.items() if count}
 
 

@@ -91,7 +91,7 @@ def compare(
 ) -> Iterator[Difference]:
     """Compare the exchanges, queues and bindings of the ladder side. Pure."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
-    # By anything of it: what is published to an entry does not need the level's exchange, yet.
+    # By anything of it: a message in an entry exchange does not need the level's exchange yet.
     made = [
         level
         for level, part in parts.items()
@@ -143,10 +143,10 @@ def _reach(topology: Topology, level: int) -> int:
 def _part(
     topology: Topology, part: Part, snapshot: Snapshot, *, declares: bool
 ) -> Iterator[Difference]:
-    entries = part.entries
+    entry_exchanges = part.entry_exchanges
     for exchange in part.exchanges:
         # Who declares nothing enters by the levels.
-        if declares or exchange.name in snapshot.exchanges or exchange.name not in entries:
+        if declares or exchange.name in snapshot.exchanges or exchange.name not in entry_exchanges:
             yield from _exchange(topology, exchange, snapshot.exchanges.get(exchange.name))
     for queue in part.queues:
         yield from _queue(topology, queue, snapshot.queues.get(queue.name))
@@ -443,11 +443,11 @@ def _breaks(
     if given.get("x-queue-type") == "stream":
         yield from _shortens(definition, given)
         return
-    own = given.get("x-message-ttl")
+    declared = given.get("x-message-ttl")
     ttl = definition.get("message-ttl")
-    if ttl is not None and own is None:
+    if ttl is not None and declared is None:
         yield "error", "message-ttl", "parked messages are lost when the time is over"
-    elif ttl is not None and int(ttl) < int(str(own)):
+    elif ttl is not None and int(ttl) < int(str(declared)):
         yield (
             "error",
             "message-ttl",
@@ -469,7 +469,7 @@ def _breaks(
                 else "a full queue drops its oldest messages, or sends them on early"
             )
             yield "error", key, full
-    if "dead-letter-routing-key" in definition and own is not None:
+    if "dead-letter-routing-key" in definition and declared is not None:
         yield "error", "dead-letter-routing-key", _ARGUMENTS["x-dead-letter-routing-key"]
     if quorum and definition.get("delivery-limit") == 0:
         yield "warning", "delivery-limit", "redrive and migrate refuse to look at what is here"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.mechanism import mechanism_of
 
 from .record import REPLACES, Postpone, Record, check_name, split
 from .stream import Amendments
@@ -105,12 +106,13 @@ def _write(records: Callable[[Amendments], list[Record]], connection: Any) -> No
         for attempt in range(2):
             try:
                 connected.ensure_connection(max_retries=3)
-                amendments = getattr(connected.connection, "delay_amendments", None)
-                if amendments is None:
+                mechanism = mechanism_of(connected.connection)
+                if mechanism is None:
                     raise AmendmentError(
                         f"{connected.as_uri()} is a connection without the transport "
                         f"kombu_binary_delay:Transport; give one that has it"
                     )
+                amendments: Amendments = mechanism.amendments
                 amendments.require()
                 amendments.write(records(amendments))
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop

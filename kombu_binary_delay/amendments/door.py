@@ -242,7 +242,7 @@ class AmendingChannel(FollowingChannel):
 
     @property
     def _amendments(self) -> Amendments:
-        amendments: Amendments = self._connected.delay_amendments
+        amendments: Amendments = self._mechanism.amendments
         return amendments
 
 

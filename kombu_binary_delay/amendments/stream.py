@@ -304,7 +304,8 @@ class Amendments:
                 if markers:
                     raise
                 return
-            channel.read_until(markers)
+            if markers:
+                channel.read_until(markers)
             while not markers and channel.is_busy():
                 pass
             channel.has_caught_up()

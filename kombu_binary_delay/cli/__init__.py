@@ -74,7 +74,7 @@ def binary_delay(
 
 for _option in options():
     binary_delay.params.append(_option)
-for _verb in (
+for _subcommand in (
     create,
     verify,
     status,
@@ -90,7 +90,7 @@ for _verb in (
     teardown,
     spark,
 ):
-    binary_delay.add_command(_verb)
+    binary_delay.add_command(_subcommand)
 
 
 def _load(name: str) -> Any:

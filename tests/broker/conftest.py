@@ -32,7 +32,7 @@ def topology(broker):
 
 @pytest.fixture
 def connect(vhost):
-    """Connect to the test's own virtual host, by our transport unless told otherwise."""
+    """Connect to the test's own virtual host, by default by our transport."""
     opened = []
 
     def connect(transport="kombu_binary_delay:Transport", url=None, **options):

@@ -56,7 +56,7 @@ def management(broker, plain):
 
 
 @pytest.fixture
-def ops(plain, management, vhost):
+def operator(plain, management, vhost):
     return plain, management, vhost
 
 
@@ -165,8 +165,8 @@ def test_a_way_to_nothing_is_refused(plain, management, small):
         ({"max-length": 5, "overflow": "drop-head"}, "drops its oldest"),
     ],
 )
-def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes):
-    plain, management, vhost = ops
+def test_a_policy_that_breaks_the_ladder_is_named(operator, small, definition, causes):
+    plain, management, vhost = operator
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues", "priority": 1}
     harmless = {"pattern": "level", "definition": {"max-in-memory-length": 9}, "priority": 0}
@@ -180,8 +180,8 @@ def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 100}, {"dead-letter-routing-key": "k"}])
-def test_a_policy_does_what_verify_says(ops, connect, small, definition):
-    plain, _, vhost = ops
+def test_a_policy_does_what_verify_says(operator, connect, small, definition):
+    plain, _, vhost = operator
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
@@ -208,9 +208,9 @@ def test_a_policy_does_what_verify_says(ops, connect, small, definition):
     ],
 )
 def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
-    ops, broker, small, definition, breaks
+    operator, broker, small, definition, breaks
 ):
-    plain, management, vhost = ops
+    plain, management, vhost = operator
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, whatever the policy")
     create(plain, small, small.whole)
@@ -222,7 +222,7 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
     def state():
         return broker.ctl("eval", f"ra:local_query({level}, fun(State) -> State end).")
 
-    # Its length tells when the policy has been applied.
+    # Its length shows when the policy has been applied.
     wait_until(lambda: "987654" in state())
 
     assert ("at_most_once" in state()) == breaks
@@ -507,7 +507,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     assert (planned.removed, planned.kept) == ((idle,), (busy,))
     assert pruned == planned
     assert vhost.waiting(idle, busy).keys() == {busy}
-    # What a publisher takes for standing walks down the levels.
+    # A message walks down the levels that its publisher takes to exist.
     publish(connection, "mail", 1000)
     wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
 
@@ -635,7 +635,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
     queue = Queue("mail")(connection.channel())
     queue.declare()
     now = round(time.time() * 1000)
-    told = explain(small, 3000, Destination("", "mail"), now, settings=Settings(**settings))
+    explained = explain(small, 3000, Destination("", "mail"), now, settings=Settings(**settings))
     # Of the first lane, whatever their number, and the second of its delay.
     of_the_first_lane = next(each for each in "abcdefgh" if crc32(each.encode()) % 6 == 0)
     for _ in range(2):
@@ -645,15 +645,17 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
 
     arrivals = collect(connect("amqp"), [queue], 2)
 
-    assert {each.key for each in arrivals} == {told.key}
+    assert {each.key for each in arrivals} == {explained.key}
     ways = [{each["queue"] for each in one.headers["x-death"]} for one in arrivals]
     # The first message of a delay has no queue of its own yet.
-    assert {stay.queue for stay in told.stays} in ways
-    assert all(each.at * 1000 >= told.due for each in arrivals)
+    assert {stay.queue for stay in explained.stays} in ways
+    assert all(each.at * 1000 >= explained.due for each in arrivals)
 
 
-def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(connect, ops, small):
-    plain, management, _ = ops
+def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
+    connect, operator, small
+):
+    plain, management, _ = operator
     if small.queue_type == "classic":
         pytest.skip("a classic ladder has no use for relays before queues")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}

@@ -123,10 +123,10 @@ def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
 ):
     queue = Queue("mail")(connect("amqp").channel())
     queue.declare()
-    own = ("--queue-per-delay",)
+    layout = ("--queue-per-delay",)
 
-    made = run(*tick, *own, "create", "--queue", "mail")
-    sound = run(*tick, *own, "--declare", "never", "verify")
+    made = run(*tick, *layout, "create", "--queue", "mail")
+    sound = run(*tick, *layout, "--declare", "never", "verify")
 
     assert (made.exit_code, sound.exit_code) == (0, 0), made.output + sound.output
     settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "queue_per_delay": True}
@@ -134,7 +134,7 @@ def test_a_ladder_that_is_made_ahead_has_the_way_in_that_queue_per_delay_takes(
     for _ in range(2):
         connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
     assert len(collect(connection, [queue], 2)) == 2
-    *_, last = run(*tick, *own, "teardown", "--force", "--json").output.splitlines()
+    *_, last = run(*tick, *layout, "teardown", "--force", "--json").output.splitlines()
     assert json.loads(last)["keeps"] == []
 
 
@@ -376,7 +376,7 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
 
     none = Topology(Ladder.binary(5, 999), queue_type=small.queue_type)
     gone = run(*new, "teardown", "--ladder", none.prefix, "--json")
-    own_is_none = run(*new, "teardown", "--json")
+    settings_ladder_is_none = run(*new, "teardown", "--json")
     made = run(*old[0])
     removed = run(*new, "teardown", "--ladder", small.prefix, "--force", "--json")
     left = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
@@ -387,11 +387,11 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     assert small.delivery in side
     assert small.mirror_name("events") in side
     assert left == side
-    own = Topology(queue_type=small.queue_type).prefix
+    settings_ladder = Topology(queue_type=small.queue_type).prefix
     for done in (gone, removed):
         *_, last = done.output.splitlines()
-        assert json.loads(last)["keeps"] == [own]
-    assert json.loads(own_is_none.output)["exchanges"] == []
+        assert json.loads(last)["keeps"] == [settings_ladder]
+    assert json.loads(settings_ladder_is_none.output)["exchanges"] == []
     *_, last = all_of_it.output.splitlines()
     assert json.loads(last)["keeps"] == []
     assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]

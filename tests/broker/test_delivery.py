@@ -1,4 +1,4 @@
-"""What programs and connections may do meanwhile; tests/conformance tells what arrives where."""
+"""What programs and connections may do meanwhile; tests/conformance shows what arrives where."""
 
 import threading
 import time

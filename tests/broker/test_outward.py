@@ -18,8 +18,10 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
-from kombu_binary_delay.commands import Answer, AskType
+from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.parts import Queue as Declared
 
 
 def ladder_names(vhost):
@@ -248,7 +250,7 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_declare("q")
     plain.queue_bind("q", "with alternate")
 
-    executor = connect().connection.delay_executor
+    executor = connect().connection.delay_mechanism.executor
     found: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
@@ -266,6 +268,25 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):
         plain.exchange_declare("missing", "", passive=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"), [({"x-max-length": 1}, TopologyError), ({}, Answer.DONE)]
+)
+def test_a_lock_ends_with_the_declaration_that_it_is_for(connect, arguments, answer):
+    """Else nobody could declare it as long as the connection lives whose declaration failed."""
+    connect("amqp").default_channel.queue_declare(
+        "q", durable=True, auto_delete=False, arguments=arguments
+    )
+    command = Ensure(Part(queues=(Declared("q", ()),)), "a queue", lock="lock")
+    first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
+    if answer is TopologyError:
+        with pytest.raises(TopologyError, match="other arguments"):
+            first.do(command)
+    else:
+        assert first.do(command) is answer
+
+    assert second.do(Ensure(Part(), "nothing", lock="lock")) is Answer.DONE
 
 
 @pytest.mark.parametrize("kind", ["exchange", "queue"])
@@ -304,7 +325,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
 def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
     connection = connect()
     kind = "x-modulus-of-mine"
-    connection.connection.delay_router.declared_exchange("x", kind)
+    connection.connection.delay_mechanism.router.declared_exchange("x", kind)
 
     with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
@@ -563,7 +584,7 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     for body in ("bad", "good"):
         connect("amqp").Producer().publish(body, routing_key="q")
         time.sleep(0.3)
-    executor = connection.connection.delay_executor
+    executor = connection.connection.delay_mechanism.executor
     with pytest.raises(ValueError, match="bad"), executor.channel("a queue") as channel:
         channel.queue_declare("q", passive=True)
     assert received == ["bad"]

@@ -164,7 +164,7 @@ def names(topology) -> dict[str, str]:
     }
 
 
-#: A publisher who makes the ladder where it does not stand.
+#: A publisher who makes the ladder where it does not exist.
 PUBLISHER = Grant(
     configure=("level exchanges", "level queues", "delivery", "to queues", "parking"),
     write=("level exchanges", "level queues", "delivery", "to queues", "parking"),
@@ -356,9 +356,9 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
     with vhost.connect() as plain:
         plain.channel().exchange_declare("events", "topic", durable=True, auto_delete=False)
     queue = Queue("mail", Exchange("events", no_declare=True), "order.*")
-    own = replace(CONSUMER, configure=("mail",))
+    narrow = replace(CONSUMER, configure=("mail",))
 
-    connection = connect(url=granted(together(own, CONSUMER_ON_LADDER)))
+    connection = connect(url=granted(together(narrow, CONSUMER_ON_LADDER)))
     queue(connection.default_channel).declare()
     connection.Consumer(queue).consume()
 

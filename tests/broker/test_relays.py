@@ -25,7 +25,7 @@ def full(queue_type, exchange, **arguments):
     return Queue("full", exchange, "full", queue_arguments=limit)
 
 
-@pytest.mark.parametrize("publisher_is", ["told", "not told", "too early"])
+@pytest.mark.parametrize("publisher_is", ["informed", "not informed", "too early"])
 @pytest.mark.parametrize("exchange", ["", "x"], ids=["default-exchange", "direct-exchange"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_a_full_queue_that_rejects_delays_no_other(
@@ -36,12 +36,12 @@ def test_a_full_queue_that_rejects_delays_no_other(
     good = Queue("good", exchange, "good")
     worker, publisher = connect(), connect(confirm_publish=True)
     if publisher_is == "too early":
-        # Nobody can tell it yet what kind of a queue this is.
+        # Nobody can know yet what kind of a queue this is.
         publish(publisher, exchange, "full", delay=3_600_000)
     for queue in (bad, good):
         queue(worker.default_channel).declare()
     worker.default_channel.basic_get("good")
-    if publisher_is == "told":
+    if publisher_is == "informed":
         for queue in (bad, good):
             queue(publisher.default_channel).declare()
 

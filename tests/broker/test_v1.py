@@ -44,7 +44,7 @@ def old(topology):
 
 @pytest.fixture
 def plain(vhost, old):
-    """A connection without the transport, to a broker where all that v1 had stands."""
+    """A connection without the transport, to a broker that has all of v1."""
     part = old.whole + old.to_queue("mail") + old.to_queue(LONG) + old.direct_base
     part += old.direct_queue(old.ladder.digits(2500)) + old.exchange_relay("heads")
     if old.can_have_relays:
@@ -62,8 +62,8 @@ def plain(vhost, old):
 def run(broker, vhost):
     """Run the command on the test's own virtual host; return its exit code and what it printed."""
 
-    def run(verb, *arguments):
-        place = ["-b", vhost.url, "-m", broker.management_url, verb]
+    def run(subcommand, *arguments):
+        place = ["-b", vhost.url, "-m", broker.management_url, subcommand]
         done = CliRunner().invoke(binary_delay, [*place, *arguments, "--json"])
         return done.exit_code, json.loads(done.stdout)
 
@@ -89,8 +89,8 @@ def publish(plain, old, *names):
             partial(spelled, old, digits, mark),
             old.owns,
         )
-        entry = old.direct if name == "direct" else old.entry_exchange(digits)
-        plain.Producer().publish(name, exchange=entry, routing_key=key, headers=properties[HEADERS])
+        to = old.direct if name == "direct" else old.entry_exchange(digits)
+        plain.Producer().publish(name, exchange=to, routing_key=key, headers=properties[HEADERS])
     return due
 
 
