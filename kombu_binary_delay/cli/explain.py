@@ -69,5 +69,6 @@ def explain(
     with ExitStack() as stack:
         place = sources.Place.of(broker, stack, source, node_command)
         story = place.story(task or str(delay))
-    printer.show(story, "story")
+    more = {"task": sources.words_of(story.task)} if story.task is not None else {}
+    printer.show(story, "story", **more)
     return FOUND if story.state == "unknown" else OK

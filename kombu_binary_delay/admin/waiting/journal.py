@@ -258,7 +258,7 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
         for offset, body in reader:
             try:
                 event = json.loads(body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 event = None
             if isinstance(event, dict):
                 yield event
@@ -297,7 +297,7 @@ class _Reader:
         self._channel: Any = channel
         channel.basic_qos(0, _PREFETCH, a_global=False)
         try:
-            channel.basic_consume(
+            self._consumer = channel.basic_consume(
                 stream,
                 callback=self._arrived.append,
                 arguments={"x-stream-offset": offset},
@@ -325,5 +325,8 @@ class _Reader:
                 self._channel.basic_ack(acknowledged, multiple=True)
 
     def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
+        """Close the channel, after what is on its way there has come."""
+        # Where the connection broke, the channel went with it.
+        with suppress(OSError, amqp.AMQPError):
+            self._channel.basic_cancel(self._consumer)
+            self._channel.close()
