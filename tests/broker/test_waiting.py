@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from kombu import Exchange, Queue
 
+from dev.cluster import Cluster
 from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.cli import binary_delay
 
@@ -38,23 +40,27 @@ os.execvpe(argv[0], argv, env)
 """
 
 
-@pytest.fixture
-def beside(own_broker, tmp_path):
-    """What runs rabbitmqctl on the host of the broker."""
-    script = tmp_path / "beside"
-    root = own_broker._root  # noqa: SLF001 - as its own control program has it
+def reach(node, folder):
+    """Write a program that runs rabbitmqctl on the host of a node."""
+    script = folder / f"beside-{node.node}"
+    root = node._root  # noqa: SLF001 - as its own control program has it
     script.write_text(
         BESIDE.format(
             python=sys.executable,
             here=str(Path(__file__).parents[2]),
             root=f"Path({str(root)!r})" if root else None,
-            name=own_broker.node,
-            folder=str(own_broker.folder),
-            ports=own_broker.ports,
+            name=node.node,
+            folder=str(node.folder),
+            ports=node.ports,
         )
     )
     script.chmod(0o755)
     return str(script)
+
+
+@pytest.fixture
+def beside(own_broker, tmp_path):
+    return reach(own_broker, tmp_path)
 
 
 @pytest.fixture
@@ -261,6 +267,29 @@ def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside, own_br
     done = run(vhost, "--foreign-ladder", "nservicebus", "tasks", "--node-command", beside)
     assert done["tasks"][0]["id"] == "n"
     assert done["tasks"][0]["level"].startswith("nsb.v2.delay-level-")
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
+    with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
+        if cluster.nodes[0].release < (3, 10):
+            pytest.skip("the levels of this RabbitMQ are classic queues")
+        options = {"binary_delay": {"lanes": 3}}
+        publish(
+            connect(url=cluster.nodes[0].url, **options),
+            *((f"{number}", 3600 + number) for number in range(200)),
+        )
+        paths = [reach(node, tmp_path) for node in cluster]
+        for path in paths:
+            found = admin.from_node(path, "/", Topology())
+            assert ids(found) == sorted(map(str, range(200)))
+        cluster.nodes[0].kill()
+        time.sleep(15)
+        found = admin.from_node(paths[1], "/", Topology())
+        assert ids(found) == sorted(map(str, range(200)))
+        assert found.complete
 
 
 @pytest.mark.own_broker
