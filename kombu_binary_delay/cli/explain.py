@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import click
 
@@ -69,5 +70,8 @@ def explain(
     with ExitStack() as stack:
         place = sources.Place.of(broker, stack, source, node_command)
         story = place.story(task or str(delay))
-    printer.show(story, "story")
+    more: dict[str, Any] = {}
+    if story.task is not None:
+        more["task"] = sources.words_of(story.task)
+    printer.show(story, "story", **more)
     return FOUND if story.state == "unknown" else OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -75,6 +76,11 @@ class Place:
         if self._connection is None:
             return admin.story_by_node(self._command, self._vhost, self._topology, task_id)
         return admin.story_by_journal(self._connection, self._topology, task_id)
+
+
+def words_of(task: admin.WaitingTask) -> dict[str, Any]:
+    """Return a task as JSON has it."""
+    return {**dataclasses.asdict(task), "queue": task.queue}
 
 
 def _has_journal(broker: Target) -> bool:

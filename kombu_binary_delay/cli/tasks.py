@@ -16,7 +16,7 @@ from kombu_binary_delay.admin.waiting import COUNTED
 
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
-from .sources import Place, choose
+from .sources import Place, choose, words_of
 from .values import Moment
 
 
@@ -110,8 +110,7 @@ def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
     click.echo(f'{head}, "tasks": [', nl=False)
     comma = ""
     for task in admin.earliest(passed, limit) if limit else passed:
-        words = {**dataclasses.asdict(task), "queue": task.queue}
-        click.echo(f"{comma}{json.dumps(words)}", nl=False)
+        click.echo(f"{comma}{json.dumps(words_of(task))}", nl=False)
         comma = ", "
     click.echo(f"], {_foot(passed, found)}}}")
 

@@ -22,7 +22,7 @@ from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.model.topology import Topology
 
-from .task import JOURNAL, Event, Selection, Story, WaitingTask, text_of
+from .task import JOURNAL, Event, Selection, Story, Waiters, WaitingTask, text_of
 
 _PREFETCH = 1000
 #: Seconds without an event after which the journal does not answer.
@@ -59,9 +59,7 @@ def has_journal(connection: Any, namespace: str) -> bool:
         return probe.has_queue(stream_name(namespace))
 
 
-def from_journal(
-    connection: Any, topology: Topology, select: Selection | None = None
-) -> JournalWaiters:
+def from_journal(connection: Any, topology: Topology, select: Selection | None = None) -> Waiters:
     """Read what waits out of the journal's stream.
 
     :param connection: a :class:`kombu.Connection`, open while the tasks are read.
@@ -79,7 +77,7 @@ def story_by_journal(connection: Any, topology: Topology, task_id: str) -> Story
     :param connection: a :class:`kombu.Connection`.
     :raises OperationError: where there is no journal.
     """
-    waiters = from_journal(connection, topology)
+    waiters = JournalWaiters(connection, topology, Selection())
     told, scheduled, state = [], None, "unknown"
     for event in waiters.events():
         if event.get("id") != task_id:
@@ -258,7 +256,7 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
         for offset, body in reader:
             try:
                 event = json.loads(body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 event = None
             if isinstance(event, dict):
                 yield event
@@ -297,7 +295,7 @@ class _Reader:
         self._channel: Any = channel
         channel.basic_qos(0, _PREFETCH, a_global=False)
         try:
-            channel.basic_consume(
+            self._consumer = channel.basic_consume(
                 stream,
                 callback=self._arrived.append,
                 arguments={"x-stream-offset": offset},
@@ -325,5 +323,8 @@ class _Reader:
                 self._channel.basic_ack(acknowledged, multiple=True)
 
     def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
+        """Close the channel, after what is on its way there has come."""
+        # Where the connection broke, the channel went with it.
+        with suppress(OSError, amqp.AMQPError):
+            self._channel.basic_cancel(self._consumer)
+            self._channel.close()

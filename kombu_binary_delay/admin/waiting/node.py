@@ -29,7 +29,7 @@ from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSIONS, Topology
 
 from . import script
-from .task import NODE, Selection, Story, WaitingTask, text_of
+from .task import NODE, Selection, Story, Waiters, WaitingTask, text_of
 
 _MARK = b"kbd "
 _BASIC = 60  # AMQP's class of messages
@@ -47,7 +47,7 @@ def from_node(
     vhost: str,
     topology: Topology,
     select: Selection | None = None,
-) -> NodeWaiters:
+) -> Waiters:
     """Read what waits in the levels of all ladders of a namespace, on their node.
 
     :param command: what ``rabbitmqctl`` is put behind to run on the broker's host, as
@@ -58,8 +58,7 @@ def from_node(
     :raises UnreachableError: where the command fails.
     :raises OperationError: where there are levels, and none of them can be read.
     """
-    arguments = shlex.split(command) if isinstance(command, str) else list(command)
-    return NodeWaiters(arguments, vhost, topology, select or Selection())
+    return NodeWaiters(_arguments(command), vhost, topology, select or Selection())
 
 
 def story_by_node(
@@ -69,7 +68,8 @@ def story_by_node(
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
-    waiters = from_node(command, vhost, topology, Selection(ids=frozenset({task_id})))
+    select = Selection(ids=frozenset({task_id}))
+    waiters = NodeWaiters(_arguments(command), vhost, topology, select)
     with closing(iter(waiters)) as found:
         task = next(found, None)
     return Story(task_id, "waiting" if task else "unknown", NODE, task, (), waiters.unseen())
@@ -256,6 +256,10 @@ class NodeWaiters:
                     f"the broker's host, as a user who may run rabbitmqctl, or say by "
                     f"--node-command how to get there"
                 )
+
+
+def _arguments(command: str | Sequence[str]) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else list(command)
 
 
 def _words(lines: IO[bytes] | None) -> Any:

@@ -150,7 +150,7 @@ def earliest(tasks: Iterable[WaitingTask], limit: int) -> list[WaitingTask]:
 def count_by(tasks: Iterable[WaitingTask], what: str) -> list[Count]:
     """Count tasks by name or by queue, the most first.
 
-    :param what: one of :data:`COUNTED`; messages that are no tasks are counted under ``""``.
+    :param what: ``"name"`` or ``"queue"``; what is no task has the name ``""``.
     """
     counts: dict[str, list[int]] = {}
     for task in tasks:
