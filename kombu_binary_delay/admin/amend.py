@@ -74,7 +74,7 @@ def amend(
     now = time.time_ns() // 1_000_000
     if action == CANCEL and chosen.due is not None and chosen.due > now:
         due = chosen.due
-    amendments = connection.connection.delay_amendments
+    amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
     if ids and not dry_run:
         eta = None if due is None else datetime.fromtimestamp(due / 1000, timezone.utc)

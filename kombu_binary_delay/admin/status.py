@@ -163,7 +163,7 @@ def status(
 def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> AmendmentsStatus | None:
     if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
         return None
-    amendments = amending.connection.delay_amendments
+    amendments = amending.connection.delay_mechanism.amendments
     lag = amendments.lag()
     active = len(amendments.memory) if amendments.is_reading else None
     return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
