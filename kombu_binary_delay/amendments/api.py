@@ -11,7 +11,7 @@ from typing import Any
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
-from .record import REPLACES, Postpone, check_name, split
+from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
@@ -25,54 +25,59 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when the last of them is due, aware of its time zone. Without it, the cancellation
-        is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
+    :param eta: when it is due, or the last of several; aware of its time zone. Without it, the
+        cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
+        after that time.
     :param connection: of Kombu's, with our transport; None for the current Celery app's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
     """
-    names = [check_name(name, "the id of a task") for name in _names(tasks)]
-    if not names:
-        raise AmendmentError("no task is named; give the id of one at least")
+    names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
 
     def write(amendments: Amendments) -> None:
-        records = split(names, now, due)
         if due is None:
-            amendments.write(records)
-            return
-        for each in records:
-            amendments.write_ahead(each, due)
+            amendments.write(split(names, now))
+        elif len(names) == 1:
+            amendments.write_ahead(Cancel((names[0],), now, due), due)
+        elif due - now <= amendments.max_age:
+            amendments.write(split(names, now, due))
+        else:
+            raise AmendmentError(
+                f"several tasks of which the last is due in {(due - now) // 1000} s cannot be "
+                f"cancelled together, since records are kept for {amendments.max_age // 1000} s; "
+                f"cancel each with its own eta"
+            )
 
     _amend(write, connection)
 
 
 def reschedule(
-    task: Any,
+    tasks: Any,
     *,
     eta: datetime | None = None,
     countdown: float | None = None,
     connection: Any = None,
 ) -> None:
-    """Postpone a task or message that waits; return when the broker has confirmed it.
+    """Postpone tasks or messages that wait; return when the broker has confirmed it.
 
-    At its first due time, which is to be within ``amendments_max_age`` from now, it is delayed
+    At its first due time, which is to be within ``amendments_max_age`` from now, each is delayed
     again, for what is left. An earlier time than that changes nothing: use :func:`replace`.
 
-    :param task: its id, or its result.
+    :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, aware of its time zone.
     :param countdown: or in how many seconds from now.
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
     """
-    (name,) = (check_name(each, "the id of a task") for each in _names(task))
+    names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
-    record = Postpone(name, due, now)
-    _amend(lambda amendments: amendments.write([record]), connection)
+    records = [Postpone(name, due, now) for name in names]
+    _amend(lambda amendments: amendments.write(records), connection)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
@@ -90,6 +95,13 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     check_name(task_id, "the id of a task")
     headers = {**(options.pop("headers", None) or {}), REPLACES: task_id}
     return signature.apply_async(task_id=task_id, headers=headers, **options)
+
+
+def _checked(tasks: Any) -> list[str]:
+    names = [check_name(name, "the id of a task") for name in _names(tasks)]
+    if not names:
+        raise AmendmentError("no task is named; give the id of one at least")
+    return list(dict.fromkeys(names))
 
 
 def _names(tasks: Any) -> Iterator[Any]:

@@ -142,6 +142,11 @@ class Amendments:
         self._looked = float("-inf")
 
     @property
+    def is_reading(self) -> bool:
+        """Whether all that was confirmed before has been read, and what comes is."""
+        return self._is_reading
+
+    @property
     def is_possible(self) -> bool:
         """Whether the settings want amendments, and the broker has streams."""
         return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
@@ -285,6 +290,28 @@ class Amendments:
         except (amqp.ChannelError, BinaryDelayError) as exc:
             self._looked += _LOOK_AGAIN
             self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
+
+    def lag(self) -> float | None:
+        """Return how long a record takes from its confirm until it is read here, in seconds.
+
+        Appends a marker to both streams; of their times, this is the longer one.
+
+        :returns: None where they are not read, or this user may not write to them.
+        """
+        self.catch_up()
+        channel = self._channel
+        if not self._is_reading or channel is None:
+            return None
+        marker = json.dumps({"marker": secrets.token_hex(8)})
+        with self._buffer.closed():
+            channel.expect(marker.encode())
+            try:
+                self._mark(marker)
+            except AccessRefused:
+                return None
+            confirmed = time.monotonic()
+            channel.read_until(len(self._streams))
+            return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes."""
@@ -474,6 +501,10 @@ class _AmendmentChannel(ConfirmChannel):
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self.markers = self._read = 0
 
+    def expect(self, marker: bytes) -> None:
+        """Wait for another marker, beside what is read."""
+        self._marker, self.markers = marker, 0
+
     def read(self, streams: Iterable[str], cancelled: Callable[[str], object]) -> None:
         """Begin to read streams from their first records.
 
@@ -503,6 +534,9 @@ class _AmendmentChannel(ConfirmChannel):
 
         :raises AmendmentError: where nothing comes any more.
         """
+        if self.markers >= markers:
+            # There may be nothing to read.
+            return
         connection = self.connection
         if not bulk.is_possible(connection):
             while self.markers < markers:

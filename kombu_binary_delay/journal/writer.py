@@ -40,6 +40,7 @@ class Journal:
         #: The folder that events are written to in place of the stream, if they are.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
+        self._arguments = settings.journal_arguments
         self._failed = False
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
@@ -52,7 +53,9 @@ class Journal:
         :param exchange: where to.
         :param key: the routing key it went with.
         """
-        event = events.scheduled(self._topology, properties, exchange, key)
+        event = events.scheduled(
+            self._topology, properties, exchange, key, arguments=self._arguments
+        )
         if event is not None:
             self._note(events.SCHEDULED, event)
 
