@@ -47,7 +47,7 @@ class AmendmentError(BinaryDelayError, ValueError):
 
 
 class UnconfirmedError(BinaryDelayError, BatchPublishError):
-    """The broker did not confirm all messages of a batch: ``outcomes`` tells what it did.
+    """The broker did not confirm all messages of a batch: ``outcomes`` says what it did.
 
     :param outcomes: the :class:`~kombu_binary_delay.Outcome` of each that it did not confirm.
     """

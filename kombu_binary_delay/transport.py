@@ -54,6 +54,7 @@ from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .errors import TopologyError
 from .executor import Executor
 from .journal import Journal, follow_celery
+from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
 from .model.delay import ETA, X_DELAY, due_time, headers_of_body
 from .router import Plan, Router
@@ -62,7 +63,7 @@ from .settings import Settings
 _HEADERS = "application_headers"
 
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 
@@ -126,7 +127,7 @@ class ChannelMixin(AmendingChannel):
             confirm_timeout,
             argsig,
         )
-        journal = self._connected.delay_journal
+        journal = self._mechanism.journal
         if journal is not None:
             note = partial(journal.scheduled, plan.properties, plan.exchange, plan.routing_key)
             self._after_publish(note)
@@ -213,10 +214,10 @@ class ChannelMixin(AmendingChannel):
         return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
-        router = getattr(self.connection, "delay_router", None)
-        if router and router.topology.is_named_in(reply_text):
+        mechanism = mechanism_of(self.connection)
+        if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
-                router.lost()
+                mechanism.router.lost()
             if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "
@@ -233,7 +234,7 @@ class ChannelMixin(AmendingChannel):
         found = self._router.received(
             exchange, routing_key, raw_message.properties, self._queue_of(info)
         )
-        journal = self._connected.delay_journal
+        journal = self._mechanism.journal
         if found is None:
             if journal is not None:
                 journal.received(raw_message.properties, Destination(exchange, routing_key))
@@ -254,10 +255,7 @@ class ChannelMixin(AmendingChannel):
 class ConnectionMixin(BufferingConnection):
     """A connection whose channels delay."""
 
-    delay_router: Router | None = None
-    delay_executor: Executor | None = None
-    delay_journal: Journal | None = None
-    delay_amendments: Amendments | None = None
+    delay_mechanism: Mechanism | None = None
 
 
 class TransportMixin(_Above):
@@ -297,13 +295,13 @@ class TransportMixin(_Above):
         connection = super().establish_connection()
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
-        executor = connection.delay_executor = Executor(connection, settings.namespace)
-        router = connection.delay_router = Router(settings, server, connection.virtual_host)
-        connection.delay_amendments = Amendments(connection, executor, settings, server)
+        executor = Executor(connection, settings.namespace)
+        router = Router(settings, server, connection.virtual_host)
+        journal = None
         if settings.journal is not None:
-            journal = Journal(settings, router.topology, executor.channel, server)
-            connection.delay_journal = journal
-            executor.on_refused_publish = journal.end
+            journal = Journal(settings, router.topology, executor, server)
+        amendments = Amendments(connection, router, executor, settings, server)
+        connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
         executor.run(router.opened())
         if settings.protocol_1:
             # Of this connection alone.

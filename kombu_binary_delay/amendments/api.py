@@ -9,8 +9,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.mechanism import mechanism_of
 
-from .record import REPLACES, Postpone, Record, check_name, split
+from .door import LONGEST_KEYED
+from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
@@ -24,57 +26,69 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when the last of them is due, aware of its time zone. Without it, the cancellation
-        is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
+    :param eta: when it is due, or the last of several; aware of its time zone. Without it, the
+        cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
+        after that time.
     :param connection: of Kombu's, with our transport; None for the results' Celery app's, or the
         current one's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
     """
-    names = [check_name(name, "the id of a task") for name in _names(tasks)]
-    if not names:
-        raise AmendmentError("no task is named; give the id of one at least")
+    names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
-    # What the caller has may be either.
-    records = [*split(names, now, due), *split(names, now, due, keyed=True)]
-    _write(lambda amendments: _bounded(records, due, now, amendments), connection, tasks)
+    # What the caller has may be a key: then, it is due soon.
+    is_soon = due is None or due - now <= LONGEST_KEYED
+    keyed = split(names, now, due, keyed=True) if is_soon else []
+
+    def write(amendments: Amendments) -> None:
+        if due is not None and len(names) == 1:
+            amendments.write(keyed)
+            amendments.write_ahead(Cancel((names[0],), now, due), due)
+        elif due is None or due - now <= amendments.max_age:
+            amendments.write([*keyed, *split(names, now, due)])
+        else:
+            raise AmendmentError(
+                f"several tasks of which the last is due in {(due - now) // 1000} s cannot be "
+                f"cancelled together, since records are kept for {amendments.max_age // 1000} s; "
+                f"cancel each with its own eta"
+            )
+
+    _amend(write, connection, tasks)
 
 
 def reschedule(
-    task: Any,
+    tasks: Any,
     *,
     eta: datetime | None = None,
     countdown: float | None = None,
     connection: Any = None,
 ) -> None:
-    """Postpone a task or message that waits; return when the broker has confirmed it.
+    """Postpone tasks or messages that wait; return when the broker has confirmed it.
 
-    At its first due time it is delayed again, for what is left. An earlier time than that changes
-    nothing: use :func:`replace`.
+    At its first due time, which is to be within ``amendments_max_age`` from now, each is delayed
+    again, for what is left. An earlier time than that changes nothing: use :func:`replace`.
 
-    :param task: its id, or its result.
+    :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, aware of its time zone.
     :param countdown: or in how many seconds from now.
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
     """
-    names = [check_name(each, "the id of a task") for each in _names(task)]
-    if len(names) != 1:
-        raise AmendmentError(f"one task is rescheduled at a time, got {len(names)}")
+    names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
-    record = Postpone(names[0], due, now)
-    _write(lambda amendments: _bounded([record], due, now, amendments), connection, task)
+    records = [Postpone(name, due, now) for name in names]
+    _amend(lambda amendments: amendments.write(records), connection, tasks)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
     """Send a task in place of the one that waits with the same id, and return its result.
 
     Of all that were sent with this id, only the latest runs: with other arguments, or at another
-    time, earlier or later.
+    time, earlier or later. What it replaces is to be due within ``amendments_max_age`` from now.
 
     :param signature: of the task, with its new arguments.
     :param task_id: of the task that waits, and of the new one.
@@ -94,6 +108,13 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
 
 
+def _checked(tasks: Any) -> list[str]:
+    names = [check_name(name, "the id of a task") for name in _names(tasks)]
+    if not names:
+        raise AmendmentError("no task is named; give the id of one at least")
+    return list(dict.fromkeys(names))
+
+
 def _names(tasks: Any) -> Iterator[Any]:
     children = getattr(tasks, "results", None)
     if isinstance(children, (list, tuple)):
@@ -108,19 +129,19 @@ def _names(tasks: Any) -> Iterator[Any]:
         yield tasks
 
 
-def _write(records: Callable[[Amendments], list[Record]], connection: Any, tasks: Any) -> None:
+def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> None:
     with _connected(connection, tasks) as connected:
         for attempt in range(2):
             try:
                 connected.ensure_connection(max_retries=3)
-                amendments = getattr(connected.connection, "delay_amendments", None)
-                if amendments is None:
+                mechanism = mechanism_of(connected.connection)
+                if mechanism is None:
                     raise AmendmentError(
                         f"{connected.as_uri()} is a connection without the transport "
                         f"kombu_binary_delay:Transport; give one that has it"
                     )
-                amendments.require()
-                amendments.write(records(amendments))
+                mechanism.amendments.require()
+                write(mechanism.amendments)
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
                 # To write a record twice changes nothing.
                 connected.collect()
@@ -155,15 +176,6 @@ def _app_of(tasks: Any) -> Any:
     if isinstance(tasks, (list, tuple)):
         return next((app for app in map(_app_of, tasks) if app is not None), None)
     return getattr(tasks, "app", None)
-
-
-def _bounded(records: list[Any], due: int | None, now: int, amendments: Amendments) -> list[Record]:
-    if due is not None and due - now > amendments.max_age:
-        raise AmendmentError(
-            f"a record is kept for {amendments.max_age // 1000} s, and the task is due in "
-            f"{(due - now) // 1000} s; set amendments_max_age to more"
-        )
-    return records
 
 
 def _after(countdown: Any) -> datetime:

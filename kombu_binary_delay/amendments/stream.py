@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import amqp
 from amqp import spec
@@ -28,14 +28,16 @@ from kombu.log import get_logger
 from kombu_binary_delay.batching.confirm import ConfirmChannel
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
-from kombu_binary_delay.errors import AmendmentError, BinaryDelayError
+from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
+from . import bulk
 from .memory import CANCELLED, Memory, Verdict
 from .record import MAX_BYTES, Cancel, Record, from_line, to_line
 
@@ -50,6 +52,10 @@ KEYS_MAX_AGE = "1D"
 _SEGMENT = 1_000_000
 #: So many records may be on their way; half of them are acknowledged at once.
 _PREFETCH = 2000
+#: A cancellation of what is due later than this, in milliseconds, rides the ladder, and reaches the
+#: stream so much before. Consumers remember what is due soon, and not what is due in a year.
+FAR_AHEAD = 2 * 86_400_000
+LEAD = 86_400_000
 #: How long to wait for the broker's next word, in seconds.
 _PATIENCE = 30.0
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
@@ -60,10 +66,19 @@ _LOOK_AGAIN = 30.0
 _QUIET = 0.25
 #: How long a record can take behind the message that it is of, in seconds.
 _AWAITED = 1.0
-#: What a delivery has behind its class and method: the consumer tag, and then the delivery tag.
-_TAG = struct.Struct(">Q")
+
+#: RabbitMQ's own: the exchange that a message was published to before it first waited.
+_ENTERED = "x-first-death-exchange"
+_JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
+_PLAIN: Mapping[str, Any] = {}
 
 _warned: set[str] = set()
+
+
+class _Written(NamedTuple):
+    line: str
+    key: str
+    properties: Mapping[str, Any] = _PLAIN
 
 
 def exchange_name(namespace: str) -> str:
@@ -81,7 +96,7 @@ def amendments_part(settings: Settings) -> Part:
     exchange = exchange_name(settings.namespace)
     ages = {IDS: settings.amendments_max_age, KEYS: KEYS_MAX_AGE}
     return Part(
-        (Exchange(exchange, "direct"),),
+        (Exchange(exchange),),
         tuple(
             Queue(
                 stream_name(settings.namespace, key),
@@ -117,11 +132,13 @@ class Amendments:
     def __init__(
         self,
         connection: Any,
+        router: Router,
         executor: Executor,
         settings: Settings,
         server: Mapping[str, Any],
     ) -> None:
         self._connection = connection
+        self._router = router
         self._executor = executor
         self._buffer: FrameBuffer = connection.frame_buffer
         self._settings = settings
@@ -136,6 +153,11 @@ class Amendments:
         self._can_read = self.is_possible
         self._can_write = False
         self._looked = float("-inf")
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether all that was confirmed before has been read, and what comes is."""
+        return self._is_reading and self._channel is not None and bool(self._channel.is_open)
 
     @property
     def is_possible(self) -> bool:
@@ -172,10 +194,41 @@ class Amendments:
 
         :raises AmendmentError: where the broker cannot, or refuses.
         """
+        self._write(
+            [
+                _Written(_bounded_line(each), KEYS if getattr(each, "keyed", False) else IDS)
+                for each in records
+            ]
+        )
+
+    def write_ahead(self, record: Record, due: int) -> None:
+        """Write a record that consumers need to know shortly before a due time, and not now.
+
+        :param due: in milliseconds since the epoch.
+        :raises AmendmentError: as :meth:`write`.
+        :raises DelayError: where that is further away than the ladder reaches.
+        """
         self.require()
-        lines = {
-            _bounded_line(each): KEYS if getattr(each, "keyed", False) else IDS for each in records
-        }
+        now = time.time_ns() // 1_000_000
+        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
+        if due - now < FAR_AHEAD or not can_ride:
+            self.write([record])
+            return
+        plan, part = self._router.plan_through(
+            self._exchange, self._streams[0], {}, (due - LEAD) * 1000, now * 1000
+        )
+        way = Ensure(part, "the way of amendments through the ladder")
+        try:
+            self._executor.run(self._router.prepare(plan.needs, now * 1000))
+            if self._executor.do(way) is Answer.MISSING:
+                self._declare()
+                self._executor.do(way)
+        except TopologyError as exc:
+            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+        self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+
+    def _write(self, lines: list[_Written]) -> None:
+        self.require()
         try:
             lines = self._publish(lines)
             if lines:
@@ -204,18 +257,18 @@ class Amendments:
             self.write([Cancel((), time.time_ns() // 1_000_000)])
             self._can_write = True
 
-    def _publish(self, lines: dict[str, str]) -> dict[str, str]:
-        """Publish lines by their routing keys, with confirms; return those that found no stream."""
+    def _publish(self, lines: list[_Written]) -> list[_Written]:
+        """Publish lines with confirms; return those that found no stream."""
         with self._buffer.closed():
             channel = self._open()
-            for line, key in lines.items():
-                channel.send(line, self._exchange, key)
+            for each in lines:
+                channel.send(each.line, self._exchange, each.key, each.properties)
             try:
                 returned = channel.wait_for_confirms()
             except NotFound:
                 # No exchange: the broker has taken none.
                 return lines
-        return {line: key for line, key in lines.items() if line in returned}
+        return [each for each in lines if each.line in returned]
 
     def _declare(self) -> None:
         if self._settings.declare == "never":
@@ -256,7 +309,7 @@ class Amendments:
 
         What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
         """
-        if self._reads or not self._can_read:
+        if self.is_reading or not self._can_read:
             return
         self._looked = time.monotonic()
         try:
@@ -273,16 +326,34 @@ class Amendments:
 
     def look(self) -> None:
         """Catch up, if that was not tried within the last second."""
-        if not self._reads and time.monotonic() - self._looked > _LOOK_EVERY:
+        if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
             self.catch_up()
 
-    @property
-    def _reads(self) -> bool:
-        return self._is_reading and self._channel is not None and bool(self._channel.is_open)
+    def lag(self) -> float | None:
+        """Return how long a record takes from its confirm until it is read here, in seconds.
+
+        Appends a marker to both streams; of their times, this is the longer one.
+
+        :returns: None where they are not read, or this user may not write to them.
+        """
+        self.catch_up()
+        channel = self._channel
+        if not self.is_reading or channel is None:
+            return None
+        marker = json.dumps({"marker": secrets.token_hex(8)})
+        with self._buffer.closed():
+            channel.expect(marker.encode())
+            try:
+                self._mark(marker)
+            except AccessRefused:
+                return None
+            confirmed = time.monotonic()
+            channel.read_until(len(self._streams))
+            return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes."""
-        if not self._reads:
+        if not self.is_reading:
             # The streams may exist since the first amendment, which is after this began to consume.
             headers = properties.get("application_headers")
             if self._can_read and headers and HEADER in headers:
@@ -304,7 +375,7 @@ class Amendments:
         """Read until it is enough, or a second has passed."""
         end = time.monotonic() + _AWAITED
         with self._buffer.closed():
-            while self._reads and not is_enough() and time.monotonic() < end:
+            while self.is_reading and not is_enough() and time.monotonic() < end:
                 self._open().is_busy()
 
     def _begin_to_read(self) -> None:
@@ -328,11 +399,12 @@ class Amendments:
                 if markers:
                     raise
                 return
-            while channel.markers < markers:
-                channel.wait_for_next()
+            if markers:
+                channel.read_until(markers)
             while not markers and channel.is_busy():
                 pass
             channel.has_caught_up()
+            channel.memory.inherit(self.memory)
             self.memory = channel.memory
             self._is_reading = True
 
@@ -374,7 +446,8 @@ class _AmendmentChannel(ConfirmChannel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sent = 0
-        self._unconfirmed: set[int] = set()
+        #: Their numbers, ascending.
+        self._unconfirmed: dict[int, None] = {}
         self._returned: set[str] = set()
         self._nacked = 0
         self.on_ack = self._confirmed
@@ -383,16 +456,18 @@ class _AmendmentChannel(ConfirmChannel):
         #: How many of the streams have shown our marker.
         self.markers = 0
         self.memory = Memory(0)
-        self._exchange = ""
+        self._exchange = b""
         self._marker = b""
         self._read = self._tag = 0
         self._is_live = False
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def send(self, line: str, exchange: str, routing_key: str) -> None:
+    def send(
+        self, line: str, exchange: str, routing_key: str, properties: Mapping[str, Any] = _PLAIN
+    ) -> None:
         """Publish a line without waiting."""
-        message = amqp.Message(line, content_type="application/json", content_encoding="utf-8")
+        message = amqp.Message(line, **_JSON, **properties)
         self.send_message(message, exchange, routing_key, mandatory=True)
 
     def send_message(
@@ -405,7 +480,7 @@ class _AmendmentChannel(ConfirmChannel):
         arguments = (0, exchange, routing_key, mandatory, False)
         self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
         self._sent += 1
-        self._unconfirmed.add(self._sent)
+        self._unconfirmed[self._sent] = None
 
     def wait_for_confirms(self) -> set[str]:
         """Wait until all is confirmed; return the lines that found no queue.
@@ -451,16 +526,18 @@ class _AmendmentChannel(ConfirmChannel):
             self.is_closing = True
             self.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
 
-    def _confirmed(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
+    def _confirmed(self, number: int, multiple: bool) -> int:  # noqa: FBT001 - amqp's own
+        """Take note of an answer; return how many messages it is for."""
+        unconfirmed = self._unconfirmed
+        answered = [number] if number in unconfirmed else []
         if multiple:
-            self._unconfirmed = {each for each in self._unconfirmed if each > number}
-        else:
-            self._unconfirmed.discard(number)
+            answered = list(takewhile(lambda each: each <= number, unconfirmed))
+        for each in answered:
+            del unconfirmed[each]
+        return len(answered)
 
     def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
-        before = len(self._unconfirmed)
-        self._confirmed(number, multiple)
-        self._nacked += before - len(self._unconfirmed)
+        self._nacked += self._confirmed(number, multiple)
 
     def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
         body = message.body
@@ -470,8 +547,12 @@ class _AmendmentChannel(ConfirmChannel):
 
     def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
         """Learn what is delivered from now on."""
-        self.memory, self._exchange, self._marker = memory, exchange, marker
+        self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self.markers = self._read = 0
+
+    def expect(self, marker: bytes) -> None:
+        """Wait for another marker, beside what is read."""
+        self._marker, self.markers = marker, 0
 
     def read(self, streams: Iterable[str], cancelled: Callable[[str], object]) -> None:
         """Begin to read streams from their first records.
@@ -494,17 +575,34 @@ class _AmendmentChannel(ConfirmChannel):
         """Take a record by the shortest way: there may be a hundred thousand."""
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
-        end = 5 + payload[4]
-        (tag,) = _TAG.unpack_from(payload, end)
-        # Behind it one byte, whether it was delivered before; then the exchange.
-        begin = end + 10
-        exchange = bytes(payload[begin : begin + payload[end + 9]]).decode()
-        self._learn(exchange, content.body)
-        self._read += 1
-        self._tag = tag
-        if self._is_live or self._read % (_PREFETCH // 2) == 0:
-            self.basic_ack(tag, multiple=True)
+        self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
         return None
+
+    def read_until(self, markers: int) -> None:
+        """Read until so many markers have come.
+
+        :raises AmendmentError: where nothing comes any more.
+        """
+        if self.markers >= markers:
+            # There may be nothing to read.
+            return
+        connection = self.connection
+        if not bulk.is_possible(connection):
+            while self.markers < markers:
+                self.wait_for_next()
+            return
+        try:
+            with connection.transport.having_timeout(_PATIENCE):
+                bulk.read(
+                    connection,
+                    self.channel_id,
+                    self._take,
+                    lambda: self.markers >= markers or self.refusal is not None,
+                )
+        except TimeoutError as exc:
+            raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
+        if self.refusal is not None:
+            raise self.refusal
 
     def has_caught_up(self) -> None:
         """Acknowledge what was read, and from now on each record at once.
@@ -515,10 +613,21 @@ class _AmendmentChannel(ConfirmChannel):
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 
-    def _learn(self, exchange: str, body: Any) -> None:
-        if exchange == self._exchange:
+    def _take(
+        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        # What rode the ladder comes from there. By its first death it entered where it says.
+        if exchange == self._exchange or (
+            exchange and headers().get(_ENTERED) == self._exchange.decode()
+        ):
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000)
         elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
             self.markers += 1
+        self._read += 1
+        self._tag = tag
+        # On a channel that is being closed, RabbitMQ would take an ack as a reason to end the
+        # connection.
+        if (self._is_live or self._read % (_PREFETCH // 2) == 0) and not self.is_closing:
+            self.basic_ack(tag, multiple=True)

@@ -10,6 +10,8 @@ import amqp
 from amqp import spec
 from amqp.exceptions import NotFound, error_for_code
 
+from kombu_binary_delay.mechanism import mechanism_of
+
 #: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
 _ACK = struct.Struct(">4xQB")
 
@@ -40,8 +42,12 @@ class ConfirmChannel(amqp.Channel):
         self.refusal = error_for_code(
             reply_code, reply_text, (class_id, method_id), amqp.ChannelError
         )
-        router = getattr(self.connection, "delay_router", None)
-        if reply_code == NotFound.code and router and router.topology.is_named_in(reply_text):
+        mechanism = mechanism_of(self.connection)
+        if (
+            reply_code == NotFound.code
+            and mechanism
+            and mechanism.router.topology.is_named_in(reply_text)
+        ):
             # It is declared again for the next delayed message.
-            router.lost()
+            mechanism.router.lost()
         self.collect()

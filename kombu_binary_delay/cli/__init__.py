@@ -11,6 +11,7 @@ import click
 
 from kombu_binary_delay.spark.cli import spark
 
+from .amend import cancel, reschedule
 from .connect import Target, options
 from .create import create
 from .explain import explain
@@ -19,6 +20,7 @@ from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
 from .status import status
+from .tasks import tasks
 from .teardown import teardown
 from .verify import verify
 
@@ -72,11 +74,14 @@ def binary_delay(
 
 for _option in options():
     binary_delay.params.append(_option)
-for _verb in (
+for _subcommand in (
     create,
     verify,
     status,
+    tasks,
     explain,
+    cancel,
+    reschedule,
     export,
     redrive,
     migrate,
@@ -85,7 +90,7 @@ for _verb in (
     teardown,
     spark,
 ):
-    binary_delay.add_command(_verb)
+    binary_delay.add_command(_subcommand)
 
 
 def _load(name: str) -> Any:

@@ -30,8 +30,8 @@ PAGES = [
 ]
 
 
-#: They are about ladders of other systems, which are of quorum queues.
-SINCE_3_10 = ["docs/how-to/interoperate.md"]
+#: They are about ladders of other systems, which are of quorum queues, and about a stream.
+SINCE_3_10 = ["docs/how-to/interoperate.md", "docs/how-to/list-what-waits.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 
@@ -55,7 +55,7 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
             if caption:
                 Path(caption).write_text(code)
             elif language == "python":
-                # As many newlines before it as in the page, so that a traceback tells the line.
+                # As many newlines before it as in the page, so that a traceback has the right line.
                 exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102
             elif language == "pycon":
                 run_session(code, names, page, line)

@@ -18,7 +18,8 @@ import pytest
 from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
-from kombu_binary_delay import AmendmentError, Topology, TopologyError, cancel
+from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel
+from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
@@ -163,7 +164,7 @@ def names(topology) -> dict[str, str]:
     }
 
 
-#: A publisher who makes the ladder where it does not stand.
+#: A publisher who makes the ladder where it does not exist.
 PUBLISHER = Grant(
     configure=("level exchanges", "level queues", "delivery", "to queues", "parking"),
     write=("level exchanges", "level queues", "delivery", "to queues", "parking"),
@@ -355,9 +356,9 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
     with vhost.connect() as plain:
         plain.channel().exchange_declare("events", "topic", durable=True, auto_delete=False)
     queue = Queue("mail", Exchange("events", no_declare=True), "order.*")
-    own = replace(CONSUMER, configure=("mail",))
+    narrow = replace(CONSUMER, configure=("mail",))
 
-    connection = connect(url=granted(together(own, CONSUMER_ON_LADDER)))
+    connection = connect(url=granted(together(narrow, CONSUMER_ON_LADDER)))
     queue(connection.default_channel).declare()
     connection.Consumer(queue).consume()
 
@@ -415,6 +416,25 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     other = connect(url=granted(less), binary_delay={"declare": "never"})
     assert [each.body for each in collect(other, [bare], 1)] == ["cancelled"]
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
+
+
+def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_a_record(
+    vhost, connect, granted
+):
+    amended(vhost)
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    declare(administrator, Topology(), stream.amendments_part(Settings()))
+    # A stream that has just been declared may not have started.
+    time.sleep(1)
+    less = replace(together(CONSUMER_NEVER, READER), write=())
+    reader = connect(url=granted(less), binary_delay={"declare": "never"})
+    reader.connect()
+
+    begin = time.monotonic()
+    reader.Consumer(Queue("mail", no_declare=True)).consume()
+
+    assert time.monotonic() - begin < 10
 
 
 # -- without the right to declare --------------------------------------------------------------

@@ -1,0 +1,181 @@
+"""Waiting tasks as values: which are asked for, how they are sorted, counted and shown."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from kombu_binary_delay import Ladder, Topology, admin
+from kombu_binary_delay.admin.waiting import node, script
+from kombu_binary_delay.admin.waiting.journal import level_at
+from kombu_binary_delay.cli import binary_delay, output
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe\x9b31m"
+
+
+def a_task(number=1, **given):
+    told = {
+        "id": f"{number:036}",
+        "name": "shop.pay",
+        "args": "(1,)",
+        "kwargs": "{}",
+        "exchange": "",
+        "routing_key": "mail",
+        "due": 1_800_000_000_000 + number,
+        "retries": 0,
+        "level": None,
+        "source": "node",
+    }
+    return admin.WaitingTask(**{**told, **given})
+
+
+class Found:
+    source = "node"
+
+    def __init__(self, *unseen: str) -> None:
+        self._unseen = unseen
+
+    @property
+    def complete(self) -> bool:
+        return not self._unseen
+
+    def __iter__(self) -> Iterator[admin.WaitingTask]:
+        return iter(())
+
+    def unseen(self) -> tuple[str, ...]:
+        return self._unseen
+
+
+@pytest.mark.parametrize(
+    ("select", "takes"),
+    [
+        ({}, True),
+        ({"name": "shop.*"}, True),
+        ({"name": "SHOP.*"}, False),
+        ({"name": ""}, False),
+        ({"queue": "ma?l"}, True),
+        ({"queue": "events:*"}, False),
+        ({"ids": frozenset({f"{1:036}"})}, True),
+        ({"ids": frozenset({"x"})}, False),
+        ({"after": 1_800_000_000_001}, True),
+        ({"after": 1_800_000_000_002}, False),
+        ({"before": 1_800_000_000_001}, False),
+        ({"before": 1_800_000_000_002, "name": "*.pay", "queue": "mail"}, True),
+    ],
+    ids=str,
+)
+def test_a_selection_takes_what_has_all_of_it(select, takes):
+    assert admin.Selection(**select).takes(a_task()) is takes
+
+
+def test_a_destination_is_named_with_its_exchange():
+    assert a_task().queue == "mail"
+    assert a_task(exchange="events", routing_key="a.b").queue == "events:a.b"
+
+
+def test_the_earliest_are_in_order_and_all_are_counted():
+    passed = admin.Tally(a_task(number) for number in (5, 3, 9, 1, 7))
+    assert [task.due % 10 for task in admin.earliest(passed, 3)] == [1, 3, 5]
+    assert passed.count == 5
+
+
+def test_tasks_are_counted_by_name_and_by_queue():
+    tasks = [a_task(1), a_task(2), a_task(3, name=None, exchange="e")]
+    assert admin.count_by(tasks, "name") == [
+        admin.Count("shop.pay", 2, 1_800_000_000_001, 1_800_000_000_002),
+        admin.Count("", 1, 1_800_000_000_003, 1_800_000_000_003),
+    ]
+    assert [(each.value, each.tasks) for each in admin.count_by(tasks, "queue")] == [
+        ("mail", 2),
+        ("e:mail", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("passed", "level"),
+    [
+        (0, "level-02.1"),
+        (3_999, "level-02.1"),
+        (4_000, "level-00.1"),
+        (4_999, "level-00.1"),
+        (5_000, None),
+    ],
+)
+def test_the_journal_computes_the_level_from_the_time_that_has_passed(passed, level):
+    topology = Topology(Ladder.binary(4, 1000))
+    expected = level and f"{topology.prefix}.{level}"
+    assert level_at(topology, 5_000, passed) == expected
+    assert level_at(topology, 99_000_000, passed) is None
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
+    def binary(words):
+        return b"m" + len(words).to_bytes(4, "big") + words
+
+    def page(pairs):
+        listed = b"".join(b"h\x02" + binary(key) + binary(rest) for key, rest in pairs)
+        term = b"l" + len(pairs).to_bytes(4, "big") + listed + b"j" if pairs else b"j"
+        if compressed:
+            return b"\x83P" + len(term).to_bytes(4, "big") + zlib.compress(term)
+        return b"\x83" + term
+
+    for pairs in ([], [(b"k", b"")], [(b"a.b", b"x" * 1000), (b"", b"\x00")]):
+        assert node._pairs(page(pairs)) == pairs  # noqa: SLF001 - its reader
+    for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page([(b"k", b"")])[:-9]):
+        with pytest.raises(admin.UnreachableError, match="no page of messages"):
+            node._pairs(wrong)  # noqa: SLF001 - its reader
+
+
+def test_nothing_that_somebody_names_is_erlang_or_shell():
+    hostile = '">>), init:stop(), (<<"$(reboot)`\'\\'
+    for written in (script.read_queues(hostile, [hostile]), script.list_queues(hostile, [hostile])):
+        assert "reboot" not in written
+        assert "stop" not in written
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--node-command", "false"], 4, "'false rabbitmqctl' has not read the node"),
+        (["--node-command", "nonesuch"], 4, "cannot be run"),
+        (["--node-command", "echo kbd"], 4, "has not read the node"),
+        (["--due-before", "soon"], 2, "is no delay"),
+        (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_an_error(words, code, said):
+    done = CliRunner().invoke(binary_delay, ["tasks", *words])
+    assert (done.exit_code, said in done.stderr) == (code, True), done.output
+
+
+def drawn(value, width):
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system=None).print(value)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkeypatch):
+    monkeypatch.setattr(output, "console", lambda: Console(width=width))
+    words = HOSTILE * size
+    hostile = a_task(name=words, args=words, kwargs=words, routing_key=words, id=words)
+    listed = [hostile, a_task(), a_task(due=2**63 - 1), a_task(name=None, id=None, args=None)]
+    foot = output.task_foot(Found("a queue was not read"), 4, 9)
+    shown = drawn(output.tasks(listed, foot), width)
+    story = admin.Story(words, "waiting", "node", hostile, (admin.Event(words, 1, state=words),))
+    shown += drawn(output.story(story), width)
+    shown += drawn(output.counts(admin.count_by(listed, "name"), "name", foot), width)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width
+    # A line or two for each, and no stairs.
+    assert len(lines) < 40
+    assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
+    assert "4 of 9 waiting" in shown
