@@ -72,6 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
             Queue("there", Exchange("everywhere", "fanout")),
         ]
     },
+    "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "protocol 1": {
         "task_protocol": 1,

@@ -15,6 +15,7 @@ from kombu import Connection
 from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.revoked import skip_without_streams
 from tests.acceptance.worker import Worker
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ WAIT = 2
 
 
 @pytest.fixture(scope="module")
-def system(new_system) -> LocalSystem:
+def system(broker, new_system) -> LocalSystem:
+    skip_without_streams(broker)
     system: LocalSystem = new_system("fan out")
     return system
 
@@ -199,6 +201,7 @@ def test_what_replaces_a_task_can_be_cancelled_as_any(system: LocalSystem):
     assert not [run for result in results for run in system.journal.ran(result.id)]
 
 
+@pytest.mark.usefixtures("worker")
 def test_what_was_amended_stays_so_for_a_worker_that_starts_later(new_system):
     # given
     system: LocalSystem = new_system()

@@ -13,10 +13,12 @@ from celery.exceptions import TaskRevokedError
 from kombu_binary_delay import replace
 from tests.acceptance.journal import LATE, Entry
 from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.revoked import skip_without_streams
 
 
 @pytest.fixture(scope="module")
-def system(new_system) -> LocalSystem:
+def system(broker, new_system) -> LocalSystem:
+    skip_without_streams(broker)
     system: LocalSystem = new_system("careful")
     return system
 
