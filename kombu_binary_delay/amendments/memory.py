@@ -144,26 +144,32 @@ class Memory:
         """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
-        key, replaces = headers.get(KEY), headers.get(REPLACES)
-        generation = headers.get(GENERATION)
-        verdict = None
-        if isinstance(generation, str):
-            # What has a key and no generation was published by somebody who knows of neither.
-            if isinstance(key, str):
-                verdict = self._judge_generation(self._keyed.get(key), generation, now)
-                verdict = verdict and verdict._replace(by_key=True)
-            if isinstance(replaces, str):
-                replaced = self._amended.get(replaces)
-                verdict = self._judge_generation(replaced, generation, now) or verdict
-        if amended is not None and (generation is None or replaces != name):
-            verdict = self._judge_first(amended) or verdict
-        if verdict is not None:
-            return verdict
+        if amended is not None or GENERATION in headers:
+            verdict = self._judge_superseded(amended, name, headers, now)
+            if verdict is not None:
+                return verdict
         if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
+
+    def _judge_superseded(
+        self, amended: _Amended | None, name: str, headers: Mapping[str, Any], now: int
+    ) -> Verdict | None:
+        key, replaces = headers.get(KEY), headers.get(REPLACES)
+        generation = headers.get(GENERATION)
+        verdict = None
+        # What has a key and no generation was published by somebody who knows of neither.
+        if isinstance(generation, str) and isinstance(key, str):
+            verdict = self._judge_generation(self._keyed.get(key), generation, now)
+            verdict = verdict and verdict._replace(by_key=True)
+        if isinstance(generation, str) and isinstance(replaces, str):
+            replaced = self._amended.get(replaces)
+            verdict = self._judge_generation(replaced, generation, now) or verdict
+        if amended is not None and (generation is None or replaces != name):
+            verdict = self._judge_first(amended) or verdict
+        return verdict
 
     def revives(self, properties: Mapping[str, Any]) -> bool:
         """Return whether a message that passes replaces one that was cancelled before."""
