@@ -220,13 +220,24 @@ def test_a_listing_of_the_node_holds_a_page_and_no_more(connect, on_node):
         tracemalloc.stop()
 
 
+#: Counts the processes of a node that wait in an expression that was evaluated there.
+EVALUATING = """
+length([P || P <- processes(), P =/= self(),
+  process_info(P, current_function) =:= {current_function, {prim_eval, 'receive', 2}}
+  orelse process_info(P, initial_call) =:= {initial_call, {erl_eval, expr, 5}}])."""
+
+
 @pytest.mark.own_broker
-def test_a_listing_that_nobody_reads_on_ends_on_the_node(connect, on_node):
-    publish(connect(), *((f"{number}", 3600) for number in range(1000)))
+def test_a_listing_that_nobody_reads_on_ends_on_the_node(connect, on_node, own_broker):
+    publish(connect(), *((f"{number}", 3600) for number in range(3000)))
     found = iter(on_node())
     assert next(found).name == "shop.pay"
     found.close()
-    assert sum(1 for _ in on_node()) == 1000
+    end = time.monotonic() + 20
+    while own_broker.ctl("--quiet", "eval", EVALUATING).strip() != "0":
+        assert time.monotonic() < end, "the node goes on"
+        time.sleep(0.5)
+    assert sum(1 for _ in on_node()) == 3000
 
 
 @pytest.mark.own_broker
@@ -398,6 +409,45 @@ def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_j
     tasks = {task.id: task for task in by_journal(17)}
     assert set(tasks) == {"kept", "odd"}
     assert (tasks["odd"].name, tasks["odd"].args, tasks["odd"].retries) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        ([], "waiting"),
+        (["released"], "arrived"),
+        (["released", "executed"], "executed"),
+        (["released", "executed REVOKED"], "cancelled"),
+        (["cancelled"], "cancelled"),
+        (["cancelled", "released"], "cancelled"),
+        (["cancelled", "released", "executed"], "executed"),
+        (["cancelled", "scheduled"], "waiting"),
+        (["postponed"], "postponed"),
+        (["postponed", "scheduled"], "waiting"),
+        (["released", "scheduled"], "waiting"),
+        (["of another kind"], "waiting"),
+    ],
+    ids=str,
+)
+def test_the_story_of_a_task_ends_with_what_was_last_known(
+    journalling, vhost, connect, kinds, state
+):
+    publish(journalling, ("t", 60))
+    settle(vhost, 1)
+    told = [
+        {
+            "event": kind.removesuffix(" REVOKED"),
+            "state": "REVOKED" if kind.endswith(" REVOKED") else "SUCCESS",
+            "at": 1,
+            "id": "t",
+            "due": soon(),
+        }
+        for kind in kinds
+    ]
+    write(vhost, *told, {"event": "cancelled", "id": "another"})
+    settle(vhost, 2 + len(told))
+    story = admin.story_by_journal(connect("amqp"), Topology(), "t")
+    assert (story.state, len(story.events)) == (state, 1 + len(told))
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def story_by_journal(connection: Any, topology: Topology, task_id: str) -> Story
         if event.get("id") != task_id:
             continue
         told.append(_event(event))
-        state = _STATES.get(told[-1].kind, state)
+        state = _after(told[-1], state)
         if told[-1].kind == events.SCHEDULED:
             scheduled = event
     task = None
@@ -184,6 +184,16 @@ class JournalWaiters:
         with suppress(OverflowError, UnicodeEncodeError):
             # Nobody who writes a journal writes a number or text that SQLite cannot hold.
             database.execute(_INSERT, row)
+
+
+def _after(event: Event, state: str) -> str:
+    """Return what is known of a task after an event."""
+    if event.kind == events.EXECUTED and event.state == "REVOKED":
+        return "cancelled"
+    if event.kind == events.RELEASED and state == "cancelled":
+        # It came to the door, and no further.
+        return state
+    return _STATES.get(event.kind, state)
 
 
 def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
