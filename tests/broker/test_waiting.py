@@ -174,6 +174,10 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     assert (later.queue, later.retries, later.source) == ("mail", 2, "node")
     assert abs(later.due - before - 3_600_000) < 10_000
     assert later.level in {row["name"] for row in vhost.queues()}
+    levels = [row for row in vhost.queues() if ".level-" in row["name"]]
+    assert not [row for row in levels if row.get("messages_unacknowledged")]
+    told = [name for row in levels for name in row.get("message_stats", {})]
+    assert not [name for name in told if name.startswith(("get", "deliver", "redeliver", "ack"))]
     assert tasks["paid"].queue == "events:order.paid"
     assert (tasks["m-1"].name, tasks["m-1"].queue, tasks["m-1"].retries) == (None, "mail", None)
 
