@@ -90,11 +90,12 @@ class NodeWaiters:
         self._unread: dict[str, str] = {}
         self._missed = self._unreadable = 0
         types = dict(self._queues())
-        levels = [each for each in self._levels(types) if types[each.name] == _QUORUM]
+        every = self._levels(types)
+        levels = [each for each in every if types[each.name] == _QUORUM]
         #: The levels that can be read, the longest wait first: a message that moves down meanwhile
         #: is met again, and none is missed.
         self._sources = levels
-        classic = len(types) - len(levels)
+        classic = len(every) - len(levels)
         if classic and not levels:
             raise OperationError(
                 f"all {classic} levels are classic queues, which cannot be looked into without "
