@@ -1,4 +1,4 @@
-"""Purpose: the process that takes what arrives, for travel.py, and tells how late it was.
+"""Purpose: the process that consumes for travel.py, and reports how late each message was.
 
     python -m benchmarks.consumer HOST:PORT VHOST COUNT
 

@@ -46,12 +46,12 @@ class Scale:
 
 
 def broker_cpu(broker: Broker) -> float:
-    """Tell the seconds of CPU that the node has used so far."""
+    """Return the seconds of CPU that the node has used so far."""
     return sum(map(_cpu, broker.pids[:1]))
 
 
 def idle_cpu(nodes: Sequence[Broker], seconds: float) -> list[float]:
-    """Watch nodes do nothing, and tell how much CPU each takes for that: seconds a second."""
+    """Return the CPU that each idle node uses, in seconds a second."""
     start, before = time.monotonic(), [broker_cpu(node) for node in nodes]
     time.sleep(seconds)
     took = time.monotonic() - start
@@ -66,7 +66,7 @@ def let_rest(broker: Broker, most: float = 10.0) -> None:
 
 
 def broker_memory(broker: Broker) -> int:
-    """Tell the resident memory of the node, in bytes."""
+    """Return the resident memory of the node, in bytes."""
     return resident(broker.pids[0])
 
 
@@ -76,7 +76,7 @@ def resident(pid: int) -> int:
 
 
 def disk(folder: Path) -> int:
-    """Tell the bytes of disk that a folder takes."""
+    """Return the bytes of disk that a folder takes."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
@@ -125,7 +125,7 @@ def _figure(values: list[float], bases: list[float] | None) -> Row:
 
 
 def percentiles(values: Iterable[float]) -> Row:
-    """Tell p50, p99 and the greatest of some values."""
+    """Return p50, p99 and the greatest of some values."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return {
@@ -136,7 +136,7 @@ def percentiles(values: Iterable[float]) -> Row:
 
 
 def machine(broker: Broker) -> Row:
-    """Tell on what all this ran."""
+    """Describe the machine and the software that all this ran on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -123,7 +123,7 @@ def _connect(vhost: VHost, tick: int) -> Connection:
 
 
 def _cpu(broker: Broker) -> float:
-    """Tell the seconds of CPU that the node has used so far."""
+    """Return the seconds of CPU that the node has used so far."""
     fields = Path(f"/proc/{broker.pids[0]}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -107,10 +107,10 @@ def _send(channel: amqp.Channel, variant: Variant, delays: list[int], rate: floa
     for number, delay in enumerate(delays):
         if rate is not None and (left := start + number / rate - time.monotonic()) > 0:
             time.sleep(left)
-        entry = variant.enter(channel, delay)
-        body = DUE.pack(time.time() + entry.wait / 1000) + BODY
-        message = amqp.Message(body, delivery_mode=2, application_headers=entry.headers)
-        channel.basic_publish(message, entry.exchange, entry.key)
+        route = variant.route(channel, delay)
+        body = DUE.pack(time.time() + route.wait / 1000) + BODY
+        message = amqp.Message(body, delivery_mode=2, application_headers=route.headers)
+        channel.basic_publish(message, route.exchange, route.key)
 
 
 def seconds(count: int, least: int, most: int) -> list[int]:

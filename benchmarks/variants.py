@@ -1,4 +1,4 @@
-"""Purpose: the ways to delay that are compared, each as one entry of a table.
+"""Purpose: the ways to delay that are compared, each as one row of a table.
 
 All are asked the same: declare what you need, and say where a message for the inbox with this delay
 goes. Celery's ladder is made by Kombu's own functions, the others as their sources have them.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INBOX = "inbox"
 
 
-class Entry(NamedTuple):
+class Route(NamedTuple):
     """Where to publish a message, and how long it will wait in queues, in milliseconds."""
 
     exchange: str
@@ -50,10 +50,10 @@ class Variant:
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         """Make all that it needs."""
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         """Say where a message with a delay in milliseconds goes."""
         del channel, delay
-        return Entry("", INBOX, {}, 0)
+        return Route("", INBOX, {}, 0)
 
 
 class Floor(Variant):
@@ -82,7 +82,7 @@ class OnLadder(Variant):
         part = self.topology.whole + self.topology.to_queue(INBOX)
         declare(channel, _shortened(part, self.longest) if self.longest else part)
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
         topology, ladder = self.topology, self.topology.ladder
         digits = topology.ladder.digits(delay)
@@ -100,7 +100,7 @@ class OnLadder(Variant):
             headers = {topology.delay_header: delay // 1000}
         elif topology is CELERY:
             headers = {}
-        return Entry(exchange, key, headers, wait)
+        return Route(exchange, key, headers, wait)
 
 
 @dataclass
@@ -118,9 +118,9 @@ class CeleryNative(Variant):
             declare_native_delayed_delivery_exchanges_and_queues(connection, self.queue_type)
             bind_queue_to_native_delayed_delivery_exchange(connection, inbox)
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
-        return Entry("celery_delayed_27", calculate_routing_key(delay // 1000, INBOX), {}, delay)
+        return Route("celery_delayed_27", calculate_routing_key(delay // 1000, INBOX), {}, delay)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class QueuePerDelay(Variant):
     title: str
     queue_type: str = "classic"
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         name = f"delay_inbox_{delay}"
         channel.queue_declare(
             name,
@@ -148,7 +148,7 @@ class QueuePerDelay(Variant):
                 "x-dead-letter-routing-key": INBOX,
             },
         )
-        return Entry("", name, {}, delay)
+        return Route("", name, {}, delay)
 
 
 @dataclass
@@ -163,12 +163,12 @@ class OwnQueues(OnLadder):
             declare(channel, Part(bindings=topology.direct_bindings(level)))
         self._made: set[tuple[str, ...]] = set()
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         digits = self.topology.ladder.digits(delay)
         if digits not in self._made:
             self._made.add(digits)
             declare(channel, self.topology.direct_queue(digits))
-        return super().enter(channel, delay)._replace(exchange=self.topology.direct, wait=delay)
+        return super().route(channel, delay)._replace(exchange=self.topology.direct, wait=delay)
 
 
 class Lanes(Variant):
@@ -183,8 +183,8 @@ class Lanes(Variant):
         for ladder in self._ladders:
             ladder.declare(vhost, channel)
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
-        return next(self._turns).enter(channel, delay)
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
+        return next(self._turns).route(channel, delay)
 
 
 @dataclass
@@ -214,9 +214,9 @@ class Bare(Variant):
                 f"hop-{hop}", durable=True, auto_delete=False, arguments=arguments
             )
 
-    def enter(self, channel: amqp.Channel, delay: int) -> Entry:
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel, delay
-        return Entry("", f"hop-{self.hops - 1}", {}, 1000 * self.hops)
+        return Route("", f"hop-{self.hops - 1}", {}, 1000 * self.hops)
 
 
 def peers(queue_type: str) -> dict[str, Variant]:

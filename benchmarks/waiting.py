@@ -39,9 +39,9 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         _inbox(connection)
-        # All levels stand, empty, and have been at work.
+        # All levels exist, are empty, and have carried messages.
         _publish(vhost, 10, lambda: DAY)
-        _release(vhost, scale.pick(1000, 10))
+        _delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
     found: dict[str, Row] = {"0": {"memory": empty, "disk": empty_disk}}
@@ -58,14 +58,14 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
             "memory_per_message": (broker_memory(broker) - empty) / count,
             "disk": disk(broker.folder),
             "disk_per_message": (disk(broker.folder) - empty_disk) / count,
-            **_release(vhost, scale.pick(10_000, 20)),
+            **_delay_four_seconds(vhost, scale.pick(10_000, 20)),
         }
         start = time.monotonic()
         broker.restart()
         row["restart_seconds"] = time.monotonic() - start
         _reachable(vhost)
         row["usable_seconds"] = time.monotonic() - start
-        after = _release(vhost, scale.pick(10_000, 20))
+        after = _delay_four_seconds(vhost, scale.pick(10_000, 20))
         row |= {f"{name}_after_restart": value for name, value in after.items()}
         row["memory_after_restart"] = broker_memory(broker)
         say(f"waiting {count}: {row}")
@@ -126,7 +126,7 @@ def _publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
                 batch.publish(message, routing_key="inbox")
 
 
-def _release(vhost: VHost, count: int) -> Row:
+def _delay_four_seconds(vhost: VHost, count: int) -> Row:
     """Let some messages wait for four seconds beside all the others, and see them come."""
     arrivals: list[float] = []
     ready = threading.Event()

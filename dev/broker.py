@@ -8,15 +8,11 @@ A virtual host shares nothing with others: each test takes a fresh one.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +21,13 @@ import amqp
 
 from dev.processes import Process, Processes
 from dev.server import BrokerError, Server, VHost
+from dev.service import HOST, Service, free_ports, listens, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
-HOST = "127.0.0.1"
 EPMD = 4  # where its port is among those of a node
 
 __all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
@@ -108,7 +104,7 @@ class Node(Server):
         return Path("/mnt") if self._root else self.folder
 
     def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Tell how a program of the broker's is run: its arguments and its environment."""
+        """Return how to run a program of the broker's: its arguments and its environment."""
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -147,14 +143,14 @@ class Node(Server):
         )
 
 
-class Broker(Node):
+class Broker(Node, Service):
     """One RabbitMQ node of our own.
 
     root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
               chroot, which needs root); None is the one installed on this machine.
     config:   more lines for rabbitmq.conf.
     advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
-    name:     what stands before the @ in the node's name.
+    name:     the part of the node's name before the @.
     beside:   a node to form a cluster with, whose epmd and cookie are then shared.
     data:     a folder with the data of a node that has stopped, to be copied and gone on with.
     tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
@@ -173,7 +169,7 @@ class Broker(Node):
     ) -> None:
         if not Path(root or "/", SERVER.lstrip("/")).exists():
             raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh test")
-        self._keeper = Processes("broker")
+        self._processes = Processes("broker")
         self._beside = beside
         self._epmd: Process | None = None
         self._node: Process | None = None
@@ -181,7 +177,7 @@ class Broker(Node):
         if beside:
             ports[EPMD] = beside.ports[EPMD]
         node = f"{name}@localhost"
-        super().__init__(Path(root) if root else None, node, self._keeper.folder, ports)
+        super().__init__(Path(root) if root else None, node, self._processes.folder, ports)
         self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
         if data:
             shutil.copytree(data, self.folder / "data")
@@ -199,31 +195,28 @@ class Broker(Node):
         """Start the node and do not wait: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
-            _wait(lambda: _listens(self._epmd_port), 10, "epmd does not listen")
+            wait_until(lambda: listens(self._epmd_port), 10, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
     def wait_until_up(self, timeout: float = 120) -> None:
         """Wait until the node answers."""
-        node = self._node
-        if node is None:
+        if self._node is None:
             raise BrokerError("the node is not started")
         try:
-            _wait(lambda: node.poll() is not None or self._answers(), timeout, "no answer")
-        except TimeoutError as late:
-            raise BrokerError(f"RabbitMQ: {late}\n{self.log()}") from None
-        if node.poll() is not None:
-            raise BrokerError(f"RabbitMQ ended with {node.returncode}\n{self.log()}")
+            wait_until(self._answers, timeout, "no answer", self._node)
+        except (TimeoutError, ChildProcessError) as failure:
+            raise BrokerError(f"RabbitMQ: {failure}\n{self.log()}") from None
 
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
-            self._keeper.stop(self._node)
+            self._processes.stop(self._node)
             self._node = None
 
     def kill(self) -> None:
         """SIGKILL to the node. Data and ports are kept."""
         if self._node:
-            self._keeper.kill(self._node)
+            self._processes.kill(self._node)
             self._node = None
 
     def freeze(self) -> None:
@@ -242,18 +235,7 @@ class Broker(Node):
     def close(self) -> None:
         """End it: no process and no folder is left."""
         self._node = self._epmd = None
-        self._keeper.close()
-
-    def __enter__(self) -> Broker:  # noqa: PYI034, typing.Self is not in Python 3.10
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._processes.close()
 
     def seen(self) -> Node:
         """Return what another process may have of it: it can be pickled."""
@@ -311,7 +293,7 @@ class Broker(Node):
         cookie.chmod(0o400)
 
     def _spawn(self, argv: list[str]) -> Process:
-        return self._keeper.spawn(*self._command(argv), self.folder / "console.log")
+        return self._processes.spawn(*self._command(argv), self.folder / "console.log")
 
     def _signal(self, number: signal.Signals) -> None:
         if self._node:
@@ -324,33 +306,3 @@ class Broker(Node):
         except (OSError, amqp.AMQPError, BrokerError):
             return False
         return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports below the range the kernel takes clients' ports from.
-
-    In that range, a client which reconnects to a broker that is down can be given the
-    broker's own port, and then is connected to itself while the broker cannot start.
-    """
-    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports: list[int] = []
-    for port in random.sample(range(10000, first_client_port), 1000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise BrokerError("no free ports")
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
-
-
-def _wait(ready: Callable[[], bool], timeout: float, complaint: str) -> None:
-    deadline = time.monotonic() + timeout
-    while not ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{complaint} within {timeout:g} s")
-        time.sleep(0.1)

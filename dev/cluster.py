@@ -11,12 +11,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dev.broker import Broker, BrokerError
+from dev.service import Service, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class Cluster:
+class Cluster(Service):
     """Some nodes, three by default, that started empty and found each other.
 
     root, config, advanced: as for a `Broker`.
@@ -58,22 +59,11 @@ class Cluster:
         for node in reversed(self.nodes):
             node.close()
 
-    def __enter__(self) -> Cluster:  # noqa: PYI034, typing.Self is not in Python 3.10
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __iter__(self) -> Iterator[Broker]:
         return iter(self.nodes)
 
     def running(self) -> set[str]:
-        """Tell the nodes that are in the cluster and up, as the first that answers sees it."""
+        """Return the running nodes of the cluster, as the first that answers sees it."""
         for node in self.nodes:
             with suppress(OSError, BrokerError):
                 rows = node.api("GET", "nodes")
@@ -87,9 +77,10 @@ class Cluster:
         RabbitMQ waits 45 s for it (`rabbit_vhost_sup_sup:start_on_all_nodes`).
         """
         deadline = time.monotonic() + timeout
-        while self.running() != {node.node for node in self.nodes}:
-            if time.monotonic() > deadline:
-                raise BrokerError(f"after {timeout:g} s only {sorted(self.running())} are up")
-            time.sleep(0.2)
+        everyone = {node.node for node in self.nodes}
+        try:
+            wait_until(lambda: self.running() == everyone, timeout, "not all are up")
+        except TimeoutError as late:
+            raise BrokerError(f"{late}, only {sorted(self.running())}") from None
         for node in self.nodes:
             node.ctl("await_startup", timeout=max(1, deadline - time.monotonic()))

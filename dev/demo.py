@@ -58,7 +58,7 @@ class Demo:
         before_task_publish.connect(self._note)
 
     def run(self) -> bool:
-        """Tell it; return whether nothing was lost and nothing early."""
+        """Run it; return whether nothing was lost and nothing early."""
         say = self.display.say
         self.accounts.far = self._publish(FAR)
         topology = self._topology()
@@ -116,7 +116,7 @@ class Demo:
 
     def _topology(self) -> Topology:
         with app.connection_for_write() as connection:
-            topology: Topology = connection.connection.delay_router.topology
+            topology: Topology = connection.connection.delay_mechanism.router.topology
             return topology
 
     def _worker(self) -> Worker:
@@ -133,7 +133,7 @@ class Demo:
 
     def _overdue(self) -> int:
         """Count the missing tasks that are in the broker, on the way between two queues perhaps."""
-        time.sleep(6)  # quorum queues tell what they hold every 5 s
+        time.sleep(6)  # quorum queues report their length every 5 s
         kept: int = sum(row.get("messages", 0) for row in self.vhost.queues())
         return min(self.accounts.missing, max(0, kept - len(self.accounts.far)))
 
@@ -198,7 +198,7 @@ class Watch(AbstractContextManager["Watch"]):
 
 
 def level_queues(topology: Topology) -> dict[str, int]:
-    """Tell what a digit in each level's queue waits, in milliseconds."""
+    """Return how long a digit in each level's queue waits, in milliseconds."""
     return {
         queue.name: int(dict(queue.arguments)["x-message-ttl"])
         for level in topology.levels

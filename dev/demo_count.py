@@ -62,7 +62,7 @@ class Accounts:
         return sum(min(times) < self.due[task] for task, times in self.arrivals.items())
 
     def lateness(self, tasks: Collection[str] | None = None) -> Spread:
-        """Tell how late these tasks were, or all that have arrived."""
+        """Return how late these tasks were, or all that have arrived."""
         return Spread(
             tuple(
                 min(times) - self.due[task]

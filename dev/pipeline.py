@@ -50,19 +50,19 @@ class Pipeline:
     """What the demo does, and what it does it with."""
 
     def __init__(self, processes: Processes, vhost: VHost, spark: SparkSession, died: Path) -> None:
-        self._keeper, self._vhost, self._spark, self._died = processes, vhost, spark, died
+        self._processes, self._vhost, self._spark, self._died = processes, vhost, spark, died
         self._begin = time.monotonic()
         self._folder = FOLDER.resolve()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
 
     def run(self) -> bool:
-        """Tell it; return whether nothing was lost and nothing early."""
+        """Run it; return whether nothing was lost and nothing early."""
         self._reminders().write.parquet(self._path("reminders"))
         reminders = self._spark.read.parquet(self._path("reminders"))
         self._plan(_due(reminders, ORIGIN))
         Worker(
-            self._keeper,
+            self._processes,
             "dev.pipeline_app",
             {"PIPELINE_BROKER": self._vhost.url},
             "-P",
@@ -130,7 +130,7 @@ class Pipeline:
     def _wait_until_all_is_quiet(self, last_due: float) -> None:
         quiet = 0
         while time.time() < last_due + PATIENCE and quiet < 2:
-            time.sleep(6)  # quorum queues tell what they hold every 5 s
+            time.sleep(6)  # quorum queues report their length every 5 s
             rows = [row for row in self._vhost.queues() if row.get("type") != "stream"]
             held = sum(row.get("messages", 0) for row in rows)
             quiet = quiet + 1 if held == 0 and time.time() > last_due else 0
@@ -168,7 +168,7 @@ class Pipeline:
         self.say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
         all_there = summary["tasks"] == REMINDERS and not counts.get(s.STILL_WAITING)
         good: bool = summary["passed"] and all_there
-        self.say("nothing lost, nothing early" if good else "FAILED: lost, early or not told of")
+        self.say("nothing lost, nothing early" if good else "FAILED: lost, early or not reported")
         self.say(str(report))
         return good
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import urllib.error
 import urllib.request
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import yaml
 
-from dev.broker import HOST, free_ports
 from dev.processes import Processes
+from dev.service import HOST, Service, free_ports, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +27,10 @@ TOOL = "/usr/bin/promtool"
 
 
 class PrometheusError(RuntimeError):
-    """Prometheus is missing, or does not do what it was told."""
+    """Prometheus is missing, or does not do what it was asked to."""
 
 
-class Prometheus(AbstractContextManager["Prometheus"]):
+class Prometheus(Service):
     """One Prometheus of our own.
 
     config: what prometheus.yml says.
@@ -42,36 +40,32 @@ class Prometheus(AbstractContextManager["Prometheus"]):
     def __init__(self, config: Mapping[str, Any], rules: str) -> None:
         if not os.path.exists(SERVER):  # noqa: PTH110 - a constant
             raise PrometheusError(f"no {SERVER}: run dev/install.sh test")
-        self._keeper = Processes("prometheus")
+        self._processes = Processes("prometheus")
         (port,) = free_ports(1)
         self.url = f"http://{HOST}:{port}"
         rules_file, file = self.folder / "rules.yml", self.folder / "prometheus.yml"
         rules_file.write_text(rules)
         file.write_text(yaml.safe_dump({**config, "rule_files": [str(rules_file)]}))
-        self._process = self._keeper.spawn(
-            [
-                SERVER,
-                f"--config.file={file}",
-                f"--storage.tsdb.path={self.folder / 'data'}",
-                f"--web.listen-address={HOST}:{port}",
-            ],
-            {"PATH": "/usr/bin:/bin"},
-            self.folder / "console.log",
-        )
+        self._argv = [
+            SERVER,
+            f"--config.file={file}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address={HOST}:{port}",
+        ]
 
     @property
     def folder(self) -> Path:
         """Where its data, configuration and log are, until close()."""
-        return self._keeper.folder
+        return self._processes.folder
 
-    def wait_until_up(self, timeout: float = 60) -> None:
-        """Wait until it answers."""
-        end = time.monotonic() + timeout
-        while not self._answers():
-            if time.monotonic() > end or self._process.poll() is not None:
-                log = (self.folder / "console.log").read_text()
-                raise PrometheusError(f"Prometheus does not answer\n{log}")
-            time.sleep(0.1)
+    def start(self, timeout: float = 60) -> None:
+        """Start it, and wait until it answers."""
+        log = self.folder / "console.log"
+        process = self._processes.spawn(self._argv, {"PATH": "/usr/bin:/bin"}, log)
+        try:
+            wait_until(self._answers, timeout, "no answer", process)
+        except (TimeoutError, ChildProcessError) as failure:
+            raise PrometheusError(f"Prometheus: {failure}\n{log.read_text()}") from None
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Evaluate an expression now: labels and value of each series.
@@ -82,7 +76,7 @@ class Prometheus(AbstractContextManager["Prometheus"]):
         return [(each["metric"], float(each["value"][1])) for each in found]
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
-        """Tell the labels of what fires, by the name of the alert."""
+        """Return the labels of the alerts that fire, by the alert's name."""
         firing: dict[str, list[dict[str, str]]] = {}
         for each in self._get("alerts")["alerts"]:
             if each["state"] == "firing":
@@ -91,18 +85,7 @@ class Prometheus(AbstractContextManager["Prometheus"]):
 
     def close(self) -> None:
         """End it: no process and no folder is left."""
-        self._keeper.close()
-
-    def __enter__(self) -> Prometheus:  # noqa: PYI034, typing.Self is not in Python 3.10
-        try:
-            self.wait_until_up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._processes.close()
 
     def _answers(self) -> bool:
         try:

@@ -132,7 +132,7 @@ class BrokerProcess(ProcessContainer):
 
     def logs(self) -> str:
         """Return what the node printed."""
-        return self._own.log(lines=10_000)
+        return self._broker.log(lines=10_000)
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
         """SIGKILL, SIGSTOP or SIGCONT to the node, or stop it in order on SIGTERM."""
@@ -145,19 +145,19 @@ class BrokerProcess(ProcessContainer):
         action = actions.get(_number(signal))
         if action is None:
             raise ValueError(f"a broker takes {_list(actions)}, not {signal!r}")
-        action(self._own)
+        action(self._broker)
 
     def restart(self, timeout: float = 60) -> None:
         """Stop and start the node; what is durable is there again."""
-        self._own.stop()
-        self._own.start(timeout)
+        self._broker.stop()
+        self._broker.start(timeout)
 
     def teardown(self) -> None:
         """Delete the virtual host. The RabbitMQ is its owner's."""
         self.vhost.delete()
 
     @property
-    def _own(self) -> Broker:
+    def _broker(self) -> Broker:
         if not isinstance(self.server, Broker):
             raise TypeError(f"{self.server.url} is somebody else's broker, not ours to control")
         return self.server
@@ -182,7 +182,7 @@ class ResultFolder(ProcessContainer):
         return RUNNING if self._folder.is_dir() else EXITED
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """Refuse: a folder cannot be killed, and a test that believes so would show nothing."""
+        """Refuse: a folder cannot be killed, and a test that relied on it would show nothing."""
         raise TypeError(f"a folder takes no signals, such as {signal!r}")
 
     def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - the base class has it
@@ -203,24 +203,24 @@ class WorkerProcess(ProcessContainer):
 
     @classmethod
     def version(cls) -> str:
-        """Tell the release of Celery: the tests' own."""
+        """Return the version of Celery: that of the tests."""
         import celery  # noqa: PLC0415 - whoever has no tests needs none
 
         return str(celery.__version__)
 
     @classmethod
     def log_level(cls) -> str:
-        """Tell what a worker is started with."""
+        """Return the worker's log level."""
         return "INFO"
 
     @classmethod
     def worker_name(cls) -> str:
-        """Tell the first part of every worker's name."""
+        """Return the first part of every worker's name."""
         return str(DEFAULT_WORKER_NAME)
 
     @classmethod
     def worker_queue(cls) -> str:
-        """Tell the queue that a worker listens to, unless its options say otherwise."""
+        """Return the queue that a worker consumes, unless its options name another."""
         return str(DEFAULT_WORKER_QUEUE)
 
     @property
@@ -300,7 +300,7 @@ class LocalWorker(CeleryTestWorker):
         super().__init__(WorkerProcess(processes, module, env, *options), app)
 
     def hostname(self) -> str:
-        """Tell its name, as Celery's remote control knows it."""
+        """Return its name, as Celery's remote control knows it."""
         return cast("WorkerProcess", self.container).worker.name
 
     def get_running_processes_info(

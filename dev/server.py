@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 
 
 class BrokerError(RuntimeError):
-    """The RabbitMQ is missing, or does not do what it was told."""
+    """The RabbitMQ is missing, or does not do what it was asked to."""
 
 
 class Server:

@@ -39,7 +39,7 @@ class Worker:
     ) -> None:
         # Two workers of one name would collide on their exclusive control queues.
         self.name = name if "@" in name else f"{name}@{uuid.uuid4().hex[:12]}"
-        self._keeper = processes
+        self._processes = processes
         self._log = processes.folder / f"{self.name}-{uuid.uuid4().hex[:8]}.log"
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-l", "INFO"]
         # A pool that is killed leaves its temporary files behind: to the processes, then.
@@ -58,7 +58,7 @@ class Worker:
         return self._process.poll() is None
 
     def memory(self) -> int:
-        """Tell the resident memory of the main process, in bytes."""
+        """Return the resident memory of the main process, in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -68,11 +68,11 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL to the worker and its pool at once."""
-        self._keeper.kill(self._process)
+        self._processes.kill(self._process)
 
     def stop(self) -> None:
         """Stop it as an administrator would: it finishes the tasks it is at."""
-        self._keeper.stop(self._process)
+        self._processes.stop(self._process)
 
     def _wait_until_ready(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -1,8 +1,11 @@
 """Delayed delivery for Kombu and Celery on RabbitMQ: the delay lives in the broker."""
 
+from .amendments.api import cancel, replace, reschedule
+from .amendments.door import Dropped, on_dropped
 from .batching.batch import Outcome, PublishBatch
 from .errors import (
     AddressError,
+    AmendmentError,
     BinaryDelayError,
     DelayError,
     LadderError,
@@ -30,6 +33,12 @@ __all__ = [
     "Transport",
     "TransportMixin",
     "register",
+    # what waits, taken back
+    "Dropped",
+    "cancel",
+    "on_dropped",
+    "replace",
+    "reschedule",
     # many publishes with few waits
     "Outcome",
     "PublishBatch",
@@ -39,6 +48,7 @@ __all__ = [
     "Topology",
     # errors
     "AddressError",
+    "AmendmentError",
     "BinaryDelayError",
     "DelayError",
     "LadderError",

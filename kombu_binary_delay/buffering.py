@@ -4,7 +4,8 @@ The ladder is declared on a channel of its own, on the user's connection, in the
 publish. py-amqp reads whatever the broker sends next: a delivery read then would run the user's
 callback inside the declaration, and what that publishes could take, or wait for, the very answer
 that the declaration waits for. So frames for other channels are kept until the declaration ends,
-and are dispatched in their order before anything else is read.
+and are dispatched in their order before anything else is read. Channels of ours that run no code of
+the user's have ``runs_no_user_code``: what comes for them is never kept.
 
 Why not a second connection, which would need none of this: a queue that is exclusive can be bound
 only by the connection that declared it; every program would hold two connections, where brokers
@@ -28,7 +29,6 @@ class FrameBuffer:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._channel_id: int | None = None
         self._declaring = False
         self._dispatching = False
         self._frames: deque[Callable[[], object]] = deque()
@@ -50,14 +50,9 @@ class FrameBuffer:
                 # What is raised here is the user's own.
                 self._dispatch_all()
 
-    def pass_through(self, channel_id: int) -> None:
-        """Dispatch the frames of one channel, that of the declarations, at once."""
-        self._channel_id = channel_id
-
     def take(self, channel_id: int, dispatch: Callable[[], object]) -> None:
         """Dispatch a frame that was read, now or when the declaration ends."""
-        # Channel 0 is the connection itself.
-        if self._declaring and channel_id not in (0, self._channel_id):
+        if self._declaring and self._is_for_the_user(channel_id):
             # Only while frames wait: each publish reads, and nearly always none do.
             self._connection.blocking_read = self._connection.read_waiting_first
             self._frames.append(dispatch)
@@ -66,6 +61,11 @@ class FrameBuffer:
         else:
             self._frames.append(dispatch)
             self._dispatch_all()
+
+    def _is_for_the_user(self, channel_id: int) -> bool:
+        # Channel 0 is the connection itself.
+        channel = (self._connection.channels or {}).get(channel_id)
+        return channel_id != 0 and not getattr(channel, "runs_no_user_code", False)
 
     def dispatch_next(self) -> bool:
         """Dispatch the first frame that waits; return whether there was one."""

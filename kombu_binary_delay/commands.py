@@ -1,4 +1,4 @@
-"""What the router asks to have done on the broker, and the answers it understands. Pure.
+"""The router's commands to the broker, and their answers. Pure.
 
 The router yields these values, one after the other; whoever runs them sends back the answer. The
 :class:`~kombu_binary_delay.executor.Executor` runs them on a real broker, the tests on a simulated

@@ -42,8 +42,12 @@ class TopologyError(BinaryDelayError):
     """The broker refused to declare a part of the ladder or a binding of its delivery side."""
 
 
+class AmendmentError(BinaryDelayError, ValueError):
+    """What waits cannot be amended: a bad id, key or time, or a broker or user that cannot."""
+
+
 class UnconfirmedError(BinaryDelayError, BatchPublishError):
-    """The broker did not confirm all messages of a batch: ``outcomes`` tells what it did.
+    """The broker did not confirm all messages of a batch: ``outcomes`` says what it did.
 
     :param outcomes: the :class:`~kombu_binary_delay.Outcome` of each that it did not confirm.
     """

@@ -53,8 +53,8 @@ class Executor:
             connection
         )
         self._channel: Any = None
-        #: Is called with the broker's refusal of a message that was published on the channel.
-        self.on_refused_publish: Callable[[BaseException], object] = lambda _: None
+        #: Why the broker closed the channel over a message that was published on it, if it did.
+        self.refused_publish: BaseException | None = None
 
     def run(self, steps: Steps) -> None:
         """Do the commands of the router, one after the other.
@@ -70,7 +70,7 @@ class Executor:
                 return
             answer = error = None
             try:
-                answer = self._do(command)
+                answer = self.do(command)
             except TopologyError as exc:
                 error = exc
 
@@ -96,7 +96,11 @@ class Executor:
 
     # -- the commands --------------------------------------------------------------------------
 
-    def _do(self, command: Command) -> Any:
+    def do(self, command: Command) -> Any:
+        """Do one command, and return its answer.
+
+        :raises TopologyError: where the broker refuses.
+        """
         if isinstance(command, Warn):
             if command.text not in _warned:
                 logger.warning("%s", command.text)
@@ -116,21 +120,36 @@ class Executor:
         return Answer.DONE
 
     def _ensure(self, command: Ensure) -> Answer:
-        answer = Answer.DONE
+        if not command.lock:
+            return self._declare(command)
+        with self._buffer.closed():
+            with self.channel(command.what) as channel:
+                try:
+                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
+                except ResourceLocked:
+                    return Answer.LOCKED
+            try:
+                answer = self._declare(command)
+            except TopologyError:
+                self._unlock(command)
+                raise
+            self._unlock(command)
+        return answer
+
+    def _declare(self, command: Ensure) -> Answer:
         with self.channel(command.what, command.needs) as channel:
             try:
-                if command.lock:
-                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
                 declare(channel, command.part)
             except NotFound:
-                answer = Answer.MISSING
+                return Answer.MISSING
             except ResourceLocked:
                 return Answer.LOCKED
-        if command.lock:
-            # The connection holds it, and not the channel, which a refusal closes.
-            with self.channel(command.what) as channel:
-                channel.queue_delete(command.lock)
-        return answer
+        return Answer.DONE
+
+    def _unlock(self, command: Ensure) -> None:
+        # The connection holds the lock, and not the channel, which a refusal closes.
+        with self.channel(command.what) as channel:
+            channel.queue_delete(command.lock)
 
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:
@@ -184,7 +203,6 @@ class Executor:
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel: what we declare is not to be followed.
             self._channel = _DeclarationChannel(self._connection, self._refused)
-            self._buffer.pass_through(self._channel.channel_id)
             self._channel.open()
         return self._channel
 
@@ -197,7 +215,7 @@ class Executor:
 
     def _refused(self, error: BaseException, method: tuple[int, int]) -> None:
         if method == spec.Basic.Publish:
-            self.on_refused_publish(error)
+            self.refused_publish = error
         # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
         if self._buffer.declaring or method != spec.Basic.Publish:
             raise error
@@ -224,6 +242,8 @@ class Executor:
 
 class _DeclarationChannel(amqp.Channel):
     """A channel that, where the broker closes it, raises in nobody's code but ours."""
+
+    runs_no_user_code = True
 
     def __init__(
         self, connection: Any, refused: Callable[[BaseException, tuple[int, int]], None]

@@ -11,6 +11,7 @@ from typing import Any
 from amqp.exceptions import RecoverableConnectionError
 
 from .commands import Steps
+from .mechanism import Mechanism
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
@@ -154,17 +155,18 @@ class FollowingChannel(_Above):
 
     @property
     def _router(self) -> Router:
-        router: Router = self._connected.delay_router
+        router: Router = self._mechanism.router
         return router
 
     @property
-    def _connected(self) -> Any:
+    def _mechanism(self) -> Mechanism:
         if self.connection is None:
             raise RecoverableConnectionError("the channel is closed")
-        return self.connection
+        mechanism: Mechanism = self.connection.delay_mechanism
+        return mechanism
 
     def _run(self, steps: Steps) -> None:
-        self._connected.delay_executor.run(steps)
+        self._mechanism.executor.run(steps)
 
     _last_queue = ""
     _last_got = ""

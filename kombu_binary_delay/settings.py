@@ -29,8 +29,19 @@ _BESIDE_A_FOREIGN_LADDER = (
     "journal",
     "journal_max_age",
     "journal_arguments",
+    "amendments",
+    "amendments_max_age",
 )
-_MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
+_MAX_AGE = re.compile(r"([1-9][0-9]*)([YMDhms])")
+#: The units of RabbitMQ's ``x-max-age``, in milliseconds.
+_UNITS = {
+    "Y": 31_536_000_000,
+    "M": 2_592_000_000,
+    "D": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1000,
+}
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -62,6 +73,10 @@ class Settings:  # noqa: D101 - see below
         their nodes are down: each gets a relay, so that it holds up none but itself. Queues
         declared with ``reject-publish``, and those that a connection has not declared itself, get
         one anyway.
+    :param amendments: whether consumers read what was cancelled, rescheduled or superseded, and
+        whether a revoke is recorded for them; needs a broker with streams (RabbitMQ 3.9 and later).
+    :param amendments_max_age: how long a cancellation by id alone is remembered, and any other
+        after the due time that it names: in the form of ``journal_max_age``.
     :param lanes: how many ladders side by side to delay on, each message on one by its id; for
         clusters, whose nodes then share the work.
     :param journal: where to write what happens to delayed messages: ``"stream"`` for a stream queue
@@ -89,6 +104,8 @@ class Settings:  # noqa: D101 - see below
     journal: str | None = None
     journal_max_age: str = "7D"
     journal_arguments: bool = True
+    amendments: bool = True
+    amendments_max_age: str = "31D"
     lanes: int = 1
     namespace: str = "kbd"
 
@@ -114,6 +131,7 @@ class Settings:  # noqa: D101 - see below
         self._switch("queue_per_delay")
         self._switch("protocol_1")
         self._switch("journal_arguments")
+        self._switch("amendments")
         if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:
             raise SettingsError(
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
@@ -179,13 +197,11 @@ class Settings:  # noqa: D101 - see below
                 f"{KEY}: journal must be {STREAM!r}, the path of a folder, or None, "
                 f"got {self.journal!r}"
             )
-        if not isinstance(self.journal_max_age, str) or not _MAX_AGE.fullmatch(
-            self.journal_max_age
-        ):
-            raise SettingsError(
-                f"{KEY}: journal_max_age must be a number and a unit such as '7D' or '12h', "
-                f"got {self.journal_max_age!r}"
-            )
+        for name in ("journal_max_age", "amendments_max_age"):
+            if not isinstance(age := getattr(self, name), str) or not _MAX_AGE.fullmatch(age):
+                raise SettingsError(
+                    f"{KEY}: {name} must be a number and a unit such as '7D' or '12h', got {age!r}"
+                )
 
     def _switch(self, name: str) -> None:
         value = getattr(self, name)
@@ -198,6 +214,12 @@ class Settings:  # noqa: D101 - see below
             listed = ", ".join(repr(choice) for choice in choices)
             near = _instead(value, [choice for choice in choices if choice])
             raise SettingsError(f"{KEY}: {name} must be one of {listed}, got {value!r}{near}")
+
+
+def milliseconds(max_age: str) -> int:
+    """Read a time such as ``"7D"``, as RabbitMQ's ``x-max-age`` has it, in milliseconds."""
+    count, unit = _MAX_AGE.fullmatch(max_age).groups()  # type: ignore[union-attr] # was checked
+    return int(count) * _UNITS[unit]
 
 
 def _instead(given: object, known: list[str]) -> str:

@@ -34,6 +34,8 @@ All others are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import amqp
@@ -41,14 +43,18 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
+from .amendments.celery import BROADCASTS
+from .amendments.door import AmendingChannel
+from .amendments.record import GENERATION, KEY, REPLACES
+from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .errors import TopologyError
 from .executor import Executor
-from .follow import FollowingChannel
 from .journal import Journal, follow_celery
+from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
 from .model.delay import ETA, X_DELAY, due_time, headers_of_body
 from .router import Plan, Router
@@ -57,11 +63,11 @@ from .settings import Settings
 _HEADERS = "application_headers"
 
 
-#: What a mixin stands before; it has all that they call.
+#: The class that a mixin is mixed in before; it has all that they call.
 _Above: Any = object
 
 
-class ChannelMixin(FollowingChannel):
+class ChannelMixin(AmendingChannel):
     """A channel that delays: outward by the ladder; inward a message looks as it was published.
 
     To be mixed in before a channel class of Kombu's ``pyamqp`` transport, or one like it, whose
@@ -88,8 +94,18 @@ class ChannelMixin(FollowingChannel):
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         """
         # Spared where nothing can ask: each publish comes here.
-        asked = (msg.properties.get(_HEADERS) or self._reads_bodies) and self.asked(msg)
+        headers = msg.properties.get(_HEADERS)
+        asked = (headers or self._reads_bodies) and self.asked(msg)
+        # One with a generation is a retry: it goes with the first.
+        if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
+            msg, record = self._begin_generation(msg, asked or {})
+            options = (mandatory, immediate, timeout, confirm_timeout, argsig)
+            result = self._basic_publish(msg, exchange, routing_key, *options)
+            self._after_publish(record)
+            return result
         if not asked:
+            if exchange and exchange.endswith(BROADCASTS):
+                self._record_broadcast(msg)
             # One by one: to gather them in a dict and spread it again would cost a microsecond.
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
@@ -111,8 +127,10 @@ class ChannelMixin(FollowingChannel):
             confirm_timeout,
             argsig,
         )
-        if self._connected.delay_journal is not None:
-            self._note(plan)
+        journal = self._mechanism.journal
+        if journal is not None:
+            note = partial(journal.scheduled, plan.properties, plan.exchange, plan.routing_key)
+            self._after_publish(note)
         return result
 
     # amqp shadows this by an instance attribute where publisher confirms are on, and calls
@@ -155,35 +173,35 @@ class ChannelMixin(FollowingChannel):
         """
         consumers = bool(self.callbacks)
         try:
-            return self._publish_and_note(*args, **kwargs)
+            return self._publish_and_go_on(*args, **kwargs)
         except NotFound as exc:
             # The broker took nothing, so to send it again doubles nothing.
             if consumers or not self._router.topology.is_named_in(str(exc)):
                 raise
-            return self._publish_and_note(*args, **kwargs)
+            return self._publish_and_go_on(*args, **kwargs)
         except AccessRefused as exc:
             if not self._router.topology.is_named_in(str(exc)):
                 raise
             raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
 
-    def _publish_and_note(self, *args: Any, **kwargs: Any) -> Any:
-        # The journal talks to the broker. Between a publish and its confirm, it would take the
+    def _publish_and_go_on(self, *args: Any, **kwargs: Any) -> Any:
+        # What comes after talks to the broker. Between a publish and its confirm, it would take the
         # confirm that is waited for.
-        before, self._to_note = self._to_note, []
+        before, self._afterwards = self._afterwards, []
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
         finally:
-            plans, self._to_note = self._to_note, before
-        for plan in plans or ():
-            self._note(plan)
+            actions, self._afterwards = self._afterwards, before
+        for action in actions or ():
+            action()
         return result
 
-    def _note(self, plan: Plan) -> None:
-        journal = self._connected.delay_journal
-        if self._to_note is not None:
-            self._to_note.append(plan)
-        elif journal is not None:
-            journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
+    def _after_publish(self, action: Callable[[], object]) -> None:
+        """Do something now, or after the confirm that is waited for."""
+        if self._afterwards is not None:
+            self._afterwards.append(action)
+        else:
+            action()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
@@ -196,10 +214,10 @@ class ChannelMixin(FollowingChannel):
         return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
-        router = getattr(self.connection, "delay_router", None)
-        if router and router.topology.is_named_in(reply_text):
+        mechanism = mechanism_of(self.connection)
+        if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
-                router.lost()
+                mechanism.router.lost()
             if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "
@@ -216,7 +234,7 @@ class ChannelMixin(FollowingChannel):
         found = self._router.received(
             exchange, routing_key, raw_message.properties, self._queue_of(info)
         )
-        journal = self._connected.delay_journal
+        journal = self._mechanism.journal
         if found is None:
             if journal is not None:
                 journal.received(raw_message.properties, Destination(exchange, routing_key))
@@ -230,16 +248,14 @@ class ChannelMixin(FollowingChannel):
     #: Kombu asks, before it asks for a batch.
     supports_batch_publish = True
     _reads_bodies = False
-    #: Plans to tell the journal of after the confirm; None where none is waited for.
-    _to_note: list[Plan] | None = None
+    #: What to do after the confirm; None where none is waited for.
+    _afterwards: list[Callable[[], object]] | None = None
 
 
 class ConnectionMixin(BufferingConnection):
     """A connection whose channels delay."""
 
-    delay_router: Router | None = None
-    delay_executor: Executor | None = None
-    delay_journal: Journal | None = None
+    delay_mechanism: Mechanism | None = None
 
 
 class TransportMixin(_Above):
@@ -279,12 +295,13 @@ class TransportMixin(_Above):
         connection = super().establish_connection()
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
-        executor = connection.delay_executor = Executor(connection, settings.namespace)
-        router = connection.delay_router = Router(settings, server, connection.virtual_host)
+        executor = Executor(connection, settings.namespace)
+        router = Router(settings, server, connection.virtual_host)
+        journal = None
         if settings.journal is not None:
-            journal = Journal(settings, router.topology, executor.channel, server)
-            connection.delay_journal = journal
-            executor.on_refused_publish = journal.end
+            journal = Journal(settings, router.topology, executor, server)
+        amendments = Amendments(connection, router, executor, settings, server)
+        connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
         executor.run(router.opened())
         if settings.protocol_1:
             # Of this connection alone.

@@ -17,7 +17,7 @@ EACH, FILE = "each", "file"
 PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
 
 #: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
-#: For each test the first line counts that fits. What stands higher begins earlier: what is long.
+#: For each test the first line counts that fits. What is higher up begins earlier: what is long.
 TABLE = (
     # The first of its session: Java keeps the folder that it is started in, and this test has one.
     ("tests/broker/test_docs.py::test_the_code_of_a_page_runs[docs/how-to/spark.md]", PLANNING),
@@ -50,6 +50,11 @@ def unit(nodeid: str) -> str:
     """Return the name of a test's unit."""
     name = TABLE[line_of(nodeid)][1]
     return {EACH: nodeid, FILE: nodeid.partition("::")[0]}.get(name, name)
+
+
+def starts_java(nodeid: str) -> bool:
+    """Return whether a test is of a unit that starts Java."""
+    return unit(nodeid) in (PUBLISHING, PLANNING)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:

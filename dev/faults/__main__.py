@@ -2,7 +2,7 @@
 
 python -m dev.faults [--short] [--list] [--json FILE] [WORD ...]
 
-A case is told if every word is a part of its name. RABBITMQ_ROOT chooses another broker.
+A case runs if every word is a part of its name. RABBITMQ_ROOT chooses another broker.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="only what the tests run, and less")
     parser.add_argument("--list", action="store_true", help="only name the cases")
     parser.add_argument("--json", type=Path, help="a file to put the figures into")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     chosen = [
         case
         for case in CASES
-        if (case.short or not told.short)
-        and all(word in f"{case.scenario}: {case.name}" for word in told.words)
+        if (case.short or not arguments.short)
+        and all(word in f"{case.scenario}: {case.name}" for word in arguments.words)
     ]
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    if told.list or not chosen:
+    if arguments.list or not chosen:
         for case in chosen or CASES:
             console.print(f"{case.scenario}: {case.name}")
         return 0 if chosen else 2
@@ -46,9 +46,9 @@ def main() -> int:
         start = time.monotonic()
         console.print(f"{case.scenario}: {case.name} ...")
         try:
-            outcome = run_case(case, os.environ.get("RABBITMQ_ROOT"), short=told.short)
+            outcome = run_case(case, os.environ.get("RABBITMQ_ROOT"), short=arguments.short)
         except Exception as error:  # noqa: BLE001 - the other scenarios are to run
-            console.print(f"  could not be told: {error!r}", markup=False)
+            console.print(f"  could not run: {error!r}", markup=False)
             broken = True
             continue
         if outcome is None:
@@ -57,8 +57,8 @@ def main() -> int:
         rows.append(to_row(outcome))
         broken = broken or not outcome.holds
         console.print(f"  {time.monotonic() - start:.0f} s, {rows[-1]}", markup=False)
-        if told.json:
-            merge(told.json, rows[-1:])
+        if arguments.json:
+            merge(arguments.json, rows[-1:])
     console.print(table(rows))
     return int(broken)
 

@@ -48,7 +48,7 @@ class ScenarioError(RuntimeError):
 class Case:
     """One scenario.
 
-    run:      tells it.
+    run:      runs it.
     nodes:    of the broker.
     advanced: the broker's advanced.config.
     short:    whether it is a part of the short form.
@@ -100,7 +100,7 @@ class Program:
     """A publisher or a consumer that runs."""
 
     def __init__(self, processes: Processes, process: Process, log: Path) -> None:
-        self._keeper, self._process, self._log = processes, process, log
+        self._processes, self._process, self._log = processes, process, log
 
     def wait(self, timeout: float) -> int:
         """Wait until it has ended by itself; return its exit status."""
@@ -113,11 +113,11 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL."""
-        self._keeper.kill(self._process)
+        self._processes.kill(self._process)
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL where that is not enough."""
-        self._keeper.stop(self._process, 5)
+        self._processes.stop(self._process, 5)
 
     def log(self) -> str:
         """Return what it printed."""
@@ -157,7 +157,7 @@ class Environment:
     # -- what a scenario sets up ----------------------------------------------------------------
 
     def queue(self, name: str, node: Broker | None = None, **arguments: object) -> None:
-        """Declare a durable queue as an administrator would: a quorum queue unless told.
+        """Declare a durable queue as an administrator would: a quorum queue by default.
 
         :param arguments: with `_` for each `-`.
         """
@@ -170,8 +170,8 @@ class Environment:
                 arguments={key.replace("_", "-"): value for key, value in arguments.items()},
             )
 
-    def stand(self, *queues: str, longest: float = 60.0) -> None:
-        """Let the ladder stand ahead, and be old enough to survive a SIGKILL.
+    def declare_ladder(self, *queues: str, longest: float = 60.0) -> None:
+        """Declare the ladder ahead, and wait until it is old enough to survive a SIGKILL.
 
         :param longest: the longest delay, in seconds, that a scenario uses.
         """
@@ -194,7 +194,7 @@ class Environment:
         **more: Any,
     ) -> Program:
         """Start a publisher; a plain name is a queue that is addressed by its name."""
-        told = Publishing(
+        options = Publishing(
             urls=more.pop("urls", self.urls),
             book=self._book(),
             destinations=[
@@ -205,14 +205,14 @@ class Environment:
             delays=delays,
             **more,
         )
-        return self._start(told)
+        return self._start(options)
 
     def consumer(self, *queues: str, **more: Any) -> Program:
         """Start a consumer."""
-        told = Consuming(
+        options = Consuming(
             urls=more.pop("urls", self.urls), book=self._book(), queues=list(queues), **more
         )
-        return self._start(told)
+        return self._start(options)
 
     def worker(self, *options: str, urls: list[str] | None = None) -> Worker:
         """Start a Celery worker of the application in tasks.py."""
@@ -285,12 +285,12 @@ class Environment:
 
     def kept(self) -> int:
         """Count what the broker still holds, in the hands of dead-letter workers too."""
-        time.sleep(6)  # quorum queues tell what they hold every 5 s
+        time.sleep(6)  # quorum queues report their length every 5 s
         rows = self.queues()
         return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
 
     def queues(self, timeout: float = 120.0) -> list[dict[str, Any]]:
-        """List the queues; a node that has just come back may not tell at once."""
+        """List the queues; a node that has just come back may not answer at once."""
         deadline = time.monotonic() + timeout
         while True:
             for node in self.nodes:
@@ -305,7 +305,7 @@ class Environment:
         return self.vhost.waiting(self.topology.parking).get(self.topology.parking, 0)
 
     def redrive(self) -> int:
-        """Send on what is parked, as the operators' page tells; return how many."""
+        """Send on what is parked, as the operators' page describes; return how many."""
         sent = 0
         options = {"confirm_publish": True}
         with Connection(
@@ -358,10 +358,10 @@ class Environment:
         self._books += 1
         return str(self.processes.folder / f"{self._books:03}.book")
 
-    def _start(self, told: Publishing | Consuming) -> Program:
-        log = Path(told.book).with_suffix(".log")
+    def _start(self, options: Publishing | Consuming) -> Program:
+        log = Path(options.book).with_suffix(".log")
         env = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
-        program = Program(self.processes, self.processes.spawn(to_argv(told), env, log), log)
+        program = Program(self.processes, self.processes.spawn(to_argv(options), env, log), log)
         self._programs.append(program)
         return program
 
@@ -393,5 +393,5 @@ def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Out
 
 
 def topology_on(broker: Broker) -> Topology:
-    """Tell the default topology, as it is on this broker."""
+    """Return the default topology, as it is on this broker."""
     return Settings().topology(can_quorum=broker.release >= QUORUM_SINCE)

@@ -33,7 +33,7 @@ PATIENCE = 15  # seconds that a publisher waits for a confirm before it tries ag
 
 @dataclass(frozen=True)
 class Publishing:
-    """What a publisher is told.
+    """The options of a publisher.
 
     Message n goes to the destination n modulo their number: an exchange, a routing key, and the
     queues where it belongs.
@@ -58,7 +58,7 @@ class Publishing:
 
 @dataclass(frozen=True)
 class Consuming:
-    """What a consumer is told."""
+    """The options of a consumer."""
 
     urls: list[str]
     book: str
@@ -69,25 +69,25 @@ class Consuming:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def publish(told: Publishing) -> None:
+def publish(options: Publishing) -> None:
     """Publish, confirm by confirm, and keep the ledger."""
-    book = Book(Path(told.book))
-    draw = random.Random(told.name)  # noqa: S311 - the same delays each time
-    delays = [draw.uniform(*told.delays) for _ in range(told.first + told.count)]
-    dying = _Dying(book, told.dies_of)
-    with _connect(told.urls, told.settings) as connection:
+    book = Book(Path(options.book))
+    draw = random.Random(options.name)  # noqa: S311 - the same delays each time
+    delays = [draw.uniform(*options.delays) for _ in range(options.first + options.count)]
+    dying = _Dying(book, options.dies_of)
+    with _connect(options.urls, options.settings) as connection:
         producer = connection.Producer()
         start = time.monotonic()
-        for number in range(told.first, told.first + told.count):
-            since = number - told.first
-            if since == told.count // 2 and told.clock_step:
-                _step_clock(told.clock_step)
-            time.sleep(max(0.0, start + since / told.rate - time.monotonic()))
-            name = f"{told.name}-{number}"
-            exchange, key, queues = told.destinations[number % len(told.destinations)]
+        for number in range(options.first, options.first + options.count):
+            since = number - options.first
+            if since == options.count // 2 and options.clock_step:
+                _step_clock(options.clock_step)
+            time.sleep(max(0.0, start + since / options.rate - time.monotonic()))
+            name = f"{options.name}-{number}"
+            exchange, key, queues = options.destinations[number % len(options.destinations)]
             due = _microsecond(time.time() + delays[number])
             book.write(SENT, name, due=due, exchange=exchange, routing_key=key, queues=list(queues))
-            if since == told.dies_after:
+            if since == options.dies_after:
                 dying.name = name
             eta = datetime.fromtimestamp(due, timezone.utc).isoformat()
             try:
@@ -95,7 +95,7 @@ def publish(told: Publishing) -> None:
                     name,
                     exchange=exchange,
                     routing_key=key,
-                    headers={"task": "program", "id": name, "eta": eta, **told.headers},
+                    headers={"task": "program", "id": name, "eta": eta, **options.headers},
                     delivery_mode=2,
                     retry=True,
                     retry_policy=RETRY,
@@ -110,10 +110,10 @@ def publish(told: Publishing) -> None:
 class Consumer(ConsumerMixin):
     """Takes messages, writes them down, acknowledges them."""
 
-    def __init__(self, told: Consuming) -> None:
-        self.told = told
-        self.book = Book(Path(told.book))
-        self.connection = _connect(told.urls, told.settings)
+    def __init__(self, options: Consuming) -> None:
+        self.options = options
+        self.book = Book(Path(options.book))
+        self.connection = _connect(options.urls, options.settings)
         self.count = 0
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
@@ -125,7 +125,7 @@ class Consumer(ConsumerMixin):
 
         return [
             consumer([Queue(queue, no_declare=True)], callbacks=[take(queue)], prefetch_count=50)
-            for queue in self.told.queues
+            for queue in self.options.queues
         ]
 
     def take(self, queue: str, body: Any, message: Any) -> None:
@@ -145,7 +145,7 @@ class Consumer(ConsumerMixin):
             body=body,
         )
         self.count += 1
-        dies = self.told.dies if self.count == self.told.dies_at else ""
+        dies = self.options.dies if self.count == self.options.dies_at else ""
         if dies == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         self.book.write(DONE, name, queue=queue)
@@ -160,17 +160,17 @@ class Consumer(ConsumerMixin):
 
 def main(argv: list[str]) -> None:
     """Be the program that the arguments say."""
-    role, told = argv[0], json.loads(argv[1])
+    role, options = argv[0], json.loads(argv[1])
     if role == "publish":
-        publish(Publishing(**told))
+        publish(Publishing(**options))
     else:
-        Consumer(Consuming(**told)).run()
+        Consumer(Consuming(**options)).run()
 
 
-def to_argv(told: Publishing | Consuming) -> list[str]:
-    """Write what a program is told as a command."""
-    role = "publish" if isinstance(told, Publishing) else "consume"
-    return [sys.executable, "-m", "dev.faults.programs", role, json.dumps(asdict(told))]
+def to_argv(options: Publishing | Consuming) -> list[str]:
+    """Write the command that starts a program with these options."""
+    role = "publish" if isinstance(options, Publishing) else "consume"
+    return [sys.executable, "-m", "dev.faults.programs", role, json.dumps(asdict(options))]
 
 
 def _connect(urls: list[str], settings: dict[str, Any]) -> Connection:

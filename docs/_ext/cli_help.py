@@ -34,7 +34,7 @@ class CliHelp(SphinxDirective):
     optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Put the text where the directive stands."""
+        """Return the text in place of the directive."""
         text = cli_help(self.arguments[0] if self.arguments else None)
         return [nodes.literal_block(text, text, language="text")]
 

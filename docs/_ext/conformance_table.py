@@ -141,7 +141,7 @@ class _Table(SphinxDirective):
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        """Put the table where the directive stands."""
+        """Return the table in place of the directive."""
         for path in FOLDER.glob("*.json"):
             self.env.note_dependency(str(path))
         return self.parse_text_to_nodes(as_markdown(list(self.rows())))

@@ -65,7 +65,7 @@ class FaultsTable(SphinxDirective):
     option_spec: ClassVar = {"cost": directives.flag}
 
     def run(self) -> list[nodes.Node]:
-        """Put the table where the directive stands."""
+        """Return the table in place of the directive."""
         self.env.note_dependency(str(FIGURES))
         if "cost" in self.options:
             return self.parse_text_to_nodes(bad_destination_table())

@@ -26,7 +26,7 @@ class LadderFigure(SphinxDirective):
     }
 
     def run(self) -> list[nodes.Node]:
-        """Put the figure where the directive stands."""
+        """Return the figure in place of the directive."""
         given = self.options
         topology = Topology(Ladder.uniform(levels=given["levels"], tick=given["tick"]))
         return [nodes.raw("", svg(topology, given["delay"], given["queue"]), format="html")]

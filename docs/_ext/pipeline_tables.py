@@ -31,7 +31,7 @@ class PipelineTable(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Put the table where the directive stands."""
+        """Return the table in place of the directive."""
         columns = getattr(_schema(), self.arguments[0]).split(", ")
         lines = [".. list-table::", "   :header-rows: 1", "", "   * - Column", "     - Type"]
         for column in columns:

@@ -38,7 +38,7 @@ class SettingsTable(SphinxDirective):
     """All settings with their defaults and meanings."""
 
     def run(self) -> list[nodes.Node]:
-        """Put the table where the directive stands."""
+        """Return the table in place of the directive."""
         return self.parse_text_to_nodes(settings_table(Settings))
 
 

@@ -1,4 +1,4 @@
-"""Four tasks due in an hour, then three due now: tell which have run ten seconds later.
+"""Four tasks due in an hour, then three due now: print which have run ten seconds later.
 
 The same worker is asked twice, over Kombu's own transport and over ours. Both times it has one
 process, a prefetch multiplier of 4, and a quorum queue.

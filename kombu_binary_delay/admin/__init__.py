@@ -4,6 +4,7 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 :class:`Management`. Nothing here knows the command line.
 """
 
+from .amend import Amended, Chosen, amend, choose
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
@@ -14,7 +15,7 @@ from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
-from .status import LadderStatus, Status, Waiting, status
+from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
 from .waiting import (
@@ -35,6 +36,9 @@ from .waiting import (
 )
 
 __all__ = [
+    "Amended",
+    "AmendmentsStatus",
+    "Chosen",
     "Count",
     "Creation",
     "Difference",
@@ -63,6 +67,8 @@ __all__ = [
     "Waiters",
     "Waiting",
     "WaitingTask",
+    "amend",
+    "choose",
     "count_by",
     "create",
     "earliest",

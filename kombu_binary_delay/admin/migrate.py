@@ -184,8 +184,8 @@ def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:
 
 
 def _namespace(*ladders: Topology) -> str:
-    own = (each.namespace for each in ladders if each.mirrors)
-    return next(own, Topology.namespace)
+    namespaces = (each.namespace for each in ladders if each.mirrors)
+    return next(namespaces, Topology.namespace)
 
 
 def _refuse_a_circle(
@@ -198,7 +198,7 @@ def _refuse_a_circle(
         raise OperationError(
             f"both are the ladder {min(both)}, in the virtual host {vhost!r} of the broker "
             f"{cluster!r}; move to another ladder, virtual host or broker. Two brokers of one name "
-            f"are told apart when one is given another: rabbitmqctl set_cluster_name"
+            f"differ when one is given another: rabbitmqctl set_cluster_name"
         )
 
 

@@ -93,7 +93,7 @@ def read_address(topology: Topology, key: str, carried: Destination | None = Non
     """Read the destination in the address of a message that has left its ladder.
 
     A consumer of another namespace that sends a message again addresses it to the ladder that the
-    message came by, so that an address stands in an address.
+    message came by, so that an address can contain an address.
 
     :returns: :data:`UNREADABLE` where there is none.
     """
@@ -140,10 +140,10 @@ def read(
         lower = digits[len(digits) - source.level :] if source.level <= len(digits) else digits
         rest = topology.ladder.delay(lower) if source.level else 0
         due = now + source.ttl + rest
-        told = _told(headers, topology.delay_header)
-        # What cannot be, where the message is, was told of an earlier sending, or by another clock.
-        if told is not None and now + rest <= told <= due:
-            due = told
+        stated = _stated_due(headers, topology.delay_header)
+        # What cannot be, where the message is, is of an earlier publish, or by another clock.
+        if stated is not None and now + rest <= stated <= due:
+            due = stated
     unwrap(packed, topology.owns)
     headers.pop(_CONFIRMATION, None)
     return Reading(destination, due, packed)
@@ -195,7 +195,7 @@ def _due(headers: Mapping[str, Any]) -> int | None:
     return max((each for each in times if each is not None), default=None)
 
 
-def _told(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
+def _stated_due(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
     """Return when a message is due by the headers of NServiceBus."""
     if delay_header is None or delay_header not in headers or TIME_SENT not in headers:
         return None

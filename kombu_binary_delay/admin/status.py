@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu_binary_delay.amendments.stream import IDS, stream_name
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
@@ -64,8 +65,25 @@ class LadderStatus:
 
 
 @dataclass(frozen=True)
+class AmendmentsStatus:
+    """What is recorded of what waits.
+
+    :param active: how many ids and keys have amendments that count; None where they may not be
+        read.
+    :param lag: from the broker's confirm of a record until this program had read it, in
+        milliseconds; None where that was not measured.
+    """
+
+    active: int | None
+    lag: float | None
+
+
+@dataclass(frozen=True)
 class Status:
-    """One look at a virtual host; ``at`` is in seconds since the epoch."""
+    """One look at a virtual host; ``at`` is in seconds since the epoch.
+
+    ``amendments`` is None where there have been none yet, or nobody looked.
+    """
 
     at: float
     broker: str
@@ -74,16 +92,23 @@ class Status:
     parked: int
     relays: int
     troubles: tuple[str, ...]
+    amendments: AmendmentsStatus | None = None
 
 
 def status(
-    connection: Any, management: Management, topology: Topology, lanes: Iterable[str] = ()
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    lanes: Iterable[str] = (),
+    amending: Any = None,
 ) -> Status:
     """Look at every ladder in the namespace of ``topology``.
 
     :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
         rest, such as rates, is the management API's, and up to ten seconds old.
     :param lanes: the names of the ladders in use, where there are several side by side.
+    :param amending: a connection by our transport, which reads the amendments and appends a marker
+        to their streams; the same one for several looks reads them once. None to look at none.
     :raises UnreachableError: where the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)
@@ -131,7 +156,17 @@ def status(
         parked,
         relays,
         tuple(troubles),
+        _amendments(amending, topology.namespace, snapshot),
     )
+
+
+def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> AmendmentsStatus | None:
+    if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
+        return None
+    amendments = amending.connection.delay_mechanism.amendments
+    lag = amendments.lag()
+    active = len(amendments.memory) if amendments.is_reading else None
+    return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
 
 
 def ladder_of(topology: Topology, name: str) -> str | None:

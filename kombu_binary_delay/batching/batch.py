@@ -8,7 +8,6 @@ channel stays as it is. It must not import the transport.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,14 +20,14 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.exceptions import (
-    NotFound,
     RecoverableConnectionError,
-    error_for_code,
 )
 
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import due_time
 
+from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
 
 CONFIRMED = "confirmed"
@@ -40,8 +39,6 @@ DISCARDED = "discarded"
 #: How many messages are sent at once, where the window is not smaller, nor they larger.
 _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
-#: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
-_ACK = struct.Struct(">4xQB")
 #: Later than all that has a time, in microseconds since the epoch.
 _EVER = 2**63
 #: How long to wait until a broker that failed to answer takes a last word, in seconds.
@@ -72,8 +69,8 @@ class Outcome:
     reply_text: str = ""
 
 
-class _Entry:
-    """A message on its way: at first buffered, then sent, then settled."""
+class _Pending:
+    """A message that has no outcome yet: buffered, then sent."""
 
     __slots__ = (
         "due",
@@ -145,7 +142,7 @@ class PublishBatch:
     :param max_size: how many messages may have been sent and not been confirmed yet, and no more
         than that are gathered.
     :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
-        the batch. Where it is given, one message's fate is no error: it is told here.
+        the batch. Where it is given, one message's fate is no error: it is reported here.
     :raises TypeError: where the channel is not one of AMQP.
     :raises ValueError: where ``max_size`` is not a whole number >= 1.
     """
@@ -168,21 +165,21 @@ class PublishBatch:
         self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
-        router = getattr(self._connection, "delay_router", None)
-        self._journal = getattr(self._connection, "delay_journal", None)
+        mechanism = mechanism_of(self._connection)
+        self._journal = mechanism.journal if mechanism else None
         #: In microseconds.
-        self._tick = router.topology.ladder.tick * 1000 if router else 1
-        self._own: _ConfirmChannel | None = None
+        self._tick = mechanism.router.topology.ladder.tick * 1000 if mechanism else 1
+        self._confirm_channel: ConfirmChannel | None = None
         self._messages: Any = None
         #: Whether any message was to be confirmed within some time.
         self._is_timed = False
         self._number = 0
-        self._buffer: deque[_Entry] = deque()
-        self._sent: dict[int, _Entry] = {}  # by delivery tag, ascending
-        self._marks: dict[tuple[object, ...], deque[_Entry]] = {}
-        self._to_note: deque[_Entry] = deque()
-        self._settled: deque[tuple[_Entry, Outcome]] = deque()
-        self._unconfirmed: list[tuple[_Entry, Outcome]] = []
+        self._buffer: deque[_Pending] = deque()
+        self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
+        self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
+        self._to_note: deque[_Pending] = deque()
+        self._unreported: deque[tuple[_Pending, Outcome]] = deque()
+        self._unconfirmed: list[tuple[_Pending, Outcome]] = []
         self._busy = False
         self._failed: BaseException | None = None
         self._over = ""
@@ -216,7 +213,7 @@ class PublishBatch:
         """
         confirm_timeout = confirm_timeout or timeout
         options = ((mandatory, immediate), timeout, confirm_timeout)
-        entry = _Entry(message, exchange or "", routing_key or "", options, tag)
+        pending = _Pending(message, exchange or "", routing_key or "", options, tag)
         with self._lock:
             self._check()
             self._is_timed = self._is_timed or confirm_timeout is not None
@@ -224,10 +221,10 @@ class PublishBatch:
             if asked is not None and (headers := asked(message)):
                 now = time.time_ns() // 1000
                 # Where zero is asked for, the message is due, and loses its header all the same.
-                entry.due = due_time(headers, now) or 0
+                pending.due = due_time(headers, now) or 0
                 # What is wrong with it is to be raised here, not when it is sent.
-                self._pack(entry, now)
-            self._buffer.append(entry)
+                self._pack(pending, now)
+            self._buffer.append(pending)
             # A callback that publishes while the batch waits must not make it wait in itself.
             if len(self._buffer) >= self._at_once and not self._busy:
                 self._send_all()
@@ -239,7 +236,7 @@ class PublishBatch:
         Deliveries and other events of the connection are handled meanwhile.
 
         :raises UnconfirmedError: where a message since the last flush was nacked or returned, and
-            there is no ``on_outcome`` to tell; or where the connection or the channel has ended.
+            there is no ``on_outcome``; or where the connection or the channel has ended.
         """
         with self._lock:
             self._check()
@@ -256,22 +253,22 @@ class PublishBatch:
         with self._lock:
             self._over = self._over or "discarded"
             while self._buffer:
-                self._settle(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
+                self._record(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
             self._report()
             self._unconfirmed.clear()
 
     def close(self) -> None:
-        """Close the batch's own channel.
+        """Close the channel of the batch.
 
         :raises UnconfirmedError: where messages were neither flushed nor discarded.
         """
         with self._lock:
             discarded, self._over = self._over == "discarded", "closed"
-            own, self._own = self._own, None
-            if own is not None:
+            channel, self._confirm_channel = self._confirm_channel, None
+            if channel is not None:
                 self._note()
-                self._close(own)
-            self._settle_rest("it was not flushed", "the batch was closed before its confirm came")
+                self._close(channel)
+            self._record_rest("it was not flushed", "the batch was closed before its confirm came")
             self._report()
             if discarded:
                 self._unconfirmed.clear()
@@ -314,72 +311,72 @@ class PublishBatch:
             # than that: where each takes long, there is no end of it.
             for _ in range(2):
                 now = time.time_ns() // 1000
-                for entry in [each for each in islice(self._buffer, room) if each.until <= now]:
-                    self._pack_again(entry)
+                for pending in [each for each in islice(self._buffer, room) if each.until <= now]:
+                    self._pack_again(pending)
         except BaseException as exc:
             if self._is_lost():
                 self._fail(exc)
             # It is of a callback, and the batch can go on.
             raise
 
-    def _pack_again(self, entry: _Entry) -> None:
+    def _pack_again(self, pending: _Pending) -> None:
         try:
-            self._pack(entry, time.time_ns() // 1000)
+            self._pack(pending, time.time_ns() // 1000)
         except (DelayError, AddressError, TopologyError) as exc:
-            if entry in self._buffer:
-                self._buffer.remove(entry)
-                self._settle(entry, DISCARDED, 0, str(exc))
+            if pending in self._buffer:
+                self._buffer.remove(pending)
+                self._record(pending, DISCARDED, 0, str(exc))
 
-    def _pack(self, entry: _Entry, now: int) -> None:
+    def _pack(self, pending: _Pending, now: int) -> None:
         """Write its delay."""
-        due = entry.due or 0
+        due = pending.due or 0
         plan = self.channel.plan(
-            entry.message.properties, due, entry.exchange, entry.routing_key, now
+            pending.message.properties, due, pending.exchange, pending.routing_key, now
         )
         ticks = max(-((now - due) // self._tick), 0)
         # A callback may have flushed it meanwhile.
-        if not entry.sent:
-            entry.packed = plan.properties, plan.exchange, plan.routing_key
-            entry.until = due - (ticks - 1) * self._tick if ticks else _EVER
+        if not pending.sent:
+            pending.packed = plan.properties, plan.exchange, plan.routing_key
+            pending.until = due - (ticks - 1) * self._tick if ticks else _EVER
 
-    def _gather(self, room: int) -> list[_Entry]:
+    def _gather(self, room: int) -> list[_Pending]:
         """Gather the messages to be written at once: as long as they are not too large for that."""
         gathered, unwritable = [], []
         try:
-            for entry in islice(self._buffer, room):
-                mandatory, _ = flags = entry.options[0]
-                body, written = entry.message.body, entry.written
+            for pending in islice(self._buffer, room):
+                mandatory, _ = flags = pending.options[0]
+                body, written = pending.message.body, pending.written
                 try:
                     mark = _mark(body, *written) if mandatory else None
                     hash(mark)
                     self._messages.add(body, *written, flags)
                 except UNWRITABLE as exc:
-                    unwritable.append((entry, f"it cannot be written: {exc}"))
+                    unwritable.append((pending, f"it cannot be written: {exc}"))
                     continue
-                entry.mark = mark
-                gathered.append(entry)
+                pending.mark = mark
+                gathered.append(pending)
                 if self._messages.size >= _AT_ONCE_BYTES:
                     break
         except BaseException:
             self._messages.clear()
             raise
-        for entry, reason in unwritable:
-            self._buffer.remove(entry)
-            self._settle(entry, DISCARDED, 0, reason)
+        for pending, reason in unwritable:
+            self._buffer.remove(pending)
+            self._record(pending, DISCARDED, 0, reason)
         return gathered
 
-    def _write(self, gathered: list[_Entry]) -> None:
+    def _write(self, gathered: list[_Pending]) -> None:
         """Write what is gathered, the first of the buffer, to the broker."""
         if not gathered:
             return
         limits = [each.options[1] for each in gathered if each.options[1] is not None]
         try:
-            for entry in gathered:
+            for pending in gathered:
                 self._number += 1
                 self._sent[self._number] = self._buffer.popleft()
-                entry.sent = True
-                if entry.mark is not None:
-                    self._marks.setdefault(entry.mark, deque()).append(entry)
+                pending.sent = True
+                if pending.mark is not None:
+                    self._marks.setdefault(pending.mark, deque()).append(pending)
             with self._time_to_write(min(limits)) if limits else nullcontext():
                 self._messages.send()
         except BaseException as exc:
@@ -393,11 +390,11 @@ class PublishBatch:
         self._to_note.extend(each for each in gathered if each.due is not None)
 
     def _note(self) -> None:
-        """Tell the journal of what was sent; that may run a callback, too."""
+        """Write what was sent to the journal; that may run a callback, too."""
         while self._to_note:
-            entry = self._to_note.popleft()
+            pending = self._to_note.popleft()
             if self._journal is not None:
-                self._journal.scheduled(*entry.written)
+                self._journal.scheduled(*pending.written)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -430,29 +427,29 @@ class PublishBatch:
             self._busy = busy
 
     def _open(self) -> None:
-        if self._own is None:
-            own = _ConfirmChannel(self._connection, auto_decode=False)
-            messages = Messages(self._connection, own.channel_id)
-            own.open()
-            own.confirm_select()
-            own.on_ack = self._on_ack
-            own.events["basic_nack"].add(self._on_nack)
-            own.events["basic_return"].add(self._on_return)
-            if self._own is None and not self._over:
-                self._own, self._messages = own, messages
+        if self._confirm_channel is None:
+            channel = ConfirmChannel(self._connection, auto_decode=False)
+            messages = Messages(self._connection, channel.channel_id)
+            channel.open()
+            channel.confirm_select()
+            channel.on_ack = self._on_ack
+            channel.events["basic_nack"].add(self._on_nack)
+            channel.events["basic_return"].add(self._on_return)
+            if self._confirm_channel is None and not self._over:
+                self._confirm_channel, self._messages = channel, messages
             else:
                 # A callback was faster, or has no more need of it.
-                own.close()
+                channel.close()
 
-    def _close(self, own: _ConfirmChannel) -> None:
+    def _close(self, channel: ConfirmChannel) -> None:
         """Close the channel; wait for that only where the broker may still answer in time."""
-        if own.connection is None or not self._connection.connected:
+        if channel.connection is None or not self._connection.connected:
             return
         limit = self._patience() if self._failed is None else _LAST_WORD
-        own.is_closing = True
+        channel.is_closing = True
         try:
             with self._time_to_write(limit) if limit else nullcontext():
-                own.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+                channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
         except OSError:
             # Perhaps half of it is written.
             self._connection.collect()
@@ -460,7 +457,7 @@ class PublishBatch:
         if self._failed is None:
             # Whatever is wrong with the connection, there is nothing left to close.
             with suppress(OSError, amqp.AMQPError):
-                own.wait(spec.Channel.CloseOk, timeout=limit)
+                channel.wait(spec.Channel.CloseOk, timeout=limit)
 
     def _patience(self) -> float | None:
         """How long to wait for the confirms that are outstanding, in seconds."""
@@ -471,12 +468,12 @@ class PublishBatch:
         )
 
     def _is_lost(self) -> bool:
-        gone = self._own is not None and self._own.connection is None
+        gone = self._confirm_channel is not None and self._confirm_channel.connection is None
         return gone or not self._connection.connected
 
     def _fail_if_lost(self) -> None:
         if self._is_lost():
-            refusal = self._own and self._own.refusal
+            refusal = self._confirm_channel and self._confirm_channel.refusal
             self._fail(refusal or RecoverableConnectionError("it was closed"))
 
     def _check(self) -> None:
@@ -488,33 +485,33 @@ class PublishBatch:
             ) from self._failed
 
     def _fail(self, cause: BaseException, reason: str = "") -> None:
-        """End the batch, and tell of all that was not confirmed."""
+        """End the batch, and raise an error that names all that was not confirmed."""
         failed = self._end(cause, reason)
         failed, self._unconfirmed = self._unconfirmed or failed, []
         raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
 
-    def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Entry, Outcome]]:
+    def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Pending, Outcome]]:
         """End the batch: nobody will ever know what became of what was sent."""
         self._failed = cause
         reason = reason or str(cause) or type(cause).__name__
-        self._settle_rest(f"it was not sent: {reason}", reason)
-        failed = [each for each in self._settled if each[1].state != CONFIRMED]
+        self._record_rest(f"it was not sent: {reason}", reason)
+        failed = [each for each in self._unreported if each[1].state != CONFIRMED]
         self._report()
         return failed
 
     # -- outcomes ------------------------------------------------------------------------------
 
     def _on_ack(self, number: int, multiple: bool) -> None:
-        for entry in self._answered(number, multiple):
-            returned = entry.returned
+        for pending in self._answered(number, multiple):
+            returned = pending.returned
             if returned is None:
-                self._settle(entry, CONFIRMED)
+                self._record(pending, CONFIRMED)
             else:
-                self._settle(entry, RETURNED, returned.reply_code, returned.reply_text)
+                self._record(pending, RETURNED, returned.reply_code, returned.reply_text)
 
     def _on_nack(self, number: int, multiple: bool) -> None:
-        for entry in self._answered(number, multiple):
-            self._settle(entry, NACKED, 0, "the broker refused it")
+        for pending in self._answered(number, multiple):
+            self._record(pending, NACKED, 0, "the broker refused it")
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the message that came back; its ack comes after it."""
@@ -522,18 +519,18 @@ class PublishBatch:
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
-        # Twins without ids differ in their headers, by which an exchange may have told them apart.
+        # Twins without ids differ in their headers, by which an exchange may have routed them.
         headers = message.properties.get("application_headers")
-        entry = next((each for each in waiting if each.headers == headers), waiting[0])
-        waiting.remove(entry)
+        pending = next((each for each in waiting if each.headers == headers), waiting[0])
+        waiting.remove(pending)
         if not waiting:
             del self._marks[mark]
-        entry.returned = exc
+        pending.returned = exc
         # Whom the user has asked to see what returns on the channel is to see this, too.
         for handler in list(self.channel.events.get("basic_return") or ()):
             handler(exc, exchange, routing_key, message)
 
-    def _answered(self, number: int, multiple: bool) -> list[_Entry]:
+    def _answered(self, number: int, multiple: bool) -> list[_Pending]:
         sent = self._sent
         if not multiple:
             return [sent.pop(number)] if number in sent else []
@@ -544,78 +541,45 @@ class PublishBatch:
             answered.append(sent.pop(each))
         return answered
 
-    def _settle(self, entry: _Entry, state: str, code: int = 0, text: str = "") -> None:
-        self._unmark(entry)
+    def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
+        self._unmark(pending)
         if state == CONFIRMED and self._on_outcome is None:
             # Nobody asks.
             return
-        self._settled.append((entry, Outcome(entry.tag, state, code, text)))
+        self._unreported.append((pending, Outcome(pending.tag, state, code, text)))
 
-    def _unmark(self, entry: _Entry) -> None:
+    def _unmark(self, pending: _Pending) -> None:
         # What was returned has been found by its mark, and is no longer looked for.
-        if entry.mark is None or entry.returned is not None:
+        if pending.mark is None or pending.returned is not None:
             return
-        waiting = self._marks.get(entry.mark)
-        if waiting and entry in waiting:
-            waiting.remove(entry)
+        waiting = self._marks.get(pending.mark)
+        if waiting and pending in waiting:
+            waiting.remove(pending)
             if not waiting:
-                del self._marks[entry.mark]
+                del self._marks[pending.mark]
 
-    def _settle_rest(self, buffered: str, sent: str) -> None:
-        for entry in self._sent.values():
-            self._settle(entry, UNKNOWN, 0, sent)
+    def _record_rest(self, buffered: str, sent: str) -> None:
+        for pending in self._sent.values():
+            self._record(pending, UNKNOWN, 0, sent)
         self._sent.clear()
         while self._buffer:
-            self._settle(self._buffer.popleft(), DISCARDED, 0, buffered)
+            self._record(self._buffer.popleft(), DISCARDED, 0, buffered)
 
     def _report(self) -> None:
-        while self._settled:
-            entry, outcome = self._settled.popleft()
+        while self._unreported:
+            pending, outcome = self._unreported.popleft()
             if self._on_outcome is not None:
                 self._on_outcome(outcome)
             elif outcome.state != CONFIRMED and not (
-                # Then it has been told already.
+                # Then its handlers have reported it already.
                 outcome.state == RETURNED and self.channel.events.get("basic_return")
             ):
-                self._unconfirmed.append((entry, outcome))
+                self._unconfirmed.append((pending, outcome))
 
     def _complain(self) -> None:
         failed, self._unconfirmed = self._unconfirmed, []
         if failed:
             raise UnconfirmedError(_complaint(failed), _outcomes(failed))
-
-
-class _ConfirmChannel(amqp.Channel):
-    """A channel that, where the broker closes it, stays closed and raises in nobody's code."""
-
-    # An answer that crosses our close is an answer all the same.
-    _ALLOWED_METHODS_WHEN_CLOSING = (
-        *amqp.Channel._ALLOWED_METHODS_WHEN_CLOSING,  # noqa: SLF001 - it has no other name
-        spec.Basic.Ack,
-        spec.Basic.Nack,
-        spec.Basic.Return,
-    )
-    on_ack: Callable[[int, bool], object]
-    #: Why the broker closed it.
-    refusal: BaseException | None = None
-
-    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
-        """Take an ack by the shortest way: there may be as many as messages."""
-        if method_sig != spec.Basic.Ack:
-            return super().dispatch_method(method_sig, payload, content)
-        number, bits = _ACK.unpack_from(payload)
-        return self.on_ack(number, bool(bits & 1))
-
-    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
-        self.send_method(spec.Channel.CloseOk)
-        self.refusal = error_for_code(
-            reply_code, reply_text, (class_id, method_id), amqp.ChannelError
-        )
-        router = getattr(self.connection, "delay_router", None)
-        if reply_code == NotFound.code and router and router.topology.is_named_in(reply_text):
-            # It is declared again for the next delayed message.
-            router.lost()
-        self.collect()
 
 
 def _alive(channel: Any) -> Any:
@@ -634,14 +598,15 @@ def _mark(
     return (exchange, routing_key, bytes(body or b""), *names)
 
 
-def _outcomes(failed: list[tuple[_Entry, Outcome]]) -> tuple[Outcome, ...]:
+def _outcomes(failed: list[tuple[_Pending, Outcome]]) -> tuple[Outcome, ...]:
     return tuple(outcome for _, outcome in failed)
 
 
-def _complaint(failed: list[tuple[_Entry, Outcome]]) -> str:
+def _complaint(failed: list[tuple[_Pending, Outcome]]) -> str:
     named = [
-        f"{entry.name} {outcome.state}" + (f" ({outcome.reply_text})" if outcome.reply_text else "")
-        for entry, outcome in failed[:3]
+        f"{pending.name} {outcome.state}"
+        + (f" ({outcome.reply_text})" if outcome.reply_text else "")
+        for pending, outcome in failed[:3]
     ]
     if len(failed) > len(named):
         named.append(f"and {len(failed) - len(named)} more")

@@ -11,6 +11,7 @@ import click
 
 from kombu_binary_delay.spark.cli import spark
 
+from .amend import cancel, reschedule
 from .connect import Target, options
 from .create import create
 from .explain import explain
@@ -73,12 +74,14 @@ def binary_delay(
 
 for _option in options():
     binary_delay.params.append(_option)
-for _verb in (
+for _subcommand in (
     create,
     verify,
     status,
     tasks,
     explain,
+    cancel,
+    reschedule,
     export,
     redrive,
     migrate,
@@ -87,7 +90,7 @@ for _verb in (
     teardown,
     spark,
 ):
-    binary_delay.add_command(_verb)
+    binary_delay.add_command(_subcommand)
 
 
 def _load(name: str) -> Any:

@@ -133,7 +133,7 @@ def _move(
     connect: Any = there.plain
     if target[0].mirrors:
         connect = (there if to is None else there.on(target[0])).delaying
-    with bar("move", planned.messages) as tell:
+    with bar("move", planned.messages) as update:
         done = admin.migrate(
             here.plain,
             connect,
@@ -142,7 +142,7 @@ def _move(
             target,
             there=asked_there,
             exchange=exchange,
-            progress=tell,
+            progress=update,
         )
     printer.show(done, "migration")
     return FOUND if done.left or done.poison else OK

@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kombu_binary_delay.admin import (
+    Amended,
     Count,
     Creation,
     Difference,
@@ -31,6 +32,7 @@ from kombu_binary_delay.admin import (
     Waiters,
     WaitingTask,
 )
+from kombu_binary_delay.admin.amend import CANCEL
 from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.model.address import Destination
 
@@ -106,6 +108,12 @@ def status(value: Status) -> RenderableType:
         ("   in relays ", "dim"),
         f"{value.relays:,}",
     )
+    if value.amendments is not None:
+        active, lag = value.amendments.active, value.amendments.lag
+        foot.append("   amendments ", style="dim")
+        foot.append("may not be read" if active is None else f"{active:,}")
+        if lag is not None:
+            foot.append(f" (lag {lag:.1f} ms)", style="dim")
     shown.append(foot)
     shown += [Text(f"! {trouble}", style="bold red") for trouble in value.troubles]
     return Group(*shown)
@@ -429,6 +437,23 @@ def teardown(value: Teardown) -> RenderableType:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
+
+
+def amended(value: Amended) -> RenderableType:
+    """Draw what was cancelled or rescheduled."""
+    count = f"{len(value.ids):,} task" + ("s" if len(value.ids) != 1 else "")
+    until = datetime.fromtimestamp(value.until / 1000).astimezone()
+    if value.action == CANCEL:
+        head = f"{count} cancelled: recorded, and remembered until {until:%Y-%m-%d %H:%M}"
+    else:
+        due = datetime.fromtimestamp((value.due or 0) / 1000).astimezone()
+        head = f"{count} rescheduled to {due.isoformat(sep=' ', timespec='seconds')}: recorded"
+    lines: list[RenderableType] = [
+        Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
+    ]
+    if value.without_id:
+        lines.append(Text(f"! {value.without_id:,} have no id, and wait on", style="yellow"))
+    return Group(*lines, *_names(value.ids, "task"))
 
 
 def redriven(value: Redrive) -> RenderableType:

@@ -19,7 +19,7 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
         length=total, label=label, file=sys.stderr, show_pos=True, width=0
     ) as shown:
 
-        def tell(count: int) -> None:
+        def update(count: int) -> None:
             shown.update(max(min(count, total) - shown.pos, 0))
 
-        yield tell
+        yield update

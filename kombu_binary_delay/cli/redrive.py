@@ -75,7 +75,7 @@ def redrive(
         file = None
         if to_file is not None and not dry_run:
             file = stack.enter_context(to_file.open("a", encoding="utf-8"))
-        tell = stack.enter_context(bar("redrive", parked if not dry_run else 0))
+        update = stack.enter_context(bar("redrive", parked if not dry_run else 0))
         done = admin.redrive(
             broker.plain,
             topology,
@@ -84,7 +84,7 @@ def redrive(
             to=to,
             file=file,
             dry_run=dry_run,
-            progress=tell,
+            progress=update,
         )
     sys.stderr.flush()
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}

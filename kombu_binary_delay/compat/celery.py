@@ -22,6 +22,8 @@ from typing import Any
 
 from kombu.messaging import Producer
 
+from kombu_binary_delay.buffering import BufferingConnection
+
 from .patch import replace
 
 
@@ -71,9 +73,9 @@ def _declare_unless_known(maybe_declare: Any) -> Any:
     def declare_unless_known(producer: Any, entity: Any, *args: Any, **kwargs: Any) -> Any:
         # A producer may have no channel, and an entity one of its own.
         channel = producer.channel if entity else None
-        connection: Any = getattr(channel, "connection", None)
+        connection = getattr(channel, "connection", None)
         if (
-            getattr(connection, "delay_router", None) is not None
+            isinstance(connection, BufferingConnection)
             # What Kombu asks of its copy.
             and entity.can_cache_declaration
             and hash(entity) in connection.client.declared_entities

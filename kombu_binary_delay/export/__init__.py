@@ -3,7 +3,7 @@
 One format a file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
 whatever can be declared can be exported; a picture and what monitors a ladder take the whole
 :class:`~kombu_binary_delay.model.topology.Topology`. Nothing here may do I/O, or know what
-stands above the topology.
+is above the topology.
 """
 
 from .alerts import alerts

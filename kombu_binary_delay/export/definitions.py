@@ -10,7 +10,7 @@ from kombu_binary_delay.model.parts import Part
 def definitions(part: Part, vhost: str = "/") -> str:
     """Write a part as definitions that RabbitMQ imports.
 
-    The virtual host must exist. An import adds what is missing, and leaves what stands there.
+    The virtual host must exist. An import adds what is missing, and leaves what exists.
     """
     document = {
         "exchanges": [

@@ -160,7 +160,7 @@ def _due(ask: Questions) -> _Json:
         **_panel(
             "bargauge",
             "Due soon",
-            "A forecast, as far as the levels tell it: a level knows how long its messages stay "
+            "A forecast, as far as the levels show it: a level knows how long its messages stay "
             "at most, not how long each has been there.",
             asked,
             instant=True,

@@ -18,7 +18,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """What tells it from every other: an exchange and a queue may share a name."""
+        """Its unique key: an exchange and a queue may share a name."""
         return f"{self.kind} {self.name}"
 
 
@@ -33,12 +33,12 @@ class Edge:
 
 
 def outline(part: Part) -> Part:
-    """Leave out the entries: each would be one more exchange beside a queue of its name."""
-    entries = part.entries
+    """Leave out the entry exchanges: each would be one more exchange beside a queue of its name."""
+    entry_exchanges = part.entry_exchanges
     return Part(
-        tuple(each for each in part.exchanges if each.name not in entries),
+        tuple(each for each in part.exchanges if each.name not in entry_exchanges),
         part.queues,
-        tuple(each for each in part.bindings if each.source not in entries),
+        tuple(each for each in part.bindings if each.source not in entry_exchanges),
     )
 
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 
 def shorten(text: str, name: str, longest: int) -> str:
-    """Cut a text, and let it end in a digest of the name that it stands for."""
+    """Cut a text, and let it end in a digest of the whole name."""
     end = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{text[: longest - 9]}-{end}"
 

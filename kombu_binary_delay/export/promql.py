@@ -1,6 +1,6 @@
 """What is asked of RabbitMQ's own metrics about a ladder, in PromQL. Pure.
 
-``rabbitmq_prometheus`` tells of each queue under ``/metrics/detailed``, and counts dead letters of
+``rabbitmq_prometheus`` exports each queue under ``/metrics/detailed``, and counts dead letters of
 a whole node under ``/metrics``. All that is asked here covers every ladder of a namespace, since an
 old one that drains is to be watched as well. ``rabbitmq_cluster`` is a label that a scrape may add
 where one Prometheus watches several brokers; where it is missing, nothing changes.
@@ -88,7 +88,7 @@ class Questions:
     def within(self, milliseconds: int) -> tuple[str, str]:
         """Messages on the levels that leave the ladder within a time: surely, and probably.
 
-        A level tells how long its messages stay at most. For the probable figure, the time that
+        A level shows how long its messages stay at most. For the probable figure, the time that
         is left to each is taken to lie anywhere below that, with the same chance.
         """
         surely: list[str] = []

@@ -75,7 +75,7 @@ class _Figure:
         digits = topology.ladder.digits(delay)
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
-        self.entry = topology.entry_exchange(digits)
+        self.entry_exchange = topology.entry_exchange(digits)
         self.highest = topology.level_of(digits)
         self.taken, self.times = self._follow()
 
@@ -110,8 +110,8 @@ class _Figure:
         """Return the binding taken at each exchange, and from when to when a queue is waited in."""
         taken: dict[str, Binding] = {}
         times: dict[str, tuple[int, int]] = {}
-        now, exchange = 0, self.entry
-        while exchange in self.y or exchange == self.entry:
+        now, exchange = 0, self.entry_exchange
+        while exchange in self.y or exchange == self.entry_exchange:
             (binding,) = (
                 each
                 for each in self.part.bindings
@@ -127,7 +127,7 @@ class _Figure:
                 now, exchange = now + ttl, below
             elif binding.to_queue:
                 break
-        way = walk(self.part, self.entry, self.key)
+        way = walk(self.part, self.entry_exchange, self.key)
         if not now == way.total == self.delay or way.arrived != {self.queue}:
             raise ValueError(f"{self.key} waits {way.total} ms, arrives in {sorted(way.arrived)}")
         return taken, times
@@ -156,8 +156,8 @@ class _Figure:
 
     def _draw_entry(self) -> None:
         said = f"publish, delayed by {human(self.delay)}"
-        if self.entry in self.y:
-            x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry]
+        if self.entry_exchange in self.y:
+            x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry_exchange]
             way = f"V{y - 3}"
         else:
             # By an exchange of its own, which is not drawn, into the queue of its first digit.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kombu_binary_delay.batching.batch import PublishBatch
+from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.settings import KEY
 
 from . import events
@@ -113,7 +114,8 @@ class ConfirmedWriter:
 
     def _write(self, app: Any, event: dict[str, Any]) -> None:
         self._connect(app)
-        journal: Journal | None = self._connection.connection.delay_journal
+        mechanism = mechanism_of(self._connection.connection)
+        journal: Journal | None = mechanism.journal if mechanism else None
         if journal is None:
             return
         if journal.folder is not None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import NotFound
 
+from kombu_binary_delay.commands import Answer, Ensure
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import declare
+from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
 from kombu_binary_delay.settings import STREAM, Settings
 
 from . import events
-
-#: Yields a channel for the purpose that it is given; a refusal by the broker is a TopologyError.
-OpenChannel = Callable[[str], AbstractContextManager[Any]]
 
 _PURPOSE = "the journal"
 #: How long to wait, in seconds, until others have declared the stream.
@@ -58,22 +54,23 @@ def to_message(event: dict[str, Any]) -> Any:
 class Stream:
     """The stream as one connection writes to it."""
 
-    def __init__(
-        self, settings: Settings, open_channel: OpenChannel, server: dict[str, Any]
-    ) -> None:
+    def __init__(self, settings: Settings, executor: Executor, server: dict[str, Any]) -> None:
         self.name = stream_name(settings.namespace)
-        self._queues = stream_part(settings, server).queues
+        self._part = stream_part(settings, server)
         self._may_declare = settings.declare != "never"
-        self._open_channel = open_channel
+        self._executor = executor
         self._declared = False
 
     def publish(self, event: dict[str, Any]) -> None:
         """Publish an event, without waiting for the broker.
 
-        :raises amqp.AMQPError, BinaryDelayError: where it cannot be published.
+        :raises amqp.AMQPError, BinaryDelayError: where it cannot be published, or the broker
+            refused an earlier one: it would refuse this one as well.
         """
+        if self._executor.refused_publish is not None:
+            raise self._executor.refused_publish
         self.declare()
-        with self._open_channel(_PURPOSE) as channel:
+        with self._executor.channel(_PURPOSE) as channel:
             # Where the connection has publisher confirms, basic_publish would wait for each.
             amqp.Channel._basic_publish(channel, to_message(event), "", self.name)  # noqa: SLF001
 
@@ -99,7 +96,7 @@ class Stream:
         self._declared = True
 
     def _require(self) -> None:
-        with self._open_channel(_PURPOSE) as channel:
+        with self._executor.channel(_PURPOSE) as channel:
             try:
                 channel.queue_declare(self.name, passive=True)
             except NotFound:
@@ -110,30 +107,16 @@ class Stream:
 
     def _is_in_use(self) -> bool:
         """Whether the stream has events, so that it can be declared without the lock."""
-        with self._open_channel(_PURPOSE) as channel:
+        with self._executor.channel(_PURPOSE) as channel:
             try:
                 found = channel.queue_declare(self.name, passive=True)
             except NotFound:
                 return False
             if found.message_count:
-                self._declare(channel)
+                declare(channel, self._part)
             return bool(found.message_count)
 
     def _declare_alone(self) -> bool:
-        """Declare the stream if nobody else does at the moment: an exclusive queue is the lock."""
-        lock = f"{self.name}.lock"
-        with self._open_channel(_PURPOSE) as channel:
-            try:
-                channel.queue_declare(lock, exclusive=True)
-            except ResourceLocked:
-                return False
-        try:
-            with self._open_channel(_PURPOSE) as channel:
-                self._declare(channel)
-        finally:
-            with self._open_channel(_PURPOSE) as channel:
-                channel.queue_delete(lock)
-        return True
-
-    def _declare(self, channel: Any) -> None:
-        declare(channel, Part(queues=self._queues))
+        """Declare the stream if nobody else does at the moment."""
+        answer = self._executor.do(Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock"))
+        return answer is Answer.DONE

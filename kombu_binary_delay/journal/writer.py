@@ -11,12 +11,13 @@ import amqp
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import STREAM, Settings
 
 from . import events, files
-from .stream import OpenChannel, Stream, has_streams
+from .stream import Stream, has_streams
 
 logger = get_logger(__package__)
 
@@ -24,7 +25,7 @@ logger = get_logger(__package__)
 class Journal:
     """One connection's journal.
 
-    :param open_channel: yields a channel of this connection, for the journal alone meanwhile.
+    :param executor: of this connection; the journal's stream is written on its channel.
     :param server: the properties that the broker has sent of itself.
     """
 
@@ -32,10 +33,10 @@ class Journal:
         self,
         settings: Settings,
         topology: Topology,
-        open_channel: OpenChannel,
+        executor: Executor,
         server: dict[str, Any],
     ) -> None:
-        self.stream = Stream(settings, open_channel, server)
+        self.stream = Stream(settings, executor, server)
         #: The folder that events are written to in place of the stream, if they are.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
@@ -83,11 +84,6 @@ class Journal:
         else:
             self.stream.publish(event)
 
-    def end(self, reason: BaseException) -> None:
-        """Write no more events: what one was refused for, the next would be as well."""
-        self._failed = True
-        warn_once(f"the journal ends on this connection: {reason}")
-
     def _note(self, kind: str, event: dict[str, Any]) -> None:
         if self._failed:
             return
@@ -95,7 +91,8 @@ class Journal:
             self.write({"event": kind, "at": time.time_ns() // 1000, **event})
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is on its way; the connection's own trouble will show by itself.
-            self.end(exc)
+            self._failed = True
+            warn_once(f"the journal ends on this connection: {exc}")
         except (TypeError, ValueError) as exc:
             # Of this message alone, for something in its properties.
             warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")

@@ -7,7 +7,7 @@ then the words of the original routing key. A delay of ten seconds is 80 ticks o
 
 Lowest first, since then each level finds its digit at a fixed place and leading zeros need not be
 written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap hops. The ``@``
-stands nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
+is nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
 number of digits: everything behind the levels is the same for every ladder.
 
 A word that a binding would read as a wildcard or as this mark is escaped with ``%`` and
@@ -75,8 +75,8 @@ def parse_address(
     Whether a ladder has these digits, only that ladder knows:
     :meth:`Topology.parse <kombu_binary_delay.Topology.parse>` asks it.
 
-    :param carried: the destination that travelled beside the address, needed where a digest stands
-        in it, ignored elsewhere.
+    :param carried: the destination that travelled beside the address, needed where it has
+        a digest, ignored elsewhere.
     :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
     """
     digits, destination = read_address(key, carried)

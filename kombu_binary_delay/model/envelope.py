@@ -21,7 +21,7 @@ from .delay import X_DELAY
 HEADER = "x-binary-delay"
 _HEADERS = "application_headers"
 _DEATHS = "x-death"
-#: The newest death stands first in the list; these repeat its two ends.
+#: The newest death is the first in the list; these repeat its two ends.
 _ENDS = {
     f"x-{end}-death-{part}": (position, part)
     for end, position in (("first", -1), ("last", 0))

@@ -1,4 +1,4 @@
-"""The ladders that ours descends from, as they stand on the wire. Pure.
+"""The ladders that ours descends from, in their own wire formats. Pure.
 
 NServiceBus and Celery each keep delays in 28 binary levels of whole seconds, with names, arguments
 and keys of their own. As a :class:`ForeignLadder` such a ladder can be declared, walked, exported
@@ -95,7 +95,7 @@ class ForeignLadder(Topology):
         return self.level_of(digits)
 
     def needs(self, digits: tuple[str, ...]) -> int:
-        """Return the highest level that has to stand: all, as its own programs rely on."""
+        """Return the highest level that has to exist: all, as its own programs rely on."""
         del digits
         return LEVELS - 1
 

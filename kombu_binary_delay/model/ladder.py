@@ -26,7 +26,7 @@ MAX_KEY = 255
 #: What is left to the destination is thus the same on all ladders.
 MAX_DIGITS = 78
 
-#: The ticks that a ladder reaches unless told otherwise: 8.5 years in steps of an eighth second.
+#: The ticks that a ladder reaches by default: 8.5 years in steps of an eighth second.
 REACH = 2**31
 #: Two bits a level: half as many levels as with one bit, so fewer waits, and bursts leave through
 #: more queues side by side.
@@ -44,7 +44,7 @@ class Ladder:
     power of two, the digits of a delay, one behind the other, are its number of ticks in binary.
 
     The *weight* of a level is the tick times the radices of all levels below it. The digit of value
-    ``d`` stands for a wait of ``d`` times the weight.
+    ``d`` means a wait of ``d`` times the weight.
 
     :param tick: the smallest delay, in whole milliseconds, at least 1.
     :param radices: one radix per level, each at least 2, highest level first.

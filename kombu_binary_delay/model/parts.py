@@ -44,7 +44,7 @@ class Part:
     bindings: tuple[Binding, ...] = ()
 
     @property
-    def entries(self) -> frozenset[str]:
+    def entry_exchanges(self) -> frozenset[str]:
         """The names of the entry exchanges, each before a level queue of the same name."""
         # The parking queue has such an exchange, too, but it has no alternate.
         return frozenset(

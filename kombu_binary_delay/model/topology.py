@@ -4,10 +4,10 @@ Declaring, exporting, drawing, verifying and walking are readers of this one tab
 
 The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
 expire after the digit's wait into the exchange of the level below. Before each of these queues
-stands its *entry exchange*, a fanout of the same name: the publisher knows the first digit, and a
+is its *entry exchange*, a fanout of the same name: the publisher knows the first digit, and a
 topic exchange would take as long to read it out of the address as to store the message, or longer.
 
-The delivery side, which all ladders of a namespace share, is the delivery exchange and what stands
+The delivery side, which all ladders of a namespace share, is the delivery exchange and what is
 behind it: for a destination on the default exchange the queue itself; for any other exchange its
 *mirror*, a topic exchange with the same bindings behind the digits. A headers exchange, which a
 topic exchange cannot imitate, has a *relay* behind its mirror: a queue that expires at once into
@@ -59,7 +59,7 @@ _MAX_NAME_NOT_ASCII = 128
 
 @dataclass(frozen=True)
 class Topology:
-    """A ladder as it stands on a broker: same value, same names, on every machine.
+    """A ladder as it is declared on a broker: same value, same names, on every machine.
 
     :param ladder: the numeral system; by default :meth:`Ladder.uniform`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
@@ -186,7 +186,7 @@ class Topology:
 
     @cached_property
     def base(self) -> Part:
-        """The parking queue and the delivery exchange: what the levels stand on."""
+        """The parking queue and the delivery exchange, which all levels need."""
         parking = Queue(self.parking, (("x-queue-type", self.queue_type),))
         to_queues = (("alternate-exchange", self.to_queues),)
         return Part(
@@ -222,7 +222,7 @@ class Topology:
         return len(digits) - 1
 
     def needs(self, digits: tuple[str, ...]) -> int:
-        """Return the highest level that has to stand for a message."""
+        """Return the highest level that has to exist for a message."""
         return len(digits) - 1
 
     def address(
@@ -373,7 +373,7 @@ class Topology:
 
         :param exchange_type: one of :data:`~kombu_binary_delay.model.topology.IMITABLE`.
         :param destination: a queue, or an exchange, whose mirror is then bound.
-        :raises AddressError: where a topic pattern is too long to stand behind the digits.
+        :raises AddressError: where a topic pattern is too long to be written behind the digits.
         """
         target = destination if to_queue else self.mirror_name(destination)
         source = self.mirror_name(exchange)
@@ -412,7 +412,7 @@ class Topology:
         if excess > 0:
             raise AddressError(
                 f"the binding key {key!r} of the exchange {exchange!r} is {excess} bytes too long "
-                f"to stand behind digits; delayed messages for it will be parked"
+                f"behind the digits; delayed messages for it will be parked"
             )
         return patterns
 
@@ -434,7 +434,7 @@ class Topology:
             for digit, word in enumerate(self._words(level))
             if digit
         )
-        entries = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
+        fanouts = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
         enter = tuple(Binding(each.name, each.name, "") for each in queues)
         if self.layout == "skip":
             waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
@@ -443,8 +443,8 @@ class Topology:
             waits = self._waits(level, level)
             key = f"{'*.' * level}{self._zeros(level, level)}#"
             down = Binding(name, below, key, to_queue=False)
-        # The level last: where it stands, publishers take it that all else does.
-        return Part((*entries, self._exchange(name)), queues, (*waits, down, *enter))
+        # The level last: where it exists, publishers rely on all else.
+        return Part((*fanouts, self._exchange(name)), queues, (*waits, down, *enter))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Bind a level to the queues of a lower one, or its own, past the zeros in between."""

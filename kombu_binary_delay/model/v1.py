@@ -51,7 +51,7 @@ def _is_decimal(digit: str) -> bool:
 
 @dataclass(frozen=True)
 class TopologyV1(Topology):
-    """A ladder of the form ``v1`` as it stands on a broker."""
+    """A ladder of the form ``v1`` as it is declared on a broker."""
 
     ladder: Ladder = field(default_factory=LadderV1.uniform)
 

@@ -1,9 +1,9 @@
 """What one connection knows about the broker, and every decision taken from it. Pure.
 
-Asked for a publish, the router answers with a :class:`Plan`; told of a delivery, with its
-:class:`Delivery`; told of what a program declares, binds or deletes, with the commands that this
-calls for, see :mod:`kombu_binary_delay.commands`. What exists on the broker is one set,
-:attr:`Router.existing`: a plan needs what is missing from it, which is nearly always nothing.
+For a publish, the router returns a :class:`Plan`; for a delivery, its :class:`Delivery`; for what a
+program declares, binds or deletes, the commands that this calls for, see
+:mod:`kombu_binary_delay.commands`. What exists on the broker is one set, :attr:`Router.existing`: a
+plan needs what is missing from it, which is nearly always nothing.
 
 What it knows is in :mod:`.knowledge`; the decisions about levels and about destinations are in
 :mod:`.ladder_side` and :mod:`.delivery_side`. It must not do I/O, read a clock, or know Kombu,
@@ -20,10 +20,10 @@ from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from kombu_binary_delay.model.parts import Exchange, Part
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
@@ -125,7 +125,35 @@ class Router(DeliverySide):
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
-        return Plan(self._entry(ladder, digits), key, properties, lane, needs)
+        return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
+
+    def plan_through(
+        self, exchange: str, queue: str, properties: dict[str, Any], due: int, now: int
+    ) -> tuple[Plan, Part]:
+        """Plan how a message of ours reaches a queue of ours later, by an exchange of ours.
+
+        The levels are behind that exchange, so that a user who may write to them, and not to it,
+        cannot write to the queue unseen: the first death of a message names where it entered.
+
+        :param due: microseconds since the epoch.
+        :returns: the plan, and the bindings that it takes besides its needs.
+        :raises DelayError: where the delay is longer than the ladder.
+        """
+        ladder = self._ladders[0]
+        digits = ladder.ladder.digits((due - now) / 1000)
+        destination = Destination("", queue)
+        properties, key = wrap(
+            properties,
+            destination,
+            -(-due // 1000),
+            lambda each: ladder.address(digits, each),
+            ladder.owns,
+        )
+        pattern = "*." * len(digits) + route(destination)
+        enter = Binding(exchange, ladder.level_of(digits), pattern, to_queue=False)
+        needs = frozenset((BINDINGS, ("level", 0, ladder.needs(digits))))
+        plan = Plan(exchange, key, properties, 0, needs)
+        return plan, ladder.to_queue(queue) + Part(bindings=(enter,))
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Read what a retry of a delayed message is published to.
@@ -150,8 +178,8 @@ class Router(DeliverySide):
         self._published += 1
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
-    def _entry(self, ladder: Topology, digits: tuple[str, ...]) -> str:
-        """Name the exchange to publish a message to."""
+    def _first_exchange(self, ladder: Topology, digits: tuple[str, ...]) -> str:
+        """Name the exchange of the ladder to publish a message to."""
         if self._queue_per_delay:
             return ladder.direct
         if self._declares:
@@ -229,7 +257,7 @@ class Router(DeliverySide):
         raise TopologyError("a part of the ladder is deleted as fast as it is declared")
 
     def _look_again(self, now: int) -> Steps:
-        """Look whether what this connection relies on still exists: nobody else would tell."""
+        """Look whether what this connection relies on still exists: nothing else would show it."""
         mirrors = [each[1] for each in self.existing if each[0] == "mirror" and len(each) == 2]
         part = Part(tuple(Exchange(self.topology.mirror_name(each)) for each in mirrors))
         look = self._look_at(self._heights, self.topology.base + part)
@@ -281,7 +309,7 @@ class Router(DeliverySide):
     def _published_to(
         self, ladder: Topology, written: Destination, arrived: Destination, queue: str
     ) -> Destination:
-        """Choose what the consumer is told: a retry is published there.
+        """Return the destination that the consumer sees: a retry is published there.
 
         A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
         a retry of what came that way goes to the queue that it came from, by our own ladder.

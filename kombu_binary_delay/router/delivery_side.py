@@ -251,7 +251,7 @@ class DeliverySide(LadderSide):
         :param passive: whether it was only looked for, so that its arguments are not known.
         :param mailbox: whether nobody else addresses it by its name.
         """
-        if self._is_private(queue):
+        if self.is_private(queue):
             return
         if not mailbox:
             self._queues[queue] = None
@@ -339,9 +339,9 @@ class DeliverySide(LadderSide):
 
     def _mirrors(self, *names: str) -> bool:
         """Whether what is between these exchanges and queues is repeated on the delivery side."""
-        return self.topology.mirrors and not any(self._is_private(name) for name in names)
+        return self.topology.mirrors and not any(self.is_private(name) for name in names)
 
-    def _is_private(self, name: str) -> bool:
+    def is_private(self, name: str) -> bool:
         """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
         return (
             not name

@@ -38,7 +38,7 @@ class Bound(NamedTuple):
 # tuple that begins with its kind: its names are in `KINDS`. No classes: to call one for each
 # publish would take longer than all that is decided.
 
-#: What all levels stand on: the delivery exchanges and the parking queue.
+#: What all levels need: the delivery exchanges and the parking queue.
 BASE = ("base",)
 #: All that this connection has declared and bound is repeated on the delivery side.
 BINDINGS = ("bindings",)
@@ -102,7 +102,7 @@ class Knowledge:
         self._trusts = False
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
-        """Return the command to look whether levels exist, and what they stand on.
+        """Return the command to look whether levels exist, and what they need.
 
         :param heights: the highest of them for each lane.
         """

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from . import schema as s
 
-#: The shares of the tasks whose lateness is told.
+#: The percentiles of the lateness that are reported.
 SHARES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILES = ("p50", "p90", "p99", "p999")
 _ACCURACY = 10_000
@@ -31,7 +31,7 @@ class Thresholds:
     :param duplicates: tasks that came more than once.
     :param late: tasks later than ``late_after``.
     :param unpublished: receipts that say the broker does not have the message.
-    :param unknown: tasks of which the journal cannot tell.
+    :param unknown: tasks whose fate the journal does not show.
     :param p99: the lateness in seconds that 99 of 100 tasks do not exceed.
     """
 
@@ -54,8 +54,8 @@ def audit(
 ) -> DataFrame:
     """Give one verdict a message: rows of :data:`~kombu_binary_delay.spark.schema.VERDICTS`.
 
-    :param receipts: what was published, of the schema ``RECEIPTS``; None to judge what the journal
-        tells of alone.
+    :param receipts: what was published, of the schema ``RECEIPTS``; None to judge by the journal
+        alone.
     :param journal: what happened, of the schema ``JOURNAL``.
     :param late_after: seconds after the due time from which a task is "late".
     :param patience: seconds after which a message that has not come counts as lost, rather than on
@@ -113,7 +113,7 @@ def audit(
 
 
 def lateness(verdicts: DataFrame) -> DataFrame:
-    """Tell the lateness percentiles in all, and by hour (UTC), queue, task and number of hops.
+    """Return the lateness percentiles in all, and by hour (UTC), queue, task and number of hops.
 
     :returns: ``grouping, value, tasks, p50, p90, p99, p999, worst``, the last five in seconds.
     """
@@ -202,7 +202,7 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         F.when(scheduled, F.col("hops")).alias("hops"),
         F.when(scheduled, F.col("hops") > 0).alias("entered"),
         # To the journal a message is published when it is sent; whether the broker took it, only
-        # a receipt can tell.
+        # a receipt can show.
         F.lit(None).cast("boolean").alias("confirmed"),
         "state",
     ).where(F.col("task_id").isNotNull())
@@ -272,7 +272,7 @@ def _verdict(late_after: float, patience: float) -> Column:
 
 
 def _too_little_journal() -> Column:
-    """Whether the journal cannot tell: there is none, or the message could come before it began."""
+    """Whether the journal does not show it: it is missing, or may have begun after the message."""
     start = F.col("journal_from")
     return F.col("due").isNull() | start.isNull() | (start > F.col("expected"))
 

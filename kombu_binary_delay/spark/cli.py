@@ -1,6 +1,6 @@
-"""The verbs ``spark plan | publish | journal-export | audit | report``: parse, call, print.
+"""The subcommands ``spark plan | publish | journal-export | audit | report``: parse, call, print.
 
-PySpark and Rich are imported when a verb runs, so that the others do without them. Run under
+PySpark and Rich are imported when a subcommand runs, so that the others do without them. Run under
 ``spark-submit``, or alone, the session is what Spark's own configuration says.
 """
 
@@ -63,7 +63,7 @@ def spark() -> None:
 
 
 @spark.command(
-    help="""Tell what the brokers will have to carry for the messages at PATH.
+    help="""Forecast the load on the brokers of the messages at PATH.
 
     Exits with 1 where a limit is exceeded.
     """
@@ -95,7 +95,7 @@ def plan(
     output: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Tell what the brokers will have to carry for the messages at PATH."""
+    """Forecast the load on the brokers of the messages at PATH."""
     _needs_spark()
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
@@ -209,7 +209,7 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
 @click.option("--journal", required=True, metavar="PATH OR URL", help="Parquet, files, a broker.")
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
-@click.option("--job-id", help="Only the tasks of this job, as the receipts tell.")
+@click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 @click.option("--late-after", type=float, default=5.0, show_default=True, metavar="SECONDS")
 @click.option("--patience", type=float, default=300.0, show_default=True, metavar="SECONDS")
 @click.option(
@@ -247,7 +247,7 @@ def audit(
 
     folder = _local(output)
     if job_id is not None and receipts is None:
-        raise click.UsageError("which tasks are of a job is told by its receipts: give --receipts")
+        raise click.UsageError("the receipts name the tasks of a job: give --receipts")
     thresholds = Thresholds(**_numbers(allow, Thresholds))
     session = _session(conf)
     table = None
@@ -264,7 +264,7 @@ def audit(
             until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
         )
     if job_id is not None and table is not None:
-        # Not sooner: how far the journal goes, the events of all tasks tell.
+        # Not sooner: the events of all tasks show how far the journal goes.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
     judged.write.mode("overwrite").parquet(f"{output}/verdicts")
     verdicts = session.read.parquet(f"{output}/verdicts")
@@ -300,7 +300,7 @@ def report(
     _console().print(str(file))
 
 
-# -- what the verbs share ---------------------------------------------------------------------
+# -- what the subcommands share ---------------------------------------------------------------
 
 
 class _Watch:
@@ -380,7 +380,10 @@ def _usage() -> Iterator[None]:
 
 
 def _local(output: str) -> Path:
-    """Tell where the files are that Spark does not write; refuse at the start what is elsewhere."""
+    """Return the folder of the files that Spark does not write.
+
+    :raises click.BadParameter: where it is not on this machine.
+    """
     place = urlsplit(output)
     if place.scheme == "file":
         return Path(url2pathname(place.path))
@@ -448,7 +451,7 @@ def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
 
 
 def _given(broker: str | None) -> str:
-    # What was said before the verb, to the whole tool, counts for it as well.
+    # Options before the subcommand, of the whole tool, count for it as well.
     url = broker or getattr(click.get_current_context().obj, "url", None)
     if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")

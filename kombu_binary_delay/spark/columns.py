@@ -34,7 +34,7 @@ def check_time(names: Sequence[str]) -> None:
 
 
 def due_micros(df: DataFrame, published: Column) -> Column:
-    """Tell when each row is due, in microseconds since the epoch; null where it does not say.
+    """Return when each row is due, in microseconds since the epoch; null where it does not say.
 
     :param published: when it is published, in the same unit: what a ``countdown`` counts from.
     :raises ValueError: where the DataFrame has neither ``eta`` nor ``countdown``.

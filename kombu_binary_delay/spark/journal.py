@@ -77,7 +77,7 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
 
 
 def _behind(spark: SparkSession, path: str) -> int:
-    """Tell the offset behind the last event in a table."""
+    """Return the offset behind the last event in a table."""
     table = spark.read.schema(s.JOURNAL).parquet
     try:
         # Spark Connect looks for the path when rows are asked for, and not before.
@@ -123,11 +123,11 @@ class JournalSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Tell the name for ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Tell the columns."""
+        """Return the columns."""
         return s.JOURNAL
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
@@ -150,7 +150,7 @@ class _Stream:
         self._has_warned = False
 
     def end(self) -> int:
-        """Tell the offset behind the last event as of now; 0 where there is none."""
+        """Return the offset behind the last event as of now; 0 where there is none."""
         last, late = -1, 0.0
         with self.consume("last") as messages:
             for offset, _ in messages(wait=0.5):
@@ -161,14 +161,14 @@ class _Stream:
         return last + 1
 
     def start(self) -> int:
-        """Tell the first offset that the stream still has."""
+        """Return the first offset that the stream still has."""
         with self.consume("first") as messages:
             for offset, _ in messages(wait=0.5):
                 return int(offset)
         return 0
 
     def begin(self, start: int, end: int) -> int:
-        """Tell from which offset on to read, given how far was read, and where the stream ends.
+        """Return the offset to read from, given how far was read, and where the stream ends.
 
         :raises RuntimeError: where it is not the stream of before.
         """

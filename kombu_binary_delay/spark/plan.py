@@ -64,9 +64,9 @@ class Variant:
     @property
     def name(self) -> str:
         """The ladder's name, and what else sets the variant apart."""
-        own = ", a queue per delay" if self.queue_per_delay else ""
+        per_delay = ", a queue per delay" if self.queue_per_delay else ""
         within = "" if self.horizon is None else f", within {self.horizon:g} s"
-        return f"{self.ladder.name}{own}{within}"
+        return f"{self.ladder.name}{per_delay}{within}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def plan(
         ``bytes`` is the size of the message, and ``message_bytes`` where there is none.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
-        ``most`` what no moment in it exceeds; both are told in bytes, too. A minute without a row
+        ``most`` what no moment in it exceeds; both are given in bytes, too. A minute without a row
         is like the one before it. Broker time is not in it: a message leaves a queue the moment
         that it is due.
     :raises ValueError: where a parameter or a column is not as said here.

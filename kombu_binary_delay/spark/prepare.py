@@ -26,12 +26,12 @@ _OPTIONAL = {"queue": "string", "exchange": "string", "routing_key": "string", "
 
 
 def job_uuid(job_id: str) -> UUID:
-    """Tell the UUID of a job, whatever its id is made of."""
+    """Return the UUID of a job, whatever its id is made of."""
     return uuid5(_NAMESPACE, job_id)
 
 
 def task_id(job_id: str, key: str) -> str:
-    """Tell the task id of a key in a job: the version 5 UUID of the key in the job's own."""
+    """Return the task id of a key in a job: the version 5 UUID of the key in that of the job."""
     return str(uuid5(job_uuid(job_id), key))
 
 

@@ -141,8 +141,8 @@ def publish(
             "reason",
             F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
         ).write.mode("append").parquet(rejects or f"{receipts}-rejects")
-    tell = on_progress or (lambda _: None)
-    tell(progress)
+    report = on_progress or (lambda _: None)
+    report(progress)
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
@@ -158,7 +158,7 @@ def publish(
             remaining=progress.remaining - counts["all"],
             seconds=time.monotonic() - begin,
         )
-        tell(progress)
+        report(progress)
     if progress.remaining:
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
@@ -248,29 +248,29 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         partition = context.partitionId() if context else 0
         attempt = context.attemptNumber() if context else 0
         each = (row for batch in batches for row in batch.to_pylist())
-        for settled in Sender(target).send(each):
-            yield receipts_of(settled, job_id, partition, attempt)
+        for finished in Sender(target).send(each):
+            yield receipts_of(finished, job_id, partition, attempt)
 
     return rows.mapInArrow(send, s.RECEIPTS)
 
 
-def receipts_of(settled: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
+def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
     """Write receipts as Spark reads them."""
     when = pa.timestamp("us", "UTC")
-    number = len(settled)
+    number = len(finished)
     return pa.RecordBatch.from_pydict(
         {
             "job_id": pa.array([job_id] * number, pa.string()),
-            "key": pa.array([each.row.get("key") for each in settled], pa.string()),
-            "task_id": pa.array([each.row.get("task_id") for each in settled], pa.string()),
-            "task": pa.array([each.row.get("task") for each in settled], pa.string()),
-            "queue": pa.array([each.queue for each in settled], pa.string()),
-            "due": pa.array([each.due for each in settled], when),
-            "published_at": pa.array([each.published_at for each in settled], when),
-            "hops": pa.array([each.hops for each in settled], pa.int32()),
+            "key": pa.array([each.row.get("key") for each in finished], pa.string()),
+            "task_id": pa.array([each.row.get("task_id") for each in finished], pa.string()),
+            "task": pa.array([each.row.get("task") for each in finished], pa.string()),
+            "queue": pa.array([each.queue for each in finished], pa.string()),
+            "due": pa.array([each.due for each in finished], when),
+            "published_at": pa.array([each.published_at for each in finished], when),
+            "hops": pa.array([each.hops for each in finished], pa.int32()),
             "partition": pa.array([partition] * number, pa.int32()),
             "attempt": pa.array([attempt] * number, pa.int32()),
-            "status": pa.array([each.status for each in settled], pa.string()),
-            "detail": pa.array([each.detail for each in settled], pa.string()),
+            "status": pa.array([each.status for each in finished], pa.string()),
+            "detail": pa.array([each.detail for each in finished], pa.string()),
         }
     )

@@ -37,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: One message's own trouble, which is none of the next one's.
-_ITS_OWN = (KombuError, QueueNotFound, OverflowError, TypeError, ValueError)
+_ROW_ERRORS = (KombuError, QueueNotFound, OverflowError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Target:
         return options if self.settings is None else {**options, KEY: self.settings}
 
     def ladder(self) -> Ladder:
-        """Tell the ladder that the settings of the transport lead to, which checks them."""
+        """Return the ladder of the transport's settings, which checks them."""
         return Settings.from_transport_options(self.transport_options()).topology().ladder
 
 
@@ -147,7 +147,7 @@ class _Producer(kombu.Producer):
                 raise TopologyError(refusal)
         sent = self.current
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        # A message without a destination is to be told of, not dropped; and a broker that is away
+        # A message without a destination is to be reported, not dropped; and a broker that is away
         # without a word is away all the same.
         self.batch.publish(
             message,
@@ -159,7 +159,7 @@ class _Producer(kombu.Producer):
         )
 
     def _declare(self, entity: Any) -> str | None:
-        """Declare, and tell why that is refused, if it is.
+        """Declare; return why the broker refuses, or None.
 
         A refusal closes the channel, which opens itself anew. The messages are on one of their own.
         """
@@ -167,7 +167,7 @@ class _Producer(kombu.Producer):
             self.maybe_declare(entity)
         except amqp.ChannelError as exc:
             return (
-                f"{entity!r} cannot be declared: {exc.reply_text}; where it stands otherwise, name "
+                f"{entity!r} cannot be declared: {exc.reply_text}; where it exists otherwise, name "
                 f"by app the application that has it, whose queues are declared as they are there"
             )
         return None
@@ -184,8 +184,8 @@ class Sender:
     """
 
     target: Target
-    _settled: list[Sent] = field(default_factory=list)
-    #: All that is on its way: begun, and not settled. It is what is sent again after a break.
+    _finished: list[Sent] = field(default_factory=list)
+    #: All that is on its way: begun, without an outcome. After a break, it is sent again.
     _held: dict[int, Sent] = field(default_factory=dict)
     #: What of it the batch has given up: for a reason of its own, unless the connection is broken.
     _given_up: list[Sent] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Sender:
     _producer: Any = None
 
     def send(self, rows: Iterable[dict[str, Any]]) -> Iterator[list[Sent]]:
-        """Send rows in their order; yield those that are settled, from time to time.
+        """Send rows in their order; yield those that have an outcome, from time to time.
 
         :raises OperationalError: where the broker stays away for longer than the patience.
         """
@@ -207,7 +207,7 @@ class Sender:
             for row in rows:
                 pace.wait()
                 self._try(self._send, self._read(row))
-                if len(self._settled) >= WINDOW:
+                if len(self._finished) >= WINDOW:
                     yield self._take()
             self._try(self._flush)
             yield self._take()
@@ -243,30 +243,30 @@ class Sender:
             )
         except UnconfirmedError:
             raise
-        except _ITS_OWN as exc:
+        except _ROW_ERRORS as exc:
             if isinstance(exc, kombu.exceptions.OperationalError):
                 raise
-            self._settle(sent, s.REFUSED, str(exc) or type(exc).__name__)
+            self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
 
     def _flush(self) -> None:
         if self._producer is not None:
             self._producer.batch.flush()
 
-    def _settle(self, sent: Sent, status: str, detail: str | None = None) -> None:
+    def _finish(self, sent: Sent, status: str, detail: str | None = None) -> None:
         del self._held[id(sent)]
         sent.status, sent.detail = status, detail
-        self._settled.append(sent)
+        self._finished.append(sent)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         sent: Sent = outcome.tag
         if outcome.state in _STATUS:
-            self._settle(sent, _STATUS[outcome.state], outcome.reply_text or None)
+            self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
         else:
             sent.detail = outcome.reply_text
             self._given_up.append(sent)
 
     def _take(self) -> list[Sent]:
-        taken, self._settled = self._settled, []
+        taken, self._finished = self._finished, []
         return taken
 
     # -- and when the connection breaks --------------------------------------------------------
@@ -282,7 +282,7 @@ class Sender:
         # The connection is well, so what was given up, was so for a reason of its own.
         given_up, self._given_up = self._given_up, []
         for sent in given_up:
-            self._settle(sent, s.REFUSED, sent.detail)
+            self._finish(sent, s.REFUSED, sent.detail)
 
     def _recover(self, cause: BaseException) -> None:
         """Connect anew and send again what is held, until all of it has an answer."""
@@ -316,7 +316,7 @@ class Sender:
         except UnconfirmedError as exc:
             if not _is_refusal(exc):
                 raise
-            self._settle(sent, s.REFUSED, str(exc.__cause__))
+            self._finish(sent, s.REFUSED, str(exc.__cause__))
             self._disconnect()
         else:
             self._refuse_given_up()

@@ -50,7 +50,7 @@ class CelerySink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Tell the name for ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
@@ -105,12 +105,12 @@ class _Job:
         path = f"{self._folder}/_{uuid.uuid4()}.parquet"
         with self._receipts(path) as file:
 
-            def keep(settled: list[Sent]) -> None:
-                if settled:
-                    file.write_batch(receipts_of(settled, self._job_id, *attempt))
+            def keep(finished: list[Sent]) -> None:
+                if finished:
+                    file.write_batch(receipts_of(finished, self._job_id, *attempt))
 
-            for settled in Sender(self._target).send(self._ready(iterator, keep)):
-                keep(settled)
+            for finished in Sender(self._target).send(self._ready(iterator, keep)):
+                keep(finished)
         return _Written(path)
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:

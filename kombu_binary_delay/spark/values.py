@@ -93,8 +93,8 @@ def _without_json(kind: t.DataType) -> t.DataType | None:
             return kind.keyType
         return _without_json(kind.valueType)
     # A float of 32 bits has other digits in Python than in Spark.
-    own = isinstance(kind, (t.StringType, t.BooleanType, t.NullType, *_NUMBERS))
-    return None if own else kind
+    is_json = isinstance(kind, (t.StringType, t.BooleanType, t.NullType, *_NUMBERS))
+    return None if is_json else kind
 
 
 def _plain(value: Any, kind: t.DataType) -> Any:

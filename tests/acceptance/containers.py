@@ -57,7 +57,7 @@ class ContainerBroker(CeleryTestBroker):
         self.vhost: VHost = Server(at, f"http://{host}:{port}").vhost()
 
     def config(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Tell an app where it is."""
+        """Return the settings of an app that uses it."""
         config: dict[str, Any] = super().config(vhost=self.vhost.name)
         return config
 

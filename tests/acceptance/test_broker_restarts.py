@@ -41,7 +41,7 @@ def shape():
 
 @pytest.fixture(scope="module")
 def worker_stays_well():
-    """Its log tells of the broker that was not there."""
+    """Its log names the broker that was not there."""
     return False
 
 

@@ -68,14 +68,14 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
     app.conf.broker_transport = "kombu_binary_delay:Transport"
     app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
     ids = {name: app.send_task(name, countdown=0.2).id for name in ("fine", "fails", "retries")}
-    app.send_task("fine")  # not delayed, so not told of
+    app.send_task("fine")  # not delayed, so not in it
     env = {"PYTHONPATH": f"{processes.folder}:."}
     Worker(processes, "journal_app", env, "-P", pool, "-c", "2", timeout=120)
-    told = sorted(
+    journalled = sorted(
         (event["id"], event["task"], event.get("retries", 0), event["state"])
         for event in executed(vhost, 4)
     )
-    assert told == sorted(
+    assert journalled == sorted(
         [
             (ids["fine"], "fine", 0, "SUCCESS"),
             (ids["fails"], "fails", 0, "FAILURE"),

@@ -1,4 +1,4 @@
-"""Celery's own native delayed delivery stands aside for our transport, and for no other."""
+"""Celery's native delayed delivery is off for our transport, and for no other."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def complaints(log: str) -> list[str]:
 
 
 class Worker(dev.worker.Worker):
-    """`celery worker`; unless told otherwise with the prefork pool and one process in it."""
+    """`celery worker`; by default with the prefork pool and one process in it."""
 
     def __init__(self, processes: Processes, deployment: Deployment, *options: str) -> None:
         self.alive = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from dataclasses import replace
 from urllib.parse import quote
 from zlib import crc32
 
+import amqp
 import pytest
 from kombu import Connection, Exchange, Queue
 
@@ -56,7 +56,7 @@ def management(broker, plain):
 
 
 @pytest.fixture
-def ops(plain, management, vhost):
+def operator(plain, management, vhost):
     return plain, management, vhost
 
 
@@ -72,7 +72,7 @@ def errors(verification):
     return [each for each in verification.differences if each.severity == "error"]
 
 
-def wait_until(ready, timeout=20):
+def wait_until(ready, timeout=60):
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, "not in time"
@@ -165,8 +165,8 @@ def test_a_way_to_nothing_is_refused(plain, management, small):
         ({"max-length": 5, "overflow": "drop-head"}, "drops its oldest"),
     ],
 )
-def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes):
-    plain, management, vhost = ops
+def test_a_policy_that_breaks_the_ladder_is_named(operator, small, definition, causes):
+    plain, management, vhost = operator
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues", "priority": 1}
     harmless = {"pattern": "level", "definition": {"max-in-memory-length": 9}, "priority": 0}
@@ -180,21 +180,24 @@ def test_a_policy_that_breaks_the_ladder_is_named(ops, small, definition, causes
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 100}, {"dead-letter-routing-key": "k"}])
-def test_a_policy_does_what_verify_says(ops, connect, small, definition):
-    plain, _, vhost = ops
+def test_a_policy_does_what_verify_says(operator, connect, small, definition):
+    plain, _, vhost = operator
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
-    time.sleep(1)  # a policy is applied in the background
+    wait_until(
+        lambda: all(row.get("policy") == "mean" for row in vhost.queues() if "level" in row["name"])
+    )
+    time.sleep(1)  # the queues themselves are told in the background
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     started = time.monotonic()
-    publish(connection, "mail", 4000)
+    publish(connection, "mail", 15_000)
     place = "mail" if "message-ttl" in definition else small.parking
 
     wait_until(lambda: vhost.waiting(place).get(place))
 
-    assert place == small.parking or time.monotonic() - started < 3
+    assert place == small.parking or time.monotonic() - started < 12
 
 
 @pytest.mark.own_broker
@@ -208,9 +211,9 @@ def test_a_policy_does_what_verify_says(ops, connect, small, definition):
     ],
 )
 def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
-    ops, broker, small, definition, breaks
+    operator, broker, small, definition, breaks
 ):
-    plain, management, vhost = ops
+    plain, management, vhost = operator
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, whatever the policy")
     create(plain, small, small.whole)
@@ -222,7 +225,7 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
     def state():
         return broker.ctl("eval", f"ra:local_query({level}, fun(State) -> State end).")
 
-    # Its length tells when the policy has been applied.
+    # Its length shows when the policy has been applied.
     wait_until(lambda: "987654" in state())
 
     assert ("at_most_once" in state()) == breaks
@@ -340,7 +343,7 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
     def stuck():
         return [each for each in status(plain, management, small).troubles if "not taken" in each]
 
-    wait_until(stuck, 30)
+    wait_until(stuck)
 
     assert stuck()[0].startswith(f"{small.level_name(0)}.1: ")
 
@@ -391,19 +394,33 @@ def with_a_message(connection, vhost, small):
 
 
 @pytest.mark.own_broker
-def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, vhost, small):
+def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(
+    broker, plain, vhost, small, monkeypatch
+):
     name, leader = with_a_message(plain, vhost, small)
-    channel = plain.channel()
+    probe = Probe(plain)
     broker.ctl("eval", f"sys:suspend({leader}).")
-    later = threading.Timer(3, broker.ctl, ["eval", f"sys:resume({leader})."])
-    try:
-        # What RabbitMQ says of it.
-        assert channel.queue_declare(name, passive=True).message_count == 0
-    finally:
-        later.start()
+    answers: list[int] = []
+    ask, ping = amqp.Channel.queue_declare, amqp.Channel.exchange_declare
 
-    assert Probe(plain).ready(name) == 1
-    later.join()
+    def asked(channel, *arguments, **options):
+        if len(answers) == 12:
+            broker.ctl("eval", f"sys:resume({leader}).")
+        answer = ask(channel, *arguments, **options)
+        answers.append(answer.message_count)
+        return answer
+
+    def slow(channel, *arguments, **options):
+        # As on a machine with more to do than it has processors: nearly every round trip is slow.
+        time.sleep(0 if len(answers) == 5 else 0.1)
+        return ping(channel, *arguments, **options)
+
+    monkeypatch.setattr(amqp.Channel, "queue_declare", asked)
+    monkeypatch.setattr(amqp.Channel, "exchange_declare", slow)
+
+    assert probe.ready(name) == 1
+    # What RabbitMQ said of it meanwhile.
+    assert answers[:12] == [0] * 12
 
 
 @pytest.mark.slow
@@ -507,7 +524,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     assert (planned.removed, planned.kept) == ((idle,), (busy,))
     assert pruned == planned
     assert vhost.waiting(idle, busy).keys() == {busy}
-    # What a publisher takes for standing walks down the levels.
+    # A message walks down the levels that its publisher takes to exist.
     publish(connection, "mail", 1000)
     wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
 
@@ -635,7 +652,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
     queue = Queue("mail")(connection.channel())
     queue.declare()
     now = round(time.time() * 1000)
-    told = explain(small, 3000, Destination("", "mail"), now, settings=Settings(**settings))
+    explained = explain(small, 3000, Destination("", "mail"), now, settings=Settings(**settings))
     # Of the first lane, whatever their number, and the second of its delay.
     of_the_first_lane = next(each for each in "abcdefgh" if crc32(each.encode()) % 6 == 0)
     for _ in range(2):
@@ -645,15 +662,17 @@ def test_explain_and_the_broker_agree(connect, collect, small, more):
 
     arrivals = collect(connect("amqp"), [queue], 2)
 
-    assert {each.key for each in arrivals} == {told.key}
+    assert {each.key for each in arrivals} == {explained.key}
     ways = [{each["queue"] for each in one.headers["x-death"]} for one in arrivals]
     # The first message of a delay has no queue of its own yet.
-    assert {stay.queue for stay in told.stays} in ways
-    assert all(each.at * 1000 >= told.due for each in arrivals)
+    assert {stay.queue for stay in explained.stays} in ways
+    assert all(each.at * 1000 >= explained.due for each in arrivals)
 
 
-def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(connect, ops, small):
-    plain, management, _ = ops
+def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
+    connect, operator, small
+):
+    plain, management, _ = operator
     if small.queue_type == "classic":
         pytest.skip("a classic ladder has no use for relays before queues")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -669,7 +688,6 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(con
     assert verify(management, small, declares=False).sound
     into = small.queue_relay_name("full")
     wait_until(
-        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles),
-        30,
+        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles)
     )
     assert status(plain, management, small).relays >= 32

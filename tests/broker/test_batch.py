@@ -1,5 +1,6 @@
 """Many publishes with few waits: what became of each message is known, and nothing else changes."""
 
+import select
 import socket
 import struct
 import threading
@@ -35,7 +36,7 @@ def channel(connect):
 
 @pytest.fixture
 def outcomes():
-    """What a batch tells, told ``on_outcome=outcomes.append``."""
+    """What a batch reports to ``on_outcome=outcomes.append``."""
     return []
 
 
@@ -82,7 +83,7 @@ def test_no_more_than_max_size_messages_are_unconfirmed(channel, outcomes):
     def count(data):
         nonlocal sent, most
         sent += data.count(PUBLISH)
-        batch._report()  # noqa: SLF001 - what was answered and not yet told
+        batch._report()  # noqa: SLF001 - what was answered and not yet reported
         most = max(most, sent - len(outcomes))
         write(data)
 
@@ -284,9 +285,9 @@ def test_equal_messages_may_all_come_back_before_the_first_is_acknowledged(chann
     send(batch, "known")
     batch.flush()
     channels = channel.connection.channels
-    own = channels[max(channels)]
-    dispatch = own.dispatch_method
-    with patch.object(own, "dispatch_method", take):
+    confirm_channel = channels[max(channels)]
+    dispatch = confirm_channel.dispatch_method
+    with patch.object(confirm_channel, "dispatch_method", take):
         for number in range(2):
             equal = message(channel, "equal")
             batch.publish(equal, routing_key="nowhere", mandatory=True, tag=number)
@@ -442,14 +443,14 @@ def interrupt(connect, channel):
         consumer = connection.Consumer([Queue("q")], callbacks=[lambda *_: do()], no_ack=True)
         consumer.consume()
         connect().Producer().publish("go on", routing_key="q")
-        time.sleep(0.5)
+        select.select([batch.channel.connection.sock], [], [], 60)
 
     return interrupt
 
 
 def forget(batch):
     """Have the ladder declared again for the next delay that is written."""
-    batch.channel.connection.delay_router.lost()
+    batch.channel.connection.delay_mechanism.router.lost()
 
 
 def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
@@ -650,15 +651,15 @@ def test_another_thread_may_send_heartbeats_meanwhile(channel, outcomes):
 @pytest.mark.parametrize("confirm", [False, True])
 def test_the_users_channel_stays_as_it_is(connect, confirm, channel):
     connection = connect(confirm_publish=confirm)
-    own = connection.default_channel
+    users = connection.default_channel
     producer = connection.Producer()
-    with PublishBatch(own, max_size=2) as batch:
+    with PublishBatch(users, max_size=2) as batch:
         for number in range(5):
             send(batch, f"batch {number}")
             producer.publish(f"alone {number}", routing_key="q", headers=DELAYED)
-    assert own._confirm_selected is confirm  # noqa: SLF001 - it is not told otherwise
-    # The connection, this channel, and the one of the declarations: the batch's own is gone.
-    assert len(own.connection.channels) == 3
+    assert users._confirm_selected is confirm  # noqa: SLF001 - it is not set otherwise
+    # The connection, this channel, and the one of the declarations: that of the batch is gone.
+    assert len(users.connection.channels) == 3
 
 
 def test_a_channel_with_transactions_keeps_out_of_batches(connect):

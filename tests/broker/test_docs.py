@@ -55,7 +55,7 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
             if caption:
                 Path(caption).write_text(code)
             elif language == "python":
-                # As many newlines before it as in the page, so that a traceback tells the line.
+                # As many newlines before it as in the page, so that a traceback has the right line.
                 exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102
             elif language == "pycon":
                 run_session(code, names, page, line)

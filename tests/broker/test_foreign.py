@@ -65,7 +65,7 @@ def test_a_delayed_message_goes_out_and_comes_in_by_a_foreign_ladder(connect, co
     sent = time.time()
 
     publish(connection, "ours", "orders.new", 1000)
-    # As its own programs send: by name, to the level that their arithmetic tells.
+    # As its own programs send: by name, to the level that their arithmetic gives.
     theirs = Producer(connect("amqp").default_channel)
     theirs.publish(
         "theirs",
@@ -88,17 +88,17 @@ def test_a_delayed_message_goes_out_and_comes_in_by_a_foreign_ladder(connect, co
 def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connect, collect, name):
     ladder = FOREIGN_LADDERS[name]
     endpoint = connect("amqp")
-    # As an endpoint of NServiceBus stands: a fanout exchange before its queue, bound to delivery.
+    # As NServiceBus declares an endpoint: a fanout exchange before its queue, bound to delivery.
     connection = connect(binary_delay={"foreign_ladder": name})
     exchange = Exchange("endpoint", "fanout")
     queue = Queue("endpoint", exchange)(endpoint.default_channel)
     queue.declare()
-    publish(connection, 1, "endpoint", 1000)
+    publish(connection, 1, "endpoint", 5000)
     endpoint.default_channel.exchange_bind("endpoint", ladder.delivery, "#.endpoint")
 
     (arrival,) = collect(endpoint, [queue], 1)
 
-    assert arrival.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 1
+    assert arrival.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 5
     assert arrival.exchange == ladder.delivery
 
 

@@ -105,7 +105,7 @@ class Ground:
             Queue(queue, exchange, key, channel=connection.default_channel).declare()
 
     def part(self, topology: Topology) -> Part:
-        """Tell what the ladder has to lead to, as the pure topology says it."""
+        """Return what the ladder has to lead to, by the pure topology."""
         part = sum(topology.levels[:3], topology.base)
         for name in ("direct", "topic", "fan"):
             part += topology.mirror(name)

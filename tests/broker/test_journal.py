@@ -1,4 +1,4 @@
-"""The journal tells what happened, and harms nothing."""
+"""The journal records what happened, and harms nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def hence(seconds):
 def test_a_task_is_called_a_task_only_where_celery_knows_its_eta(journalling, events):
     task(journalling, eta=hence(60))
     task(journalling, **{"x-delay": 60_000})
-    # Of the second, nobody would tell that it has been executed.
+    # For the second, no event would say that it has been executed.
     called = [(each.get("task"), each.get("name"), each["retries"]) for each in events(2)]
     assert called == [("shop.pay", None, 3), (None, "shop.pay", 3)]
 
@@ -369,7 +369,7 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
 
     def begin(connection):
         start.wait()
-        connection.delay_journal.write({"event": "begun"})
+        connection.delay_mechanism.journal.write({"event": "begun"})
 
     options = {"journal": "stream", "namespace": namespace}
     connections = [connect(binary_delay=options).connection for _ in range(3)]
@@ -442,5 +442,5 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
     with connection.Consumer(queue, callbacks=[take], accept=["text/plain"]):
         while len(depths) < 1000:
             connection.drain_events(timeout=10)
-    # Each would stand on the one before it, and Python allow some dozens of them.
+    # Each would run inside the one before it, and Python allow some dozens of them.
     assert max(depths) < min(depths) + 50

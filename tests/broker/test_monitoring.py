@@ -1,4 +1,4 @@
-"""The dashboard and the alerting rules, over what a real broker tells a real Prometheus."""
+"""The dashboard and the alerting rules, over what a real broker exports to a real Prometheus."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def spelled(values):
     return [each for run in values.split() for each in [run.split("x")[0]] * int(run.split("x")[1])]
 
 
-SCENES = {
+CASES = {
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
         case("0x20 " + " ".join(f"{40 + each}x1" for each in range(180)), "0+0x200"),
@@ -305,9 +305,9 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", CASES)
 def test_what_fires_within_45_minutes(tmp_path, name):
-    series, fires = SCENES[name]
+    series, fires = CASES[name]
     (tmp_path / "rules.yml").write_text(alerts(SMALL))
     expressions = " or ".join(
         f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{each}",'

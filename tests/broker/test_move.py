@@ -73,7 +73,7 @@ class Operator:
 
 
 @pytest.fixture
-def ops(vhost, plain, management):
+def operator(vhost, plain, management):
     return Operator(vhost, plain, management)
 
 
@@ -119,7 +119,7 @@ def waiting(vhost, topology):
     return {name: count for name, count in counts.items() if count}
 
 
-def wait_until(ready, timeout=20):
+def wait_until(ready, timeout=60):
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, "not in time"
@@ -167,20 +167,20 @@ def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "with_management"),
     [("dry run", True), ("elsewhere", False), ("nobody there", False), ("file", True)],
 )
 def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
-    parked, ops, small, allow, how, told, tmp_path
+    parked, operator, small, allow, how, with_management, tmp_path
 ):
     assert parked
     allow(3)
-    management = ops.management if told else None
+    management = operator.management if with_management else None
     for _ in range(6):
-        wait_until(lambda: ops.vhost.waiting(small.parking) == {small.parking: 4})
+        wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
         with (tmp_path / "none").open("a") as file:
             found = redrive(
-                ops.plain,
+                operator.plain,
                 small,
                 management,
                 only=Destination("", "other") if how in ("elsewhere", "file") else None,
@@ -189,8 +189,8 @@ def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0
             )
 
     assert found.stays == 4
-    wait_until(lambda: ops.vhost.waiting(small.parking) == {small.parking: 4})
-    assert by_destination(redrive(ops.plain, small, dry_run=True)) == {
+    wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
+    assert by_destination(redrive(operator.plain, small, dry_run=True)) == {
         ("", "gone"): (0, 3),
         ("events", "order.paid"): (0, 1),
     }
@@ -236,13 +236,13 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
 
 
-def test_what_a_full_disk_did_not_take_stays_parked(parked, ops, small, tmp_path):
+def test_what_a_full_disk_did_not_take_stays_parked(parked, operator, small, tmp_path):
     full = patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     with (tmp_path / "parked").open("w") as file, full, pytest.raises(OSError, match="No space"):
-        redrive(ops.plain, small, file=file)
+        redrive(operator.plain, small, file=file)
 
-    vhost = ops.vhost
+    vhost = operator.vhost
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
 
@@ -258,9 +258,9 @@ def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
 
 
 def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
-    parked, small, collect, ops, tmp_path
+    parked, small, collect, operator, tmp_path
 ):
-    plain, vhost = ops.plain, ops.vhost
+    plain, vhost = operator.plain, operator.vhost
     queue = Queue("gone")(parked.channel())
     queue.declare()
     path = tmp_path / "parked.jsonl"
@@ -431,20 +431,20 @@ def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vh
 # -- migrate -------------------------------------------------------------------------------------
 
 
-def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, ops):
-    vhost = ops.vhost
-    plain = ops.plain
+def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, operator):
+    vhost = operator.vhost
+    plain = operator.plain
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
     sent = time.time()
-    publish(connection, "order.paid", 3000, 4000, 3500, exchange="events", mine=1)
-    publish(connection, "mail", 5000)
+    publish(connection, "order.paid", 9000, 10_000, 9500, exchange="events", mine=1)
+    publish(connection, "mail", 11_000)
 
-    with plain() as operator:
-        planned = plan(operator, Snapshot.read(ops.management), old)
-    done = ops.migrate(old, small)
+    with plain() as client:
+        planned = plan(client, Snapshot.read(operator.management), old)
+    done = operator.migrate(old, small)
 
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
@@ -452,7 +452,6 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     arrivals = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 4)
     for arrival in arrivals:
         assert arrival.at - sent >= float(arrival.body) / 1000
-        assert arrival.at - sent < float(arrival.body) / 1000 + 2.5
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
     assert sorted((each.exchange, each.key) for each in arrivals) == [
         ("", "mail"),
@@ -460,24 +459,24 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     ]
 
 
-def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, ops):
-    plain = ops.plain
+def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, operator):
+    plain = operator.plain
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
-    with plain() as operator:
-        native.declare_native_delayed_delivery_exchanges_and_queues(operator, "quorum")
-        queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(operator.channel())
+    with plain() as client:
+        native.declare_native_delayed_delivery_exchanges_and_queues(client, "quorum")
+        queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(client.channel())
         queue.declare()
-        native.bind_queue_to_native_delayed_delivery_exchange(operator, queue)
+        native.bind_queue_to_native_delayed_delivery_exchange(client, queue)
         due = datetime.now(timezone.utc) + timedelta(seconds=4)
-        operator.Producer().publish(
+        client.Producer().publish(
             "task",
             exchange="celery_delayed_27",
             routing_key=native.calculate_routing_key(4, "tasks.new"),
             headers={"task": "t", "id": "1", "eta": due.isoformat()},
         )
 
-    done = ops.migrate(FOREIGN_LADDERS["celery"], small)
+    done = operator.migrate(FOREIGN_LADDERS["celery"], small)
 
     assert done.moved == 1
     (arrival,) = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 1)
@@ -487,18 +486,18 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, ops
 
 
 @pytest.fixture
-def celerys(ops, small):
+def celerys(operator, small):
     """Celery's native ladder, and a way to publish to it as its programs do."""
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
-    with ops.plain() as operator:
-        create(operator, celery, celery.whole)
+    with operator.plain() as client:
+        create(client, celery, celery.whole)
 
     def delay(*keys):
-        with ops.plain() as operator:
+        with operator.plain() as client:
             for key in keys:
-                operator.Producer().publish(
+                client.Producer().publish(
                     key,
                     exchange="celery_delayed_27",
                     routing_key=native.calculate_routing_key(9, key),
@@ -517,7 +516,7 @@ def lead(url, exchange, *keys):
 
 
 def destinations(vhost, topology):
-    """Take what waits in a ladder, and tell where it goes."""
+    """Consume what waits in a ladder, and return where it goes."""
     found = []
     with vhost.connect() as reader:
         for name in waiting(vhost, topology):
@@ -528,21 +527,23 @@ def destinations(vhost, topology):
     return sorted(found)
 
 
-def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(vhost, small, ops, celerys):
+def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
+    vhost, small, operator, celerys
+):
     lead(vhost.url, "a", "one", "two")
     lead(vhost.url, "b", "two")
     celerys("one", "two", "none")
 
     with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
-        ops.migrate(FOREIGN_LADDERS["celery"], small)
-    ops.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
+        operator.migrate(FOREIGN_LADDERS["celery"], small)
+    operator.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
 
     wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
     assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
 
 
 def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
-    connect, collect, small, ops, celerys
+    connect, collect, small, operator, celerys
 ):
     assert celerys
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
@@ -550,37 +551,39 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
     queue.declare()
     sent = time.time()
     connection.Producer().publish(
-        "m", routing_key="mail", headers={"x-delay": 5000}, expiration=0.7
+        "m", routing_key="mail", headers={"x-delay": 9000}, expiration=0.7
     )
 
-    done = migrate(ops.plain, ops.plain, ops.management, small, FOREIGN_LADDERS["celery"])
+    done = migrate(
+        operator.plain, operator.plain, operator.management, small, FOREIGN_LADDERS["celery"]
+    )
 
     assert done.moved == 1
     (arrival,) = collect(connect(), [queue], 1)
-    assert arrival.at - sent >= 5
+    assert arrival.at - sent >= 9
     assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
 
 
-def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, ops, celerys):
+def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, operator, celerys):
     celery = FOREIGN_LADDERS["celery"]
     lead(vhost.url, "tasks", "new")
     celerys("new")
     other = broker.vhost()
     try:
         there = partial(Connection, other.url)
-        with there() as operator:
-            create(operator, celery, celery.whole)
-            api = Management.of(operator, broker.management_url)
-        left = migrate(ops.plain, there, ops.management, celery, celery, there=api)
+        with there() as client:
+            create(client, celery, celery.whole)
+            api = Management.of(client, broker.management_url)
+        left = migrate(operator.plain, there, operator.management, celery, celery, there=api)
         lead(other.url, "tasks", "new")
-        moved = migrate(ops.plain, there, ops.management, celery, celery, there=api)
+        moved = migrate(operator.plain, there, operator.management, celery, celery, there=api)
     finally:
         other.delete()
 
     assert (left.moved, left.left, moved.moved) == (0, 1, 1)
 
 
-def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, ops):
+def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, operator):
     if small.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
@@ -588,12 +591,12 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, ops
     exchange = Exchange("events", "direct")
     Queue("mail", exchange, "mail")(connection.channel()).declare()
     Queue("here")(connection.channel()).declare()
-    publish(connection, "here", 9000)
-    publish(connection, "gone", 9000)
-    publish(connection, "mail", 9000, exchange="events")
-    with ops.plain() as operator:
-        create(operator, celery, celery.whole)
-        done = migrate(ops.plain, ops.plain, ops.management, small, celery)
+    publish(connection, "here", 15_000)
+    publish(connection, "gone", 15_000)
+    publish(connection, "mail", 15_000, exchange="events")
+    with operator.plain() as client:
+        create(client, celery, celery.whole)
+        done = migrate(operator.plain, operator.plain, operator.management, small, celery)
 
     assert (done.moved, done.left) == (1, 2)
     assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
@@ -603,7 +606,7 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, ops
 
 
 def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
-    connect, vhost, small, ops, allow
+    connect, vhost, small, operator, allow
 ):
     if small.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
@@ -614,10 +617,10 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     allow(3)
 
     celery = FOREIGN_LADDERS["celery"]
-    with ops.plain() as operator:
-        create(operator, celery, celery.whole)
+    with operator.plain() as client:
+        create(client, celery, celery.whole)
     for _ in range(6):
-        done = migrate(ops.plain, ops.plain, ops.management, tall, celery)
+        done = migrate(operator.plain, operator.plain, operator.management, tall, celery)
 
     assert (done.moved, done.left) == (0, 1)
     (name,) = waiting(vhost, tall)
@@ -631,7 +634,7 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
 
 
-def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, ops, allow):
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, operator, allow):
     if small.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
@@ -640,7 +643,7 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, ops,
     allow(0)
 
     with pytest.raises(OperationError, match="delivery limit of 0"):
-        ops.migrate(small, Topology(Ladder.binary(4, 500)))
+        operator.migrate(small, Topology(Ladder.binary(4, 500)))
 
 
 @pytest.mark.parametrize(
@@ -722,7 +725,9 @@ def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
     )
 
 
-def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vhost, small, ops):
+def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
+    connect, vhost, small, operator
+):
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     Queue("mail")(connection.channel()).declare()
@@ -737,9 +742,9 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vho
 
     with sock, pytest.raises(UnreachableError, match="went away"):
         migrate(
-            ops.plain,
+            operator.plain,
             lambda: there,
-            ops.management,
+            operator.management,
             old,
             Topology(Ladder.binary(10, 1000), queue_type=small.queue_type),
             progress=cut,
@@ -749,20 +754,20 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(connect, vho
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
-    connect, collect, small, ops
+    connect, collect, small, operator
 ):
-    plain = ops.plain
+    plain = operator.plain
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
     due = datetime.now(timezone.utc) + timedelta(seconds=3)
-    with plain() as operator:
+    with plain() as client:
         for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
-            operator.Producer().publish(
+            client.Producer().publish(
                 name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
             )
 
-    done = ops.migrate("tasks", small)
+    done = operator.migrate("tasks", small)
 
     assert (done.moved, done.kept) == (1, 2)
     arrivals = collect(connect("amqp"), [queue], 3)
@@ -771,19 +776,19 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
 
 
 @pytest.mark.parametrize("name", ["endpoint", "an.end.point"])
-def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, ops):
-    vhost = ops.vhost
-    plain = ops.plain
+def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, name, operator):
+    vhost = operator.vhost
+    plain = operator.plain
     if broker.release not in ((3, 10), (4, 0)):
-        pytest.skip("both ladders of NServiceBus stand on RabbitMQ 3.10 to 4.2 only")
+        pytest.skip("both ladders of NServiceBus can be declared on RabbitMQ 3.10 to 4.2 only")
     v1, v2 = FOREIGN_LADDERS["nservicebus-v1"], FOREIGN_LADDERS["nservicebus"]
-    with plain() as operator:
-        create(operator, v1, v1.whole + v2.whole)
-        Queue(name)(operator.channel()).declare()
+    with plain() as client:
+        create(client, v1, v1.whole + v2.whole)
+        Queue(name)(client.channel()).declare()
         for delay, elapsed in VECTORS:
             sent = datetime.now(timezone.utc) - timedelta(seconds=elapsed)
             digits = v1.ladder.digits(delay * 1000)
-            operator.Producer().publish(
+            client.Producer().publish(
                 f"{delay}",
                 exchange=v1.level_name(level_at(v1, delay, elapsed)),
                 routing_key=v1.address(digits, Destination("", name)),
@@ -792,9 +797,9 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
                     "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
                 },
             )
-        operator.Producer().publish("?", exchange=v1.level_name(9), routing_key="1." * 20)
+        client.Producer().publish("?", exchange=v1.level_name(9), routing_key="1." * 20)
 
-    done = migrate(plain, plain, ops.management, v1, v2)
+    done = migrate(plain, plain, operator.management, v1, v2)
 
     # The one of no delay left has gone on at once, to the endpoint.
     assert (done.moved, done.left) == (len(VECTORS), 0)
@@ -806,7 +811,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
     }
 
 
-#: NServiceBus's own: (delay, elapsed) -> (remaining, level of entry), in seconds.
+#: NServiceBus's own: (delay, elapsed) -> (remaining, level that it enters), in seconds.
 VECTORS = {
     (10, 10): (0, 0),
     (32, 30): (2, 1),
@@ -818,7 +823,7 @@ VECTORS = {
 
 
 def level_at(ladder, delay, elapsed):
-    """Tell the level in which a message waits, so many seconds after it was sent; at last, too."""
+    """Return the level that a message waits in ``elapsed`` seconds after it was sent."""
     digits = ladder.ladder.digits(delay * 1000)
     waits = [
         level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if "1" in digit
@@ -915,20 +920,20 @@ def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, del
     assert remaining(found.due, now) == left * 1000
 
 
-def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, ops):
-    plain = ops.plain
+def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, operator):
+    plain = operator.plain
     old = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
-    with plain() as operator:
-        create(operator, old, old.whole)
-        operator.Producer().publish("?", exchange=old.level_name(3), routing_key="0.0.0.1.what")
-        operator.Producer().publish(
+    with plain() as client:
+        create(client, old, old.whole)
+        client.Producer().publish("?", exchange=old.level_name(3), routing_key="0.0.0.1.what")
+        client.Producer().publish(
             "??",
             exchange=old.level_name(3),
             routing_key="0.0.0.1.@..mail",
             headers={"task": "t", "eta": "tomorrow"},
         )
 
-    done = ops.migrate(old, small)
+    done = operator.migrate(old, small)
 
     assert (done.moved, done.poison) == (0, 2)
     arrivals = collect(connect("amqp"), [Queue(done.poison_queue, no_declare=True)], 2)
@@ -938,18 +943,22 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, o
     }
 
 
-def test_transfer_takes_what_waits_to_another_virtual_host(broker, connect, small, collect, ops):
-    vhost = ops.vhost
+def test_transfer_takes_what_waits_to_another_virtual_host(
+    broker, connect, small, collect, operator
+):
+    vhost = operator.vhost
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     Queue("mail")(connection.channel()).declare()
     sent = time.time()
-    publish(connection, "mail", 4000, 5000)
+    publish(connection, "mail", 9000, 10_000)
     other = broker.vhost()
     try:
         with ours(other, **SETTINGS)() as there:
             queue = Queue("mail")(there.channel())
             queue.declare()
-            done = migrate(ops.plain, ours(other, **SETTINGS), ops.management, small, small)
+            done = migrate(
+                operator.plain, ours(other, **SETTINGS), operator.management, small, small
+            )
             arrivals = collect(there, [queue], 2)
     finally:
         other.delete()
@@ -991,7 +1000,7 @@ def fill(connection, count, delay):
 
 
 def numbers(vhost, topology):
-    """Take what waits in a ladder, and tell how often each number is there."""
+    """Consume what waits in a ladder, and return how often each number is there."""
     found: Counter[int] = Counter()
     with vhost.connect() as reader:
         for name in vhost.waiting(*(each.name for each in topology.whole.queues)):
@@ -1003,7 +1012,7 @@ def numbers(vhost, topology):
 
 
 @pytest.mark.slow
-def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, ops):
+def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, operator):
     # More than fit into the broker's hands at once, on many levels: acknowledgements come in bulk.
     old = Topology(Ladder.binary(20, 500), queue_type=small.queue_type)
     new = Topology(Ladder.binary(20, 1000), queue_type=small.queue_type)
@@ -1013,7 +1022,7 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, ops):
         lambda n: 60_000 * (1 + n % 99),
     )
 
-    done = ops.migrate(old, new, tick=1000, radix=2, levels=20)
+    done = operator.migrate(old, new, tick=1000, radix=2, levels=20)
 
     assert done.moved == 3000
     assert numbers(vhost, new) == dict.fromkeys(range(3000), 1)
@@ -1052,7 +1061,7 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
 
 
 def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
-    connect, vhost, small, ops
+    connect, vhost, small, operator
 ):
     old = Topology(Ladder.binary(10, 2000), queue_type=small.queue_type)
     connection = connect(
@@ -1061,7 +1070,7 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 500_000)
 
-    done = ops.migrate(old, small)
+    done = operator.migrate(old, small)
 
     assert (done.moved, done.left) == (0, 1)
     assert "outside of 0 to 15000 ms" in done.reasons[0]
@@ -1083,38 +1092,40 @@ ODD = [
 
 
 @pytest.mark.parametrize("subcommand", ["migrate", "redrive"])
-def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, ops):
+def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, operator):
     """Given: what other programs have put into queues of the ladder, or named like one of its."""
     level, odd_queue = f"{small.level_name(3)}.1", f"{small.direct}.XXms"
     keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
     total = len(ODD) * len(keys)
-    with ops.plain() as connection:
+    with operator.plain() as connection:
         create(connection, small, small.whole)
         for name in ("mail", odd_queue):
             Queue(name)(connection.channel()).declare()
-        entry = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
+        exchange = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
         for headers in ODD:
             for key in keys:
-                connection.Producer().publish("m", exchange=entry, routing_key=key, headers=headers)
+                connection.Producer().publish(
+                    "m", exchange=exchange, routing_key=key, headers=headers
+                )
 
     if subcommand == "migrate":
         to = {**SETTINGS, "tick": 60_000}
-        done = ops.migrate(
+        done = operator.migrate(
             small, Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type), **to
         )
         assert done.moved + done.poison + done.left == total
         assert done.poison >= 3 * len(ODD)
     else:
-        done = redrive(ops.plain, small, to=Destination("", "mail"))
+        done = redrive(operator.plain, small, to=Destination("", "mail"))
         assert done.sent + done.stays == total
         assert done.sent >= total - len(keys), "one of them says that it is due in the year 10,000"
     assert vhost.waiting(odd_queue) == {odd_queue: 0}
     assert level in vhost.waiting(level)
 
 
-def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(small, ops):
+def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(small, operator):
     """Given: a queue with a single active consumer, which has no room for more."""
-    with ops.plain() as connection:
+    with operator.plain() as connection:
         channel = connection.channel()
         alone = {"x-single-active-consumer": True}
         Queue("alone", queue_arguments=alone)(channel).declare()
@@ -1123,53 +1134,55 @@ def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(s
         for _ in range(4):
             connection.Producer().publish("m", routing_key="alone")
 
-        done = ops.migrate("alone", small)
+        done = operator.migrate("alone", small)
 
     assert (done.moved, done.left) == (0, 3)
     assert "'alone' hands out nothing" in done.reasons[0]
 
 
-def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, ops):
+def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, operator):
     """Given: more messages that stay than the mover has room for, before one that can be moved."""
     if small.queue_type == "classic":
         pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
     many = mover.PREFETCH + 100
     ladder = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
-    with ops.plain() as connection:
+    with operator.plain() as connection:
         create(connection, ladder, ladder.whole)
         Queue("mail")(connection.channel()).declare()
-        entry = ladder.entry_exchange(("1", "0", "0", "0"))
+        exchange = ladder.entry_exchange(("1", "0", "0", "0"))
         with PublishBatch(connection.channel()) as batch:
             for key in ("gone",) * many + ("mail",) * 3:
-                batch.publish(amqp.Message("m", delivery_mode=2), entry, f"0.0.0.1.@..{key}")
+                batch.publish(amqp.Message("m", delivery_mode=2), exchange, f"0.0.0.1.@..{key}")
 
-    done = migrate(ops.plain, ops.plain, ops.management, ladder, FOREIGN_LADDERS["nservicebus"])
+    done = migrate(
+        operator.plain, operator.plain, operator.management, ladder, FOREIGN_LADDERS["nservicebus"]
+    )
 
     assert (done.moved, done.left) == (3, many)
     level = f"{ladder.level_name(3)}.1"
     wait_until(lambda: vhost.waiting(level) == {level: many})
 
 
-def test_a_migration_leaves_no_channel_open(vhost, small, ops):
+def test_a_migration_leaves_no_channel_open(vhost, small, operator):
     """Given: messages for more destinations than the broker lets a connection have channels."""
     if small.queue_type == "classic":
         pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
     names = [f"q{number}" for number in range(300)]
     opened = []
-    with ops.plain() as connection:
+    with operator.plain() as connection:
         create(connection, small, small.whole)
         for name in names[::2]:
             Queue(name)(connection.channel()).declare()
         for name in names:
-            entry, key = small.entry_exchange((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
-            connection.Producer().publish("m", exchange=entry, routing_key=key)
+            exchange, key = small.entry_exchange((1, 1, 1, 1)), f"1.1.1.1.@..{name}"
+            connection.Producer().publish("m", exchange=exchange, routing_key=key)
 
     def connect():
         opened.append(Connection(vhost.url))
         return opened[-1]
 
     with patch.object(Connection, "release"):
-        migrate(connect, connect, ops.management, small, FOREIGN_LADDERS["nservicebus"])
+        migrate(connect, connect, operator.management, small, FOREIGN_LADDERS["nservicebus"])
 
     # Also those that a handle leads to no more.
     assert max(len(each.connection._used_channel_ids) for each in opened) < 10  # noqa: SLF001
@@ -1177,9 +1190,9 @@ def test_a_migration_leaves_no_channel_open(vhost, small, ops):
         each.close()
 
 
-def test_a_queue_that_does_not_exist_is_named(small, ops):
+def test_a_queue_that_does_not_exist_is_named(small, operator):
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
-        ops.migrate("nowhere", small)
+        operator.migrate("nowhere", small)
 
 
 def test_a_message_in_a_file_is_what_it_was():

@@ -18,8 +18,10 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
 )
-from kombu_binary_delay.commands import Answer, AskType
+from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.parts import Queue as Declared
 
 
 def ladder_names(vhost):
@@ -180,7 +182,7 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
     for each in ticks:
         with new.Producer() as producer:
             producer.publish(each, routing_key="q", headers={"x-delay": each * 125})
-    collect(new, [queue], len(ticks), timeout=20, more=3)
+    collect(new, [queue], len(ticks), more=3)
     assert parked_in(connect, topology) == parked
 
 
@@ -190,7 +192,7 @@ def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
     queue = Queue("q")
     connection = connect(confirm_publish=True)
     with connection.Producer() as producer:
-        producer.publish("before", routing_key="q", headers={"x-delay": 2125}, declare=[queue])
+        producer.publish("before", routing_key="q", headers={"x-delay": 8125}, declare=[queue])
         # Messages enter by other exchanges, so no publish is refused.
         connect("amqp").default_channel.exchange_delete(topology.level_name(1))
         monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
@@ -213,7 +215,7 @@ def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, topol
     with connect(confirm_publish=True).Producer() as producer:
         producer.publish(20, routing_key="q", headers={"x-delay": 20 * 125})
         producer.publish(12, routing_key="q", headers={"x-delay": 12 * 125})
-    collect(old, [queue], 3, timeout=20)
+    collect(old, [queue], 3)
     assert parked_in(connect, topology) <= 1  # the first, which was under way
 
 
@@ -248,7 +250,7 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_declare("q")
     plain.queue_bind("q", "with alternate")
 
-    executor = connect().connection.delay_executor
+    executor = connect().connection.delay_mechanism.executor
     found: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
@@ -266,6 +268,25 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):
         plain.exchange_declare("missing", "", passive=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"), [({"x-max-length": 1}, TopologyError), ({}, Answer.DONE)]
+)
+def test_a_lock_ends_with_the_declaration_that_it_is_for(connect, arguments, answer):
+    """Else nobody could declare it as long as the connection lives whose declaration failed."""
+    connect("amqp").default_channel.queue_declare(
+        "q", durable=True, auto_delete=False, arguments=arguments
+    )
+    command = Ensure(Part(queues=(Declared("q", ()),)), "a queue", lock="lock")
+    first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
+    if answer is TopologyError:
+        with pytest.raises(TopologyError, match="other arguments"):
+            first.do(command)
+    else:
+        assert first.do(command) is answer
+
+    assert second.do(Ensure(Part(), "nothing", lock="lock")) is Answer.DONE
 
 
 @pytest.mark.parametrize("kind", ["exchange", "queue"])
@@ -294,7 +315,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
     channel = connection.default_channel
     producer = Producer(channel)
     with connection.Consumer([Queue("q")], channel=channel):
-        producer.publish("1", routing_key="q", headers={"x-delay": 1})
+        producer.publish("1", routing_key="q", headers={"x-delay": 60_000})
         connect("amqp").default_channel.exchange_delete(topology.entry_exchange(("01",)))
 
         with pytest.raises(connection.channel_errors, match="no exchange"):
@@ -304,7 +325,7 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
 def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
     connection = connect()
     kind = "x-modulus-of-mine"
-    connection.connection.delay_router.declared_exchange("x", kind)
+    connection.connection.delay_mechanism.router.declared_exchange("x", kind)
 
     with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
         Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
@@ -509,7 +530,7 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
         due[number] = time.time() + delay / 1000
         producer.publish(number, routing_key="q", headers={"x-delay": delay})
 
-    arrivals = collect(connection, [queue], 3000, timeout=60)
+    arrivals = collect(connection, [queue], 3000)
 
     assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
     early = {each.body: due[each.body] - each.at for each in arrivals if each.at < due[each.body]}
@@ -563,7 +584,7 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     for body in ("bad", "good"):
         connect("amqp").Producer().publish(body, routing_key="q")
         time.sleep(0.3)
-    executor = connection.connection.delay_executor
+    executor = connection.connection.delay_mechanism.executor
     with pytest.raises(ValueError, match="bad"), executor.channel("a queue") as channel:
         channel.queue_declare("q", passive=True)
     assert received == ["bad"]

@@ -18,7 +18,9 @@ import pytest
 from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
-from kombu_binary_delay import Topology, TopologyError
+from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel
+from kombu_binary_delay.admin.declare import declare
+from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
 
@@ -156,10 +158,13 @@ def names(topology) -> dict[str, str]:
         "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
         "relay-to-queue": re.escape(topology.queue_relay_name("mail")),
         "journal": r"kbd\.v2\.journal(\.lock)?",
+        "amendments": r"kbd\.v2\.amendments",
+        "streams of amendments": r"kbd\.v2\.amendments\.(ids|keys)",
+        "lock of amendments": r"kbd\.v2\.amendments\.lock",
     }
 
 
-#: A publisher who makes the ladder where it does not stand.
+#: A publisher who makes the ladder where it does not exist.
 PUBLISHER = Grant(
     configure=("level exchanges", "level queues", "delivery", "to queues", "parking"),
     write=("level exchanges", "level queues", "delivery", "to queues", "parking"),
@@ -182,6 +187,15 @@ CONSUMER_ON_LADDER = Grant(
     # On the relay, since a binding past it is to be the only one.
     write=("to queues", "parking", "mirror", "relay-to-queue"),
     read=("delivery", "to queues", "parking", "mirror"),
+)
+#: A consumer that is to read what was amended.
+READER = Grant(read=("streams of amendments",))
+#: A user who amends, where the exchange and its streams exist; and where they do not.
+CANCELLER = Grant(write=("amendments",))
+CANCELLER_WHO_DECLARES = Grant(
+    configure=("amendments", "streams of amendments", "lock of amendments"),
+    write=("amendments", "streams of amendments"),
+    read=("amendments",),
 )
 #: Where an administrator has made all of it, and ``declare`` is ``"never"``.
 PUBLISHER_NEVER = Grant(write=("level exchanges",))
@@ -342,13 +356,85 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
     with vhost.connect() as plain:
         plain.channel().exchange_declare("events", "topic", durable=True, auto_delete=False)
     queue = Queue("mail", Exchange("events", no_declare=True), "order.*")
-    own = replace(CONSUMER, configure=("mail",))
+    narrow = replace(CONSUMER, configure=("mail",))
 
-    connection = connect(url=granted(together(own, CONSUMER_ON_LADDER)))
+    connection = connect(url=granted(together(narrow, CONSUMER_ON_LADDER)))
     queue(connection.default_channel).declare()
     connection.Consumer(queue).consume()
 
     assert "configure on the exchange 'events'" in caplog.text
+
+
+# -- amendments ----------------------------------------------------------------------------------
+
+
+def amended(vhost):
+    if vhost.broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    stream._warned.clear()  # noqa: SLF001 - another test may have been warned
+
+
+def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishing(
+    vhost, connect, granted
+):
+    amended(vhost)
+    publisher = connect(url=granted(together(PUBLISHER, PER_QUEUE)))
+    with pytest.raises(AmendmentError, match=r"may not amend.*|permissions? .* 'kbd\."):
+        cancel("never", connection=publisher)
+    for kind, name, grant in CANCELLER_WHO_DECLARES.less_one():
+        with pytest.raises(AmendmentError, match=r"cannot be amended|may not amend"):
+            cancel("never", connection=connect(url=granted(grant)))
+        assert not any("amendments" in row["name"] for row in vhost.queues() if kind == name), name
+        forget_the_ladder(vhost)
+    cancel("one", connection=connect(url=granted(CANCELLER_WHO_DECLARES)))
+    cancel("two", connection=connect(url=granted(CANCELLER)))
+    with pytest.raises(AmendmentError, match=r"the permission write on 'kbd\.v2\.amendments'"):
+        cancel("never", connection=publisher)
+
+
+@pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["marker", "no-marker"])
+def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_if_not(  # noqa: PLR0913, PLR0917
+    vhost, connect, granted, collect, caplog, writes
+):
+    amended(vhost)
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    for name in ("cancelled", "kept"):
+        publish(administrator, name, message_id=name)
+    cancel("cancelled", connection=administrator)
+    bare = Queue("mail", no_declare=True)
+    less = replace(CONSUMER_NEVER, write=writes)
+
+    reader = connect(
+        url=granted(together(less, READER)),
+        binary_delay={"declare": "never"},
+    )
+    assert [each.body for each in collect(reader, [bare], 1)] == ["kept"]
+    assert "amendments are not read" not in caplog.text
+
+    publish(administrator, "cancelled", message_id="cancelled")
+    other = connect(url=granted(less), binary_delay={"declare": "never"})
+    assert [each.body for each in collect(other, [bare], 1)] == ["cancelled"]
+    assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
+
+
+def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_a_record(
+    vhost, connect, granted
+):
+    amended(vhost)
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    declare(administrator, Topology(), stream.amendments_part(Settings()))
+    # A stream that has just been declared may not have started.
+    time.sleep(1)
+    less = replace(together(CONSUMER_NEVER, READER), write=())
+    reader = connect(url=granted(less), binary_delay={"declare": "never"})
+    reader.connect()
+
+    begin = time.monotonic()
+    reader.Consumer(Queue("mail", no_declare=True)).consume()
+
+    assert time.monotonic() - begin < 10
 
 
 # -- without the right to declare --------------------------------------------------------------

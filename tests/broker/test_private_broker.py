@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Broker]:
-    """A broker of this module's own: it is going to be killed."""
+def private() -> Iterator[Broker]:
+    """A broker of this module alone: it is going to be killed."""
     with Broker(ROOT) as broker:
         yield broker
 
@@ -54,8 +54,8 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 
 @pytest.mark.own_broker
 @pytest.mark.parametrize("again", ["restart", "stop and start", "kill and start"])
-def test_a_durable_message_and_the_ports_outlive(own: Broker, again: str) -> None:
-    vhost, ports = own.vhost(), own.ports
+def test_a_durable_message_and_the_ports_outlive(private: Broker, again: str) -> None:
+    vhost, ports = private.vhost(), private.ports
     with vhost.connect() as connection:
         channel = connection.channel()
         channel.confirm_select()
@@ -64,25 +64,25 @@ def test_a_durable_message_and_the_ports_outlive(own: Broker, again: str) -> Non
         channel.basic_publish_confirm(message, routing_key="kept")
 
     if again == "restart":
-        own.restart()
+        private.restart()
     else:
         # A SIGKILL may undo what was declared within the last second: RabbitMQ's doing, not ours.
         time.sleep(1.5)
-        own.stop() if again == "stop and start" else own.kill()
+        private.stop() if again == "stop and start" else private.kill()
         with pytest.raises(ConnectionRefusedError):
             vhost.connect()
-        own.start()
+        private.start()
 
-    assert own.ports == ports
+    assert private.ports == ports
     with vhost.connect() as connection:
         assert connection.channel().basic_get("kept", no_ack=True).body == "still here"
     vhost.delete()
 
 
 @pytest.mark.own_broker
-def test_it_listens_on_its_own_ports_and_on_loopback_only(own: Broker) -> None:
-    found = set().union(*(listeners(pid) for pid in own.pids))
-    assert {port for _, port in found} == set(own.ports)
+def test_it_listens_on_its_own_ports_and_on_loopback_only(private: Broker) -> None:
+    found = set().union(*(listeners(pid) for pid in private.pids))
+    assert {port for _, port in found} == set(private.ports)
     assert {address for address, _ in found} <= {
         "0100007F",  # 127.0.0.1
         "0" * 24 + "01000000",  # ::1, which epmd adds by itself
@@ -90,8 +90,8 @@ def test_it_listens_on_its_own_ports_and_on_loopback_only(own: Broker) -> None:
 
 
 @pytest.mark.own_broker
-def test_virtual_hosts_share_nothing(own: Broker) -> None:
-    one, other = own.vhost(), own.vhost()
+def test_virtual_hosts_share_nothing(private: Broker) -> None:
+    one, other = private.vhost(), private.vhost()
     with one.connect() as connection:
         channel = connection.channel()
         channel.exchange_declare("e", "topic", durable=True, auto_delete=False)
@@ -110,14 +110,14 @@ def test_virtual_hosts_share_nothing(own: Broker) -> None:
 
 
 @pytest.mark.own_broker
-def test_two_brokers_run_side_by_side_and_closing_one_leaves_nothing_of_it(own: Broker) -> None:
+def test_two_brokers_run_side_by_side_and_closing_one_leaves_nothing_of_it(private: Broker) -> None:
     with Broker(ROOT) as second:
         pids, folder = second.pids, second.folder
-        assert second.version == own.version
-        assert not set(second.ports) & set(own.ports)
+        assert second.version == private.version
+        assert not set(second.ports) & set(private.ports)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not folder.exists()
-    own.vhost().delete()
+    private.vhost().delete()
 
 
 def test_a_missing_broker_is_an_error(tmp_path: Path) -> None:

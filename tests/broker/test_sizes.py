@@ -154,7 +154,7 @@ def test_strange_names_of_queues_exchanges_and_keys_are_destinations_like_others
 
 @pytest.mark.parametrize("letter", ["é", "日", "🐇"])
 def test_a_long_name_that_is_not_ascii_costs_no_connection(connect, letter):
-    """Of a queue declared elsewhere: the broker is asked for what may stand before it."""
+    """Of a queue declared elsewhere: the broker is asked for what may be before it."""
     name = letter * (200 // len(letter.encode()))
     connect().default_channel.queue_declare(name, durable=True, auto_delete=False)
     connection = connect(confirm_publish=True)

@@ -84,7 +84,7 @@ def connected(url: str | list[str], transport: Any = None, **options: Any) -> It
 
 
 def deliver(connection: Connection) -> bool:
-    """Send a delayed message round; tell whether that was over TLS."""
+    """Publish a delayed message and receive it; return whether that was over TLS."""
     queue = Queue("q", channel=connection.default_channel)
     queue.declare()
     connection.Producer().publish("x", routing_key="q", headers={"x-delay": 250})
@@ -295,10 +295,10 @@ def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
     app = Celery(set_as_current=False)
     app.conf.broker_url = [f"amqp://{each}" if each == NOBODY else at(vhost, each) for each in urls]
     app.conf.broker_transport = transport
-    site = Target.of(app, None, None, {})
+    target = Target.of(app, None, None, {})
 
-    with site.plain() as connection:
-        management = site.management(connection)
+    with target.plain() as connection:
+        management = target.management(connection)
         assert isinstance(connection.connection.sock, ssl.SSLSocket) == (found == "https")
 
     port = {"http": 15672, "https": 15671}[found]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Long enough for what a case does before the message is due, in milliseconds.
 SOON = 250
-LATER = 1500
+LATER = 4000
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Program(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Tell the publisher's clock, in seconds since the epoch."""
+        """Return the publisher's clock, in seconds since the epoch."""
 
     def publish(
         self,
@@ -131,7 +131,7 @@ class Program(ABC):
         return arrived
 
     def delay_of(self, body: Any) -> float:
-        """Tell the delay that this body was published with, in milliseconds."""
+        """Return the delay that this body was published with, in milliseconds."""
         return self._delays[json.dumps(body)]
 
     def _remember(self, body: Any, delay: float) -> None:

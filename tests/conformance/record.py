@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "conformance"
 HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
 WALK, BROKER = "walk", "broker"
-#: What a test of the suite tells of itself, see pytest's `record_property`.
+#: What a test of the suite reports of itself, see pytest's `record_property`.
 PROPERTY = "conformance"
 
 #: What it ran on, the ladder, and the type of the ladder's queues.
@@ -50,11 +50,11 @@ class Recorder:
         self._rabbitmq = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        told: dict[str, Any] = dict(report.user_properties)
-        if PROPERTY not in told:
+        reported: dict[str, Any] = dict(report.user_properties)
+        if PROPERTY not in reported:
             return
-        on, ladder, queue_type, case = told[PROPERTY]
-        self._rabbitmq = told.get(BROKER, self._rabbitmq)
+        on, ladder, queue_type, case = reported[PROPERTY]
+        self._rabbitmq = reported.get(BROKER, self._rabbitmq)
         cases = self._found[on, ladder, queue_type]
         if report.failed:
             cases[case] = FAILED

@@ -1,8 +1,8 @@
 """A program whose decisions are those of the real router, on a simulated broker.
 
 Only py-amqp and the clock are left out: what the transport does with a plan and a delivery, and
-what it tells the router of, is done here in its place. Time does not pass; a message is followed
-when it is asked for, through what exists by then.
+what it passes on to the router, is done here in its place. Time does not pass; a message is
+followed when it is asked for, through what exists by then.
 """
 
 from __future__ import annotations

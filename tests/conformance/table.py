@@ -28,7 +28,7 @@ class Case:
 
     broker:   whether only a broker can show it.
     levels:   whether it is about the levels, and so takes its time on a broker with every ladder;
-              what stands behind the levels is the same for all.
+              what is behind the levels is the same for all.
     restarts: whether it restarts the broker, which one has to be allowed to.
     """
 

@@ -90,13 +90,13 @@ def test_the_bits_of_a_delay_are_its_number_of_ticks(data, ladder):
 @given(ladders, st.lists(st.text("012", min_size=1, max_size=4), max_size=5), st.data())
 def test_a_ladder_reads_its_own_addresses_and_refuses_all_others(ladder, words, data):
     topology, prefix = Topology(ladder), "".join(f"{word}." for word in words)
-    own = topology.address(ladder.digits(data.draw(delays(ladder))), Destination("", "q"))
-    for key in (own, f"{prefix}@..q"):
-        assert topology.destination(own) == Destination("", "q")
+    address = topology.address(ladder.digits(data.draw(delays(ladder))), Destination("", "q"))
+    for key in (address, f"{prefix}@..q"):
+        assert topology.destination(address) == Destination("", "q")
         try:
             digits, destination = topology.parse(key)
         except AddressError:
-            assert key != own
+            assert key != address
             continue
         assert ladder.digits(ladder.delay(digits)) == digits
         assert topology.address(digits, destination) == key

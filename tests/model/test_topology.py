@@ -17,7 +17,7 @@ SECONDS = Topology(Ladder.binary(4, 1000))
 def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_level_below():
     level = Topology(Ladder(2000, (4, 4)), "ns").levels[1]
 
-    *entries, exchange = level.exchanges
+    *entry_exchanges, exchange = level.exchanges
     assert (exchange.name, exchange.type) == ("ns.v2-2000ms-4x2.level-01", "topic")
     assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [
         8000,
@@ -34,9 +34,9 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
             "x-overflow": "reject-publish",
         }
     assert keys_from(exchange.name, level) == ["*.01.#", "*.10.#", "*.11.#", "*.00.#"]
-    for entry, queue in zip(entries, level.queues, strict=True):
-        assert (entry.name, entry.type) == (queue.name, "fanout")
-        assert Binding(entry.name, queue.name, "") in level.bindings
+    for fanout, queue in zip(entry_exchanges, level.queues, strict=True):
+        assert (fanout.name, fanout.type) == (queue.name, "fanout")
+        assert Binding(fanout.name, queue.name, "") in level.bindings
 
 
 def keys_from(exchange, part):

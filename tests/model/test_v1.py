@@ -1,4 +1,4 @@
-"""The form of the ladder before today's: as it stands where it was made, letter by letter."""
+"""The form of the ladder before today's: as it exists where it was made, letter by letter."""
 
 import pytest
 from hypothesis import given

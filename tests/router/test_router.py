@@ -19,7 +19,7 @@ SECOND = 1_000_000
 
 
 class Connection:
-    """A router on a broker, told of what a program does, as the channel tells it."""
+    """A router on a broker that learns of what a program does, as from the channel."""
 
     def __init__(self, broker: SimulatedBroker, server=SERVER, **settings) -> None:
         self.broker = broker
@@ -32,9 +32,9 @@ class Connection:
         self.broker.declare(Part(queues=(Queue(name, tuple(arguments.items())),)))
         return self.run(self.router.declared_queue(name, arguments, passive=passive))
 
-    def exchange(self, name, kind, *, told=True):
+    def exchange(self, name, kind, *, through_transport=True):
         self.broker.declare(Part((Exchange(name, kind),)))
-        if told:
+        if through_transport:
             self.router.declared_exchange(name, kind)
 
     def bind(self, queue, exchange, key):
@@ -152,7 +152,7 @@ def test_those_who_know_a_queue_and_those_who_do_not_never_reach_it_twice(broker
 def test_a_binding_is_repeated_straight_or_by_a_relay_and_never_both_ways(broker, order):
     knows, does_not = Connection(broker), Connection(broker)
     knows.exchange("x", "topic")
-    does_not.exchange("x", "topic", told=False)
+    does_not.exchange("x", "topic", through_transport=False)
     knows.queue("q")
     steps = [lambda: knows.bind("q", "x", "a.*"), lambda: does_not.bind("q", "x", "a.*")]
     for connection in (knows, does_not):

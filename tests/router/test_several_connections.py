@@ -122,7 +122,7 @@ def test_a_queue_that_is_made_anew_gets_only_what_it_is_bound_for(broker, overfl
 
 def test_a_binding_of_an_exchange_that_is_gone_is_not_repeated(broker):
     connection = Connection(broker)
-    connection.exchange("x", "direct", told=False)
+    connection.exchange("x", "direct", through_transport=False)
     connection.queue("q")
     connection.bind("q", "x", "k")
     broker.delete_exchange("x")

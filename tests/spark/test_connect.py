@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from dev.broker import free_ports
 from dev.processes import Processes
+from dev.service import free_ports, listens, wait_until
 from kombu_binary_delay.spark import schema as s
 
 ROOT = Path(__file__).parents[2]
 SUBMIT = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-
-
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
@@ -47,11 +40,10 @@ def server(tmp_path):
     log = tmp_path / "server.log"
     with Processes("connect") as processes:
         process = processes.spawn(launch, env, log)
-        deadline = time.monotonic() + 120
-        while not listens(port):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        try:
+            wait_until(lambda: listens(port), 120, "no answer", process)
+        except (TimeoutError, ChildProcessError) as failure:
+            pytest.fail(f"Spark Connect: {failure}\n{log.read_text()}")
         yield f"sc://127.0.0.1:{port}"
 
 

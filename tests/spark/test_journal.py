@@ -169,7 +169,7 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
 
 
 @pytest.mark.parametrize(
-    ("start", "first", "end", "told"),
+    ("start", "first", "end", "logged"),
     [
         (0, 0, 0, ""),
         (0, 0, 10, ""),
@@ -183,7 +183,7 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
     ],
 )
 def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
-    monkeypatch, caplog, start, first, end, told
+    monkeypatch, caplog, start, first, end, logged
 ):
     monkeypatch.setattr(_Stream, "start", lambda _: first)
     monkeypatch.setattr(_Stream, "end", lambda _: end)
@@ -194,16 +194,16 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
         lambda: source.streamReader(StructType()).partitions(*offsets),
     ):
         caplog.clear()
-        if "now ends" in told:
-            with pytest.raises(RuntimeError, match=told) as refusal:
+        if "now ends" in logged:
+            with pytest.raises(RuntimeError, match=logged) as refusal:
                 partitions()
             assert "go on with another table, or another checkpoint" in str(refusal.value)
         else:
             [partition] = partitions()
             low, high = partition.value
             assert range(low, high) == range(max(start, first), end)
-            assert told in caplog.text
-            assert bool(caplog.text) == bool(told)
+            assert logged in caplog.text
+            assert bool(caplog.text) == bool(logged)
 
 
 def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write, tmp_path):

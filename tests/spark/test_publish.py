@@ -55,7 +55,7 @@ def read(spark, path, schema=s.RECEIPTS):
 
 
 def waiting(vhost, count):
-    """Count the messages on the ladder; quorum queues tell what they hold every 5 s."""
+    """Count the messages on the ladder; quorum queues report their length every 5 s."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         found = sum(row.get("messages", 0) for row in vhost.queues())
@@ -66,11 +66,13 @@ def waiting(vhost, count):
 
 
 def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, receipts, vhost):
-    told: list[Progress] = []
-    progress = run(reminders(500), slice_rows=200, on_progress=told.append)
+    reports: list[Progress] = []
+    progress = run(reminders(500), slice_rows=200, on_progress=reports.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
-    assert [each.remaining for each in told] == sorted((t.remaining for t in told), reverse=True)
-    assert len(told) == 4
+    assert [each.remaining for each in reports] == sorted(
+        (t.remaining for t in reports), reverse=True
+    )
+    assert len(reports) == 4
     rows = read(spark, receipts).collect()
     assert {(row.key, row.task_id) for row in rows} == {
         (f"key-{n}", task_id("job", f"key-{n}")) for n in range(500)
@@ -148,11 +150,11 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
 def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
     spark, reminders, run, receipts, tmp_path
 ):
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
     def another(progress):
-        if not told:
-            told.append(progress)
+        if not reports:
+            reports.append(progress)
             run(reminders(20, first=10), job_id="another/job")
 
     done = run(reminders(10), on_progress=another)

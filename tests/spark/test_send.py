@@ -258,8 +258,8 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
     rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(3500)]
     parts = list(Sender(Target(vhost.url)).send(rows))
     assert len(parts) > 2
-    told = [str(each.row["task_id"]) for part in parts for each in part]
-    assert sorted(told) == sorted(str(row["task_id"]) for row in rows)
+    sent = [str(each.row["task_id"]) for part in parts for each in part]
+    assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
 
 
 @pytest.mark.own_broker

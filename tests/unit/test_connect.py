@@ -111,7 +111,7 @@ def connected(**more: Any) -> Any:
 
 
 class Late:
-    """A connection of Kombu's that tells of TLS, and of its host, when it is made."""
+    """A connection of Kombu's that records its TLS and its host when it is made."""
 
     hostname, ssl, userid, password, virtual_host = "first", False, "u", "p", "/"
 

@@ -72,7 +72,7 @@ def with_part(snapshot: Snapshot, part: Part, stale: tuple[Binding, ...] = ()) -
 
 
 def whole(topology: Topology = TOPOLOGY, bound: tuple[Binding, ...] = BOUND) -> Snapshot:
-    """What stands where all ways are as they should be."""
+    """What exists where all ways are as they should be."""
     users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset(bound))
     led = ways(topology, users, users.queues, users.exchanges)
     return with_part(users, topology.whole + led)
@@ -197,9 +197,9 @@ def reached(topology: Topology, snapshot: Snapshot, key: str) -> list[str]:
 @pytest.mark.parametrize("exchange", ["gone", "g" * 240])
 def test_what_leads_to_nothing_that_exists_is_an_orphan(exchange):
     part = TOPOLOGY.exchange_relay(exchange) + TOPOLOGY.queue_relay(exchange)
-    standing = with_part(whole(), part)
+    existing = with_part(whole(), part)
 
-    assert set(orphans(TOPOLOGY, standing)) == {
+    assert set(orphans(TOPOLOGY, existing)) == {
         TOPOLOGY.mirror_name(exchange),
         TOPOLOGY.exchange_relay_name(exchange),
         TOPOLOGY.queue_relay_name(exchange),

@@ -180,7 +180,7 @@ def test_manifests_are_yaml_that_holds_the_part(part):
 
 
 def is_kubernetes_name(name):
-    """Tell as the API server does, of what it calls an RFC 1123 subdomain."""
+    """Check as the API server does, by its rule for an RFC 1123 subdomain."""
     part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     return len(name) <= 253 and re.fullmatch(rf"{part}(\.{part})*", name) is not None
 
@@ -213,7 +213,7 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
 def drawn(part):
     """What a picture of a part has to show: each way that a message can take.
 
-    But for the entries, which stand before the level queue of the same name.
+    But for the entry exchanges, each before the level queue of the same name.
     """
     levels = {queue.name for queue in part.queues if ".level-" in queue.name}
     part = Part(

@@ -1,4 +1,4 @@
-"""What a channel keeps of the program's own calls; what it tells the router is tested there."""
+"""What a channel keeps of the program's calls; what it passes to the router is tested there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from kombu_binary_delay import Settings
 from kombu_binary_delay.follow import FollowingChannel
+from kombu_binary_delay.mechanism import Mechanism
 from kombu_binary_delay.router import Router
 from tests.simulated_broker import SimulatedBroker
 
@@ -14,7 +15,7 @@ class Plain:
     """The calls of a channel that is followed."""
 
     connection = SimpleNamespace(
-        delay_router=Router(Settings(), {}), delay_executor=SimulatedBroker()
+        delay_mechanism=Mechanism(Router(Settings(), {}), SimulatedBroker())
     )
 
     def basic_consume(self, queue, consumer_tag, **_):

@@ -47,7 +47,7 @@ def fields(connection: Connection) -> dict[str, Any]:
     }
 
 
-def own(url: str) -> str:
+def with_alias(url: str) -> str:
     """Rewrite URLs of Kombu's schemes to ours."""
     secure = url.lower().replace("pyamqp", "amqp").replace("amqps:", "binary-delays:")
     return secure.replace("amqp:", "binary-delay:")
@@ -59,7 +59,7 @@ def test_a_connection_has_the_fields_that_it_has_by_kombus_transport(url, way):
     register()
     kombus = Connection(url)
     if way == "alias":
-        ours = Connection(own(url))
+        ours = Connection(with_alias(url))
     else:
         ours = Connection(url, transport={"path": PATH, "class": Transport}[way])
 
@@ -80,7 +80,7 @@ def test_a_connection_has_the_fields_that_it_has_by_kombus_transport(url, way):
 def test_a_host_name_after_an_amqps_url_is_reached_over_tls_as_by_kombus_transport(url, transport):
     register()
     if transport == "alias":
-        connection = Connection(own(url))
+        connection = Connection(with_alias(url))
     else:
         connection = Connection(url, transport=transport)
     for _ in connection.alt:
@@ -103,15 +103,15 @@ def test_a_transport_named_by_its_tls_alias_beside_the_url_is_tls_for_every_url(
 @pytest.mark.parametrize("transport", [PATH, Transport, SSLTransport, "binary-delay"])
 def test_the_scheme_of_another_broker_is_an_error_that_names_it_at_whichever_url(scheme, transport):
     register()
-    told = pytest.raises(SettingsError, match=rf"scheme is '{scheme}'.*use amqp:// or amqps://")
-    with told:
+    expected = pytest.raises(SettingsError, match=rf"scheme is '{scheme}'.*use amqp:// or amqps://")
+    with expected:
         Connection(f"{scheme}://127.0.0.1:1//", transport=transport)
-    with told:
+    with expected:
         Connection([f"{scheme}://127.0.0.1:1//", "amqp://"], transport=transport)
     later = Connection(["amqp://127.0.0.1:1//", f"{scheme}://b"], transport=transport)
-    with told:
+    with expected:
         later.connect()
-    with told:
+    with expected:
         later.switch(f"{scheme}://b")
 
 

@@ -74,9 +74,9 @@ def test_whatever_is_missing_is_named(topology, data):
         snapshot = replace(snapshot, queues=without(snapshot.queues, gone.name))
         name = gone.name
 
-    # Who declares nothing enters by the levels, and misses no entry.
-    is_entry = isinstance(gone, Exchange) and name in topology.whole.entries
-    declares = is_entry or data.draw(st.booleans())
+    # Who declares nothing enters by the levels, and misses no entry exchange.
+    is_entry_exchange = isinstance(gone, Exchange) and name in topology.whole.entry_exchanges
+    declares = is_entry_exchange or data.draw(st.booleans())
     found = list(compare(topology, snapshot, declares=declares))
 
     assert any(each.severity == "error" and each.causes for each in found)
@@ -84,9 +84,9 @@ def test_whatever_is_missing_is_named(topology, data):
 
 
 def test_entries_are_not_missed_by_who_declares_nothing():
-    entries = {queue.name for level in TOPOLOGY.levels for queue in level.queues}
+    entry_exchanges = {queue.name for level in TOPOLOGY.levels for queue in level.queues}
     snapshot = snapshot_of(TOPOLOGY.whole)
-    kept = {name: row for name, row in snapshot.exchanges.items() if name not in entries}
+    kept = {name: row for name, row in snapshot.exchanges.items() if name not in entry_exchanges}
 
     assert not list(compare(TOPOLOGY, replace(snapshot, exchanges=kept), declares=False))
 

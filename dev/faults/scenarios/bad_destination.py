@@ -31,7 +31,7 @@ PATIENCE = 15.0
 def deleted(env: Environment) -> Destination:
     """Name a queue that was there, and is not."""
     env.queue("bad")
-    env.stand("bad")
+    env.declare_ladder("bad")
     with env.vhost.connect() as connection:
         connection.channel().queue_delete("bad")
     return "", "bad", []
@@ -58,22 +58,22 @@ def unheard(env: Environment, kind: str) -> Destination:
     return "bad", "key", []
 
 
-def full(env: Environment, kind: str, *, told: bool = True) -> Destination:
+def full(env: Environment, kind: str, *, by_transport: bool = True) -> Destination:
     """Name a queue that holds one message, may hold no more, and rejects.
 
-    :param told: whether it is declared through the transport, which then knows; by an
+    :param by_transport: whether it is declared through the transport, which then knows; by an
         administrator otherwise.
     """
     arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
-    if told:
+    if by_transport:
         with connect(env) as connection:
             queue = Queue("bad", queue_arguments=arguments)(connection.default_channel)
             queue.declare()
             queue.get()
-        env.stand()
+        env.declare_ladder()
     else:
         env.queue("bad", x_queue_type=kind, x_max_length=1, x_overflow="reject-publish")
-        env.stand("bad")
+        env.declare_ladder("bad")
     with env.vhost.connect() as plain:
         channel = plain.channel()
         for _ in range(3):
@@ -88,7 +88,7 @@ def down(env: Environment, *, bound: bool, **arguments: object) -> Destination:
     """
     last = env.nodes[-1]
     env.queue("bad", node=last, **arguments)
-    env.stand(*(["bad"] if bound else []))
+    env.declare_ladder(*(["bad"] if bound else []))
     last.kill()
     time.sleep(5)
     return "", "bad", ["bad"]
@@ -99,7 +99,7 @@ def connect(env: Environment) -> Connection:
     return Connection(env.vhost.url, transport=TRANSPORT)
 
 
-def told(
+def scenario_of(
     make: Callable[[Environment], Destination], *, relay: bool = False, limit: bool = True
 ) -> Callable[[Environment], None]:
     """Make the scenario of one kind of bad destination.
@@ -112,7 +112,7 @@ def told(
         settings: dict[str, object] = {"relays": ["bad"]} if relay else {}
         env.queue("good")
         bad = make(env)
-        env.stand("good")
+        env.declare_ladder("good")
         env.consumer("good")
         compare(env, bad, settings, limit=limit)
 
@@ -153,7 +153,7 @@ def compare(
         env.check("bad messages that are not parked", COUNT - env.parked(), 0)
 
 
-def publish(  # noqa: PLR0913, PLR0917 - what a publisher is told
+def publish(  # noqa: PLR0913, PLR0917 - the options of a publisher
     env: Environment,
     to: list[str | Destination],
     count: int,
@@ -172,35 +172,40 @@ SCENARIO = "bad destination"
 classic_down = partial(down, bound=False, x_queue_type="classic")
 quorum_down = partial(down, bound=False, x_quorum_initial_group_size=1)
 CASES = (
-    Case(SCENARIO, "queue deleted", told(deleted)),
-    Case(SCENARIO, "queue unbound", told(unbound)),
-    Case(SCENARIO, "fanout, nobody listens", told(partial(unheard, kind="fanout"))),
-    Case(SCENARIO, "topic, nobody listens", told(partial(unheard, kind="topic"))),
-    Case(SCENARIO, "headers, nobody listens", told(partial(unheard, kind="headers"))),
-    Case(SCENARIO, "quorum queue full, rejects", told(partial(full, kind="quorum")), short=True),
-    Case(SCENARIO, "classic queue full, rejects", told(partial(full, kind="classic"))),
+    Case(SCENARIO, "queue deleted", scenario_of(deleted)),
+    Case(SCENARIO, "queue unbound", scenario_of(unbound)),
+    Case(SCENARIO, "fanout, nobody listens", scenario_of(partial(unheard, kind="fanout"))),
+    Case(SCENARIO, "topic, nobody listens", scenario_of(partial(unheard, kind="topic"))),
+    Case(SCENARIO, "headers, nobody listens", scenario_of(partial(unheard, kind="headers"))),
+    Case(
+        SCENARIO,
+        "quorum queue full, rejects",
+        scenario_of(partial(full, kind="quorum")),
+        short=True,
+    ),
+    Case(SCENARIO, "classic queue full, rejects", scenario_of(partial(full, kind="classic"))),
     Case(
         SCENARIO,
         "queue full by others' doing, named in relays",
-        told(partial(full, kind="quorum", told=False), relay=True),
+        scenario_of(partial(full, kind="quorum", by_transport=False), relay=True),
     ),
     Case(
         SCENARIO,
         "queue full by others' doing, not named",
-        told(partial(full, kind="quorum", told=False), limit=False),
+        scenario_of(partial(full, kind="quorum", by_transport=False), limit=False),
     ),
-    Case(SCENARIO, "classic queue, node down", told(classic_down, relay=True), nodes=3),
+    Case(SCENARIO, "classic queue, node down", scenario_of(classic_down, relay=True), nodes=3),
     Case(
         SCENARIO,
         "classic queue, node down, no relay",
-        told(partial(down, bound=True, x_queue_type="classic"), limit=False),
+        scenario_of(partial(down, bound=True, x_queue_type="classic"), limit=False),
         nodes=3,
     ),
-    Case(SCENARIO, "quorum queue without majority", told(quorum_down, relay=True), nodes=3),
+    Case(SCENARIO, "quorum queue without majority", scenario_of(quorum_down, relay=True), nodes=3),
     Case(
         SCENARIO,
         "quorum queue without majority, no relay",
-        told(partial(down, bound=True, x_quorum_initial_group_size=1), limit=False),
+        scenario_of(partial(down, bound=True, x_quorum_initial_group_size=1), limit=False),
         nodes=3,
     ),
 )

@@ -14,7 +14,7 @@ BLOCKED = 6.0  # seconds
 def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ...]) -> None:
     """Raise the alarm in the middle of it, and clear it some seconds later."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     publisher = env.publisher(["inbox"], 600, 100)
     env.wait_for(CONFIRMED, 300)

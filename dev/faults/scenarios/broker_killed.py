@@ -12,7 +12,7 @@ def killed(env: Environment) -> None:
     """Kill the broker in the middle of it, and start it again."""
     kills = 1 if env.short else 4
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     publisher = env.publisher(["inbox"], count=kills * 300, rate=100)
     for kill in range(kills):
@@ -29,7 +29,7 @@ def killed(env: Environment) -> None:
 def killed_and_down(env: Environment) -> None:
     """Kill the broker and leave it down, until much that waits on every level is overdue."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     for kill in range(2):
         env.publisher(["inbox"], 900, 300, (2.0, 20.0), name=f"before-{kill}").wait(60)

@@ -38,7 +38,7 @@ def enable_feature_flags(env: Environment) -> None:
 def upgraded(env: Environment, to: str) -> None:
     """Stop the broker, and start a later one on its data."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(60)
     env.wait_for(CONFIRMED, COUNT, 5)
     enable_feature_flags(env)
@@ -57,7 +57,7 @@ def upgraded(env: Environment, to: str) -> None:
 def refused(env: Environment, to: str) -> None:
     """Try the same where RabbitMQ refuses; go on with the old broker, beside a new one."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(60)
     env.wait_for(CONFIRMED, COUNT, 5)

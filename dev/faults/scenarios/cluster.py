@@ -57,7 +57,7 @@ def under_load(fault: Callable[[Environment], None], rounds: int) -> Callable[[E
 
     def scenario(env: Environment) -> None:
         env.queue("inbox")
-        env.stand("inbox")
+        env.declare_ladder("inbox")
         for _ in env.nodes[:2]:
             env.consumer("inbox")
         times = 1 if env.short else rounds

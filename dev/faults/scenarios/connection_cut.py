@@ -1,7 +1,7 @@
 """The connection is cut at random points: in handshakes, declarations, publishes and deliveries.
 
 Publishers and consumers recover by kombu's own means, a Celery worker by Celery's. The ladder does
-not stand yet: what is declared lazily is declared between cuts, and again after them.
+not exist yet: what is declared lazily is declared between cuts, and again after them.
 """
 
 from __future__ import annotations

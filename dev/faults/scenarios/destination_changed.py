@@ -43,15 +43,20 @@ def wait_for_parked(env: Environment, count: int) -> None:
     env.wait_until(lambda: env.parked() >= count, f"{count} parked", WAIT[1] + 20)
 
 
-def made_anew(env: Environment) -> None:
-    """Delete the queue, and declare it again before anything is due."""
+def publish_and_delete(env: Environment) -> None:
+    """Publish to the queue, and delete it before anything is due."""
     env.queue("a")
-    env.stand("a")
+    env.declare_ladder("a")
     publish(env, ["a"])
     with env.vhost.connect() as connection:
         connection.channel().queue_delete("a")
-    with channel(env) as own:
-        a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(own)
+
+
+def made_anew(env: Environment) -> None:
+    """Delete the queue, and declare it again before anything is due."""
+    publish_and_delete(env)
+    with channel(env) as app:
+        a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(app)
         a.declare()
         # As soon as it consumes, a connection of the transport leads delayed messages there too.
         a.get()
@@ -62,11 +67,7 @@ def made_anew(env: Environment) -> None:
 
 def parked(env: Environment) -> None:
     """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
-    env.queue("a")
-    env.stand("a")
-    publish(env, ["a"])
-    with env.vhost.connect() as connection:
-        connection.channel().queue_delete("a")
+    publish_and_delete(env)
     wait_for_parked(env, COUNT)
     env.queue("a")
     env.check("parked, and not sent on", COUNT - env.redrive(), 0)
@@ -76,8 +77,8 @@ def parked(env: Environment) -> None:
 
 def unbound(env: Environment) -> None:
     """Unbind the queue: it gets nothing more, all is parked, and goes on when it is bound again."""
-    with channel(env) as own:
-        a = orders("a")(own)
+    with channel(env) as app:
+        a = orders("a")(app)
         a.declare()
         a.get()
         publish(env, ["a"], "orders", "order.paid")
@@ -92,8 +93,8 @@ def unbound(env: Environment) -> None:
 
 def moved(env: Environment) -> None:
     """Bind another queue in place of the first: what waits arrives in the other, and only there."""
-    with channel(env) as own:
-        a, b = orders("a")(own), orders("b")(own)
+    with channel(env) as app:
+        a, b = orders("a")(app), orders("b")(app)
         a.declare()
         a.get()
         publish(env, ["b"], "orders", "order.paid")

@@ -48,7 +48,7 @@ def parking(env: Environment) -> list[str]:
 
 
 def all_levels(env: Environment) -> list[str]:
-    """Name the exchanges of all levels, entries included."""
+    """Name the exchanges of all levels, entry exchanges included."""
     levels = reversed(env.topology.levels[: HIGHEST + 1])
     return [each.name for level in levels for each in level.exchanges]
 
@@ -56,7 +56,7 @@ def all_levels(env: Environment) -> list[str]:
 def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None:
     """Delete a part twice; a publisher that starts later has it made whole again."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     publisher = env.publisher(["inbox"], 600, 60)
     for each in (1, 2):
@@ -80,7 +80,7 @@ def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None
 def otherwise(env: Environment) -> None:
     """Make a level queue with other arguments: a clear error, and nothing else is disturbed."""
     env.queue("inbox")
-    env.stand("inbox", longest=1.0)
+    env.declare_ladder("inbox", longest=1.0)
     name = env.topology.levels[HIGHEST].queues[0].name
     env.queue(name, x_message_ttl=1)
     env.consumer("inbox")

@@ -19,7 +19,7 @@ def publishers(env: Environment, number: int) -> None:
     The next one cannot know, so it sends that message again, with the same id.
     """
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     rounds = 3 if env.short else 20
     otherwise = 0
@@ -41,7 +41,7 @@ def publishers(env: Environment, number: int) -> None:
 def publishers_anywhere(env: Environment, number: int) -> None:
     """End publishers at random moments; the next one goes on after the last that was confirmed."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     env.consumer("inbox")
     for each in range(15):
         before = env.count(SENT)
@@ -58,7 +58,7 @@ def publishers_anywhere(env: Environment, number: int) -> None:
 def consumers(env: Environment) -> None:
     """Kill consumers with SIGKILL, in turns before and after they acknowledge."""
     env.queue("inbox")
-    env.stand("inbox")
+    env.declare_ladder("inbox")
     rounds = 4 if env.short else 20
     count = rounds * 30
     publisher = env.publisher(["inbox"], count, 150, (0.2, 3.0))
@@ -75,7 +75,7 @@ def workers(env: Environment, *, warm: bool) -> None:
     """Kill Celery workers, or ask them to stop, while they run tasks and hold others."""
     rounds = 2 if env.short else 6
     worker = env.worker("--concurrency=2")
-    env.stand("tasks")
+    env.declare_ladder("tasks")
     env.send_tasks(rounds * 60, longest=10.0)
     for each in range(rounds):
         env.wait_for(DELIVERED, each * 40 + 20)

@@ -174,7 +174,7 @@ def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
 
 
 def _planned(plan: DataFrame, start: float, end: float, width: float) -> Figures:
-    """Tell what each queue, and all of them, should hold at the end of each bin."""
+    """Compute what each queue, and all of them, should hold at the end of each bin."""
     number = int((end - start) // width) + 1
     rows = (
         plan.where(F.col("scope").isin(QUEUE, LADDER))

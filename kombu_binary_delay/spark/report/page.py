@@ -125,6 +125,11 @@ def _section(heading: str, note: str, body: str) -> str:
     return f'<section{kind}><h2>{heading}</h2><p class="note">{note}</p>{body}</section>'
 
 
+def _table(rows: str) -> str:
+    """Return a table that scrolls where it is wider than the page."""
+    return f'<div class="scroll"><table>{rows}</table></div>'
+
+
 def _axis(figures: dict[str, Any]) -> _TimeAxis:
     return _TimeAxis(figures["start"], figures["end"], svg.LEFT, svg.WIDTH - svg.RIGHT)
 
@@ -230,11 +235,10 @@ def _groups(figures: dict[str, Any]) -> str:
                 "<th class=n>p90</th><th class=n>p99</th><th class=n>p99.9</th>"
                 f"<th class=n>worst</th></tr>{body}"
             )
-    joined = "".join(tables)
     return _section(
         "Lateness by queue, task, hops and hour",
         "The largest groups; the data has them all.",
-        f'<div class="scroll"><table>{joined}</table></div>',
+        _table("".join(tables)),
     )
 
 
@@ -256,7 +260,7 @@ def _offenders(figures: dict[str, Any]) -> str:
     return _section(
         "Worst offenders",
         "Lost, early and doubled tasks first, then the latest.",
-        f'<div class="scroll"><table>{head}{rows}</table></div>',
+        _table(head + rows),
     )
 
 

@@ -30,7 +30,7 @@ class Axis:
         self.low, self.high, self.start, self.end = low, high, start, end
 
     def at(self, value: float) -> float:
-        """Tell the pixel of a value; what is beyond an end is drawn at it."""
+        """Return the pixel of a value; what is beyond an end is drawn at it."""
         value = min(max(value, self.low), self.high)
         if self.log:
             share = math.log10(value / self.low) / math.log10(self.high / self.low)

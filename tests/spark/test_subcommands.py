@@ -1,4 +1,4 @@
-"""The verbs, as somebody at a terminal or a scheduler sees them."""
+"""The subcommands, as somebody at a terminal or a scheduler sees them."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
 def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, vhost, tmp_path):
     import pyspark  # noqa: PLC0415 - for where it is
 
-    from dev.broker import free_ports  # noqa: PLC0415
     from dev.processes import Processes  # noqa: PLC0415
+    from dev.service import free_ports  # noqa: PLC0415
 
     home = Path(pyspark.__file__).parent
     env = {

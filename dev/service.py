@@ -1,0 +1,91 @@
+"""Purpose: a server is started on free ports, waited for, and ended.
+
+All of them listen on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dev.processes import Process
+
+HOST = "127.0.0.1"
+S = TypeVar("S", bound="Service")
+
+
+class Service(ABC):
+    """Something that a `with` block starts, and ends, even where the start fails."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it: no process and no folder is left."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports below the range that the kernel takes clients' ports from.
+
+    In that range, a client which reconnects to a broker that is down can be given the
+    broker's own port, and then is connected to itself while the broker cannot start.
+
+    :raises OSError: where there are not so many.
+    """
+    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    for port in random.sample(range(10000, first_client_port), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError("no free ports")
+
+
+def listens(port: int) -> bool:
+    """Whether something listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def wait_until(
+    ready: Callable[[], bool], timeout: float, complaint: str, process: Process | None = None
+) -> None:
+    """Wait until something is so, for ``timeout`` seconds.
+
+    :param complaint: what is wrong otherwise.
+    :param process: one that must not end meanwhile.
+    :raises TimeoutError: where it is not so in time.
+    :raises ChildProcessError: where the process ends.
+    """
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if process and process.poll() is not None:
+            raise ChildProcessError(f"ended with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{complaint} within {timeout:g} s")
+        time.sleep(0.1)

@@ -1,0 +1,85 @@
+"""What Celery's users know as a revoke, made to last.
+
+Every way to revoke a task ends in a broadcast to the workers that are up, which remember it in
+their memory, at most three hours and 50,000 ids. So the broadcast is read on its way out, and
+recorded first. When the task arrives, its id is put into the worker's own set at that moment:
+Celery itself then discards the task, as it does any that was revoked. This module must not import
+Celery: a Kombu program may not have it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kombu.serialization import loads
+
+from .record import MAX_NAME, CancelStamped, Record, split
+
+#: The ends of the names of the exchanges that such broadcasts are published to.
+BROADCASTS = ".pidbox"
+
+
+def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
+    """Return what a broadcast revokes, if it revokes anything for all workers.
+
+    One to some of the workers is left to those.
+
+    :param now: milliseconds since the epoch.
+    """
+    content_type = properties.get("content_type")
+    # This process has just written it.
+    command = loads(
+        body, content_type, properties.get("content_encoding") or "utf-8", accept={content_type}
+    )
+    if not isinstance(command, Mapping) or any(
+        command.get(each) for each in ("destination", "pattern", "matcher")
+    ):
+        return []
+    given = command.get("arguments")
+    given = given if isinstance(given, Mapping) else {}
+    method = command.get("method")
+    if method in ("revoke", "terminate"):
+        return list(split(filter(_is_name, _listed(given.get("task_id"))), now))
+    if method == "revoke_by_stamped_headers":
+        headers = given.get("headers")
+        if isinstance(headers, list):
+            headers = dict(each.split("=")[:2] for each in headers if "=" in str(each))
+        if isinstance(headers, Mapping):
+            stamps = {
+                str(name): tuple(str(value) for value in _listed(values))
+                for name, values in headers.items()
+            }
+            return [CancelStamped(tuple(stamps.items()), now)] if stamps else []
+    return []
+
+
+def is_worker(callback: Any) -> bool:
+    """Whether a consumer's callback is that of a Celery worker, which discards tasks by itself."""
+    on_message = getattr(getattr(callback, "__self__", None), "on_message", None)
+    return str(getattr(on_message, "__module__", "")).startswith("celery.worker.")
+
+
+def revoke_here(task_id: str) -> None:
+    """Have this process' worker discard a task that it is about to receive."""
+    state = sys.modules.get("celery.worker.state")
+    if state is not None:
+        state.revoked.add(task_id)
+
+
+def accept_here(task_id: str) -> None:
+    """Have this process' worker take a task that replaces one with the same id."""
+    state = sys.modules.get("celery.worker.state")
+    if state is not None:
+        state.revoked.discard(task_id)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= MAX_NAME

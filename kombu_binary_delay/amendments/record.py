@@ -1,0 +1,222 @@
+"""What an amendment says, as a value and as a line of JSON. Pure.
+
+Times are milliseconds since the epoch, by the clock of whoever wrote the record.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+from kombu_binary_delay.errors import AmendmentError
+
+#: The header with the key of a message: of all that wait with one key, only the latest runs.
+KEY = "x-delay-key"
+#: The longest time in milliseconds that later messages with the same key put off the first.
+LONGEST_WAIT = "x-delay-key-max-wait"
+#: The header with the id of the message that this one is published in place of.
+REPLACES = "x-delay-replaces"
+#: The header that names one message among those with the same key or id. We write it.
+GENERATION = "x-delay-generation"
+
+#: A name longer than this, in bytes, is refused: RabbitMQ's own limit for short strings.
+MAX_NAME = 255
+#: So many ids are written in one record.
+MAX_IDS = 1000
+#: A record larger than this, in bytes, is not ours.
+MAX_BYTES = 1_000_000
+#: A time later than this is no time: the year 9999.
+MAX_TIME = 253_402_300_799_999
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Drop what has one of these ids or keys.
+
+    :param at: when it was written.
+    :param due: when the last of it is due; None where that is not known.
+    """
+
+    names: tuple[str, ...]
+    at: int
+    due: int | None = None
+
+
+@dataclass(frozen=True)
+class CancelStamped:
+    """Drop the tasks that have one of these values in a stamp of Celery's."""
+
+    stamps: tuple[tuple[str, tuple[str, ...]], ...]
+    at: int
+
+
+@dataclass(frozen=True)
+class Postpone:
+    """Hold back what has this id until a later time."""
+
+    name: str
+    due: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Supersede:
+    """Of all with this id or key, only this generation is valid from now on.
+
+    :param due: when the message of this generation is due.
+    :param longest_wait: in milliseconds, since the first of those that supersede each other; None
+        for without end.
+    """
+
+    name: str
+    generation: str
+    due: int
+    at: int
+    longest_wait: int | None = None
+
+
+Record: TypeAlias = Cancel | CancelStamped | Postpone | Supersede
+
+
+def to_line(record: Record) -> str:
+    """Write a record as compact JSON."""
+    written: dict[str, Any]
+    match record:
+        case Cancel():
+            written = {"cancel": record.names}
+            if record.due is not None:
+                written["due"] = record.due
+        case CancelStamped():
+            written = {"cancel_stamped": dict(record.stamps)}
+        case Postpone():
+            written = {"postpone": record.name, "due": record.due}
+        case Supersede():
+            written = {"supersede": record.name, "by": record.generation, "due": record.due}
+            if record.longest_wait is not None:
+                written["longest_wait"] = record.longest_wait
+    written["at"] = record.at
+    return json.dumps(written, separators=(",", ":"))
+
+
+def from_line(line: str | bytes) -> Record | None:
+    """Read a record; None for what is not one, whoever wrote it."""
+    if len(line) > MAX_BYTES:
+        return None
+    try:
+        read = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(read, dict) or not _is_time(read.get("at")):
+        return None
+    reader = next((_READERS[word] for word in _READERS if word in read), None)
+    return reader(read, read["at"]) if reader else None
+
+
+def _read_cancel(read: dict[str, Any], at: int) -> Cancel | None:
+    names, due = read["cancel"], read.get("due")
+    if _are_names(names) and (due is None or _is_time(due)):
+        return Cancel(tuple(names), at, due)
+    return None
+
+
+def _read_cancel_stamped(read: dict[str, Any], at: int) -> CancelStamped | None:
+    stamps = read["cancel_stamped"]
+    if isinstance(stamps, dict) and all(map(_are_names, stamps.values())):
+        return CancelStamped(tuple((name, tuple(each)) for name, each in stamps.items()), at)
+    return None
+
+
+def _read_postpone(read: dict[str, Any], at: int) -> Postpone | None:
+    name, due = read["postpone"], read.get("due")
+    return Postpone(name, due, at) if _is_name(name) and _is_time(due) else None
+
+
+def _read_supersede(read: dict[str, Any], at: int) -> Supersede | None:
+    name, generation, due = read["supersede"], read.get("by"), read.get("due")
+    wait = read.get("longest_wait")
+    if not (_is_name(name) and _is_name(generation) and _is_time(due)):
+        return None
+    return Supersede(name, generation, due, at, wait) if wait is None or _is_time(wait) else None
+
+
+_READERS: dict[str, Callable[[dict[str, Any], int], Record | None]] = {
+    "cancel": _read_cancel,
+    "cancel_stamped": _read_cancel_stamped,
+    "postpone": _read_postpone,
+    "supersede": _read_supersede,
+}
+
+
+def new_generation(at: int) -> str:
+    """Name a generation that begins now: its time, and what nobody else draws."""
+    return f"{at:x}-{secrets.token_hex(6)}"
+
+
+def time_of(generation: str) -> int:
+    """Read when a generation began, in milliseconds since the epoch; 0 where it does not say."""
+    try:
+        return int(generation.partition("-")[0], 16)
+    except ValueError:
+        return 0
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name that can be amended.
+
+    :raises AmendmentError: where it is no string, is empty, or is too long.
+    """
+    if not isinstance(name, str) or not name:
+        raise AmendmentError(f"{what} must be a string that is not empty, got {name!r}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise AmendmentError(f"{what} must be text that UTF-8 can write, got {name!r}") from None
+    if size > MAX_NAME:
+        raise AmendmentError(
+            f"{what} must have at most {MAX_NAME} bytes, got {size}: {name[:60]!r}…"
+        )
+    return name
+
+
+def check_wait(value: object) -> int | None:
+    """Return the longest wait that a header asks for, in milliseconds.
+
+    :raises AmendmentError: where it is no whole number of milliseconds above 0.
+    """
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value <= MAX_TIME:
+        raise AmendmentError(
+            f"{LONGEST_WAIT} must be a whole number of milliseconds above 0, got {value!r}"
+        )
+    return value
+
+
+def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the id of a message, or an empty string, and its headers."""
+    headers = properties.get("application_headers") or {}
+    name = headers.get("id") if "task" in headers else None
+    name = name or properties.get("message_id") or properties.get("correlation_id")
+    return (name if isinstance(name, str) else ""), headers
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != ""
+
+
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, (list, tuple)) and all(map(_is_name, value))
+
+
+def _is_time(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= MAX_TIME
+
+
+def split(names: Iterable[str], at: int, due: int | None = None) -> list[Cancel]:
+    """Write the cancellation of many names as records of a bounded size."""
+    listed = list(dict.fromkeys(names))
+    parts = range(0, len(listed), MAX_IDS)
+    return [Cancel(tuple(listed[each : each + MAX_IDS]), at, due) for each in parts]

@@ -1,0 +1,582 @@
+"""The amendments of one connection: written with a confirm, and read before messages are taken.
+
+There are two streams behind one exchange. One has what names an id, and is kept for long. The other
+has what names a key, which can be a record for each publish, and is kept for a day.
+
+To have read all that was confirmed before, a connection appends a marker of its own and reads
+until it sees that. The marker goes through the default exchange, and is mandatory: so it also asks
+whether the streams exist, with no error where they do not. A user that may not write there reads
+until nothing more comes. A record is one only if it came through the exchange of the amendments: so
+who may not write there cannot amend.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import amqp
+from amqp import spec
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
+from kombu.log import get_logger
+
+from kombu_binary_delay.batching.confirm import ConfirmChannel
+from kombu_binary_delay.buffering import FrameBuffer
+from kombu_binary_delay.commands import Answer, Ensure, Steps
+from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
+from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.model.topology import VERSION
+from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.router import Router
+from kombu_binary_delay.settings import Settings, milliseconds
+
+from . import bulk
+from .memory import Memory, Verdict
+from .record import Record, from_line, to_line
+
+logger = get_logger(__package__)
+
+#: The routing keys of the exchange, and the last words of the streams' names.
+IDS = "ids"
+KEYS = "keys"
+#: How long the stream of keys keeps records, as RabbitMQ's ``x-max-age`` has it.
+KEYS_MAX_AGE = "1D"
+#: Retention takes whole segments, and leaves one: small ones are forgotten in time. In bytes.
+_SEGMENT = 1_000_000
+#: So many records may be on their way; half of them are acknowledged at once.
+_PREFETCH = 2000
+#: A cancellation of what is due later than this, in milliseconds, rides the ladder, and reaches the
+#: stream so much before. Consumers remember what is due soon, and not what is due in a year.
+FAR_AHEAD = 2 * 86_400_000
+LEAD = 86_400_000
+#: How long to wait for the broker's next word, in seconds.
+_PATIENCE = 30.0
+#: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
+_LOOK_EVERY = 1.0
+#: And where that failed for another reason than a permission.
+_LOOK_AGAIN = 30.0
+#: Where nothing comes for so long, in seconds, all has been read.
+_QUIET = 0.25
+
+#: RabbitMQ's own: the exchange that a message was published to before it first waited.
+_ENTERED = "x-first-death-exchange"
+_JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
+_PLAIN: Mapping[str, Any] = {}
+
+_warned: set[str] = set()
+
+
+class _Written(NamedTuple):
+    line: str
+    key: str
+    properties: Mapping[str, Any] = _PLAIN
+
+
+def exchange_name(namespace: str) -> str:
+    """Name the exchange that amendments are written to."""
+    return f"{namespace}.{VERSION}.amendments"
+
+
+def stream_name(namespace: str, key: str) -> str:
+    """Name the stream of ids or of keys."""
+    return f"{exchange_name(namespace)}.{key}"
+
+
+def amendments_part(settings: Settings) -> Part:
+    """Compute what amendments need on the broker: an exchange and two streams."""
+    exchange = exchange_name(settings.namespace)
+    ages = {IDS: settings.amendments_max_age, KEYS: KEYS_MAX_AGE}
+    return Part(
+        (Exchange(exchange),),
+        tuple(
+            Queue(
+                stream_name(settings.namespace, key),
+                (
+                    ("x-queue-type", "stream"),
+                    ("x-max-age", age),
+                    ("x-stream-max-segment-size-bytes", _SEGMENT),
+                ),
+            )
+            for key, age in ages.items()
+        ),
+        tuple(Binding(exchange, stream_name(settings.namespace, key), key) for key in ages),
+    )
+
+
+class Amendments:
+    """The amendments that one connection writes and reads.
+
+    :param connection: of py-amqp.
+    :param server: the properties that the broker sent of itself.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        router: Router,
+        executor: Executor,
+        settings: Settings,
+        server: Mapping[str, Any],
+    ) -> None:
+        self._connection = connection
+        self._router = router
+        self._executor = executor
+        self._buffer: FrameBuffer = connection.frame_buffer
+        self._settings = settings
+        self._server = server
+        self._exchange = exchange_name(settings.namespace)
+        self._streams = [stream_name(settings.namespace, key) for key in (IDS, KEYS)]
+        #: How long the stream of ids keeps records, in milliseconds.
+        self.max_age = milliseconds(settings.amendments_max_age)
+        self.memory = Memory(self.max_age)
+        self._channel: _AmendmentChannel | None = None
+        self._is_reading = False
+        self._can_read = self.is_possible
+        self._looked = float("-inf")
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether all that was confirmed before has been read, and what comes is."""
+        return self._is_reading
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the settings want amendments, and the broker has streams."""
+        return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+
+    def require(self) -> None:
+        """Raise an error where nothing can be amended.
+
+        :raises AmendmentError: where the settings or the broker leave it impossible.
+        """
+        if not self._settings.amendments:
+            raise AmendmentError(
+                "what waits cannot be amended, since the setting amendments is False; "
+                "set it to True for this connection and for its consumers"
+            )
+        if not self.is_possible:
+            raise AmendmentError(
+                f"what waits cannot be amended on {self._server.get('product')} "
+                f"{self._server.get('version', '')}, which has no streams; RabbitMQ 3.9 has them"
+            )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, records: Iterable[Record], key: str = IDS) -> None:
+        """Write records, and return when the broker has confirmed them all.
+
+        The streams are declared if they do not exist.
+
+        :raises AmendmentError: where the broker cannot, or refuses.
+        """
+        self._write([_Written(to_line(each), key) for each in records])
+
+    def write_ahead(self, record: Record, due: int) -> None:
+        """Write a record that consumers need to know shortly before a due time, and not now.
+
+        :param due: in milliseconds since the epoch.
+        :raises AmendmentError: as :meth:`write`.
+        :raises DelayError: where that is further away than the ladder reaches.
+        """
+        self.require()
+        now = time.time_ns() // 1_000_000
+        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
+        if due - now < FAR_AHEAD or not can_ride:
+            self.write([record])
+            return
+        plan, part = self._router.plan_through(
+            self._exchange, self._streams[0], {}, (due - LEAD) * 1000, now * 1000
+        )
+        way = Ensure(part, "the way of amendments through the ladder")
+        try:
+            self._executor.run(self._router.prepare(plan.needs, now * 1000))
+            if self._executor.do(way) is Answer.MISSING:
+                self._declare()
+                self._executor.do(way)
+        except TopologyError as exc:
+            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+        self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+
+    def _write(self, lines: list[_Written]) -> None:
+        self.require()
+        try:
+            lines = self._publish(lines)
+            if lines:
+                self._declare()
+                lines = self._publish(lines)
+        except AccessRefused as exc:
+            raise AmendmentError(
+                f"this user may not amend what waits: {exc.reply_text}; grant the permission "
+                f"write on {self._exchange!r}"
+            ) from exc
+        except BinaryDelayError as exc:
+            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+        if lines:
+            raise AmendmentError(
+                f"RabbitMQ took {len(lines)} amendments into no stream; declare the exchange "
+                f"{self._exchange!r} and its streams with kombu-binary-delay create"
+            )
+
+    def _publish(self, lines: list[_Written]) -> list[_Written]:
+        """Publish lines with confirms; return those that found no stream."""
+        with self._buffer.closed():
+            channel = self._open()
+            for each in lines:
+                channel.send(each.line, self._exchange, each.key, each.properties)
+            try:
+                returned = channel.wait_for_confirms()
+            except NotFound:
+                # No exchange: the broker has taken none.
+                return lines
+        return [each for each in lines if each.line in returned]
+
+    def _declare(self) -> None:
+        if self._settings.declare == "never":
+            raise AmendmentError(
+                f"the exchange {self._exchange!r} and its streams do not exist, and declare is "
+                f"'never': make them beforehand with kombu-binary-delay create"
+            )
+        self._executor.run(self._ensure())
+
+    def _ensure(self) -> Steps:
+        # Of two who declare a stream at the same time, one is answered before it has started; to
+        # publish to it then would end the whole connection. So one declares it, and others wait.
+        command = Ensure(
+            amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
+        )
+        end = time.monotonic() + _PATIENCE
+        while (yield command) is Answer.LOCKED:
+            if time.monotonic() > end:
+                raise AmendmentError(
+                    f"{self._exchange!r} is being declared elsewhere for {_PATIENCE:g} s"
+                )
+            time.sleep(0.02)
+
+    def publish(self, message: Any, exchange: str, routing_key: str) -> None:
+        """Publish a message that is not an amendment, and return when it is confirmed.
+
+        :raises AmendmentError: where the broker refuses it.
+        """
+        with self._buffer.closed():
+            channel = self._open()
+            channel.send_message(message, exchange, routing_key, mandatory=False)
+            channel.wait_for_confirms()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Read all that has been confirmed so far, if it is not being read already.
+
+        What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
+        """
+        if self._is_reading or not self._can_read:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._begin_to_read()
+        except AccessRefused as exc:
+            self._can_read = False
+            self._warn(
+                f"{exc.reply_text}; grant this user the permission read on names that begin with "
+                f"'{self._exchange}.', or set amendments to False"
+            )
+        except (amqp.ChannelError, BinaryDelayError) as exc:
+            self._looked += _LOOK_AGAIN
+            self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
+
+    def lag(self) -> float | None:
+        """Return how long a record takes from its confirm until it is read here, in seconds.
+
+        Appends a marker to both streams; of their times, this is the longer one.
+
+        :returns: None where they are not read, or this user may not write to them.
+        """
+        self.catch_up()
+        channel = self._channel
+        if not self._is_reading or channel is None:
+            return None
+        marker = json.dumps({"marker": secrets.token_hex(8)})
+        with self._buffer.closed():
+            channel.expect(marker.encode())
+            try:
+                self._mark(marker)
+            except AccessRefused:
+                return None
+            confirmed = time.monotonic()
+            channel.read_until(len(self._streams))
+            return time.monotonic() - confirmed
+
+    def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
+        """Return what becomes of a message that arrives; None where it passes."""
+        if not self._is_reading:
+            # The streams may exist since the first amendment, which is after this began to consume.
+            headers = properties.get("application_headers")
+            if (
+                self._can_read
+                and headers
+                and HEADER in headers
+                and time.monotonic() - self._looked > _LOOK_EVERY
+            ):
+                self.catch_up()
+        if not self.memory:
+            return None
+        return self.memory.judge(properties, time.time_ns() // 1_000_000)
+
+    def _begin_to_read(self) -> None:
+        marker = json.dumps({"marker": secrets.token_hex(8)})
+        with self._buffer.closed():
+            try:
+                if marker in self._mark(marker):
+                    # The one that exists is of no use without the exchange, which has gone, too.
+                    return
+                markers = len(self._streams)
+            except AccessRefused:
+                # Who may not append a marker reads until no more comes.
+                markers = 0
+                self._looked += _LOOK_AGAIN
+            channel = self._open()
+            # What was known counts until all is read again.
+            channel.begin(Memory(self.max_age), self._exchange, marker.encode())
+            try:
+                channel.read(self._streams, self._cancelled)
+            except NotFound:
+                if markers:
+                    raise
+                return
+            if markers:
+                channel.read_until(markers)
+            while not markers and channel.is_busy():
+                pass
+            channel.has_caught_up()
+            channel.memory.inherit(self.memory)
+            self.memory = channel.memory
+            self._is_reading = True
+
+    def _mark(self, marker: str) -> set[str]:
+        channel = self._open()
+        for stream in self._streams:
+            channel.send(marker, "", stream)
+        return channel.wait_for_confirms()
+
+    def _cancelled(self, _: str) -> None:
+        """Look again soon: a stream was deleted, or its node has gone."""
+        channel, self._channel, self._is_reading = self._channel, None, False
+        if channel is not None:
+            channel.leave()
+
+    # -- the channel ---------------------------------------------------------------------------
+
+    def _open(self) -> _AmendmentChannel:
+        if self._channel is None or not self._channel.is_open:
+            self._is_reading = False
+            channel = _AmendmentChannel(self._connection, auto_decode=False)
+            channel.open()
+            channel.confirm_select()
+            self._channel = channel
+        return self._channel
+
+    @staticmethod
+    def _warn(reason: str) -> None:
+        if reason not in _warned:
+            _warned.add(reason)
+            logger.warning("amendments are not read, so that what was cancelled runs: %s", reason)
+
+
+class _AmendmentChannel(ConfirmChannel):
+    """A channel on which records are published and read."""
+
+    runs_no_user_code = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sent = 0
+        #: Their numbers, ascending.
+        self._unconfirmed: dict[int, None] = {}
+        self._returned: set[str] = set()
+        self._nacked = 0
+        self.on_ack = self._confirmed
+        self.events["basic_nack"].add(self._on_nack)
+        self.events["basic_return"].add(self._on_return)
+        #: How many of the streams have shown our marker.
+        self.markers = 0
+        self.memory = Memory(0)
+        self._exchange = b""
+        self._marker = b""
+        self._read = self._tag = 0
+        self._is_live = False
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def send(
+        self, line: str, exchange: str, routing_key: str, properties: Mapping[str, Any] = _PLAIN
+    ) -> None:
+        """Publish a line without waiting."""
+        message = amqp.Message(line, **_JSON, **properties)
+        self.send_message(message, exchange, routing_key, mandatory=True)
+
+    def send_message(
+        self, message: Any, exchange: str, routing_key: str, *, mandatory: bool
+    ) -> None:
+        """Publish a message without waiting."""
+        if self.refusal is not None:
+            raise self.refusal
+        # Not by basic_publish, which reads from the broker first: that may close the channel.
+        arguments = (0, exchange, routing_key, mandatory, False)
+        self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
+        self._sent += 1
+        self._unconfirmed[self._sent] = None
+
+    def wait_for_confirms(self) -> set[str]:
+        """Wait until all is confirmed; return the lines that found no queue.
+
+        :raises AmendmentError: where the broker refuses one, or does not answer.
+        """
+        while self._unconfirmed:
+            self.wait_for_next()
+        returned, self._returned = self._returned, set()
+        nacked, self._nacked = self._nacked, 0
+        if nacked:
+            raise AmendmentError(f"RabbitMQ refused {nacked} messages")
+        return returned
+
+    def wait_for_next(self, patience: float = _PATIENCE) -> None:
+        """Handle the next frame of the connection.
+
+        :param patience: in seconds.
+        :raises AmendmentError: where none comes.
+        """
+        try:
+            if self.connection is not None:
+                self.connection.drain_events(timeout=patience)
+        except TimeoutError as exc:
+            self._unconfirmed.clear()
+            raise AmendmentError(f"RabbitMQ did not answer within {patience:g} s") from exc
+        if self.refusal is not None:
+            raise self.refusal
+        if self.connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+
+    def is_busy(self) -> bool:
+        """Handle the next frame; return whether one came soon."""
+        try:
+            self.wait_for_next(_QUIET)
+        except AmendmentError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Close the channel without waiting."""
+        with suppress(OSError, amqp.AMQPError):
+            self.is_closing = True
+            self.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+
+    def _confirmed(self, number: int, multiple: bool) -> int:  # noqa: FBT001 - amqp's own
+        """Take note of an answer; return how many messages it is for."""
+        unconfirmed = self._unconfirmed
+        answered = [number] if number in unconfirmed else []
+        if multiple:
+            answered = list(takewhile(lambda each: each <= number, unconfirmed))
+        for each in answered:
+            del unconfirmed[each]
+        return len(answered)
+
+    def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
+        self._nacked += self._confirmed(number, multiple)
+
+    def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
+        body = message.body
+        self._returned.add(body if isinstance(body, str) else bytes(body).decode())
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
+        """Learn what is delivered from now on."""
+        self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
+        self.markers = self._read = 0
+
+    def expect(self, marker: bytes) -> None:
+        """Wait for another marker, beside what is read."""
+        self._marker, self.markers = marker, 0
+
+    def read(self, streams: Iterable[str], cancelled: Callable[[str], object]) -> None:
+        """Begin to read streams from their first records.
+
+        :param cancelled: called where the broker ends the reading.
+        """
+        try:
+            self.basic_qos(0, _PREFETCH, a_global=False)
+            for stream in streams:
+                self.basic_consume(
+                    stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
+                )
+        except RecoverableConnectionError:
+            # Closed while it waited, which it does not say.
+            if self.refusal is not None:
+                raise self.refusal from None
+            raise
+
+    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
+        """Take a record by the shortest way: there may be a hundred thousand."""
+        if method_sig != spec.Basic.Deliver:
+            return super().dispatch_method(method_sig, payload, content)
+        self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
+        return None
+
+    def read_until(self, markers: int) -> None:
+        """Read until so many markers have come.
+
+        :raises AmendmentError: where nothing comes any more.
+        """
+        if self.markers >= markers:
+            # There may be nothing to read.
+            return
+        connection = self.connection
+        if not bulk.is_possible(connection):
+            while self.markers < markers:
+                self.wait_for_next()
+            return
+        try:
+            with connection.transport.having_timeout(_PATIENCE):
+                bulk.read(
+                    connection,
+                    self.channel_id,
+                    self._take,
+                    lambda: self.markers >= markers or self.refusal is not None,
+                )
+        except TimeoutError as exc:
+            raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
+        if self.refusal is not None:
+            raise self.refusal
+
+    def has_caught_up(self) -> None:
+        """Acknowledge what was read, and from now on each record at once.
+
+        RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
+        """
+        self._is_live = True
+        if self._read:
+            self.basic_ack(self._tag, multiple=True)
+
+    def _take(
+        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        # What rode the ladder comes from there. By its first death it entered where it says.
+        if exchange == self._exchange or (
+            exchange and headers().get(_ENTERED) == self._exchange.decode()
+        ):
+            record = from_line(body)
+            if record is not None:
+                self.memory.learn(record, time.time_ns() // 1_000_000)
+        elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
+            self.markers += 1
+        self._read += 1
+        self._tag = tag
+        if self._is_live or self._read % (_PREFETCH // 2) == 0:
+            self.basic_ack(tag, multiple=True)

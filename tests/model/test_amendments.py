@@ -1,0 +1,350 @@
+"""What becomes of a message that arrives, decided without a broker: drop, postpone or pass."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kombu_binary_delay.amendments import memory as memory_module
+from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory
+from kombu_binary_delay.amendments.record import (
+    GENERATION,
+    KEY,
+    MAX_BYTES,
+    MAX_IDS,
+    MAX_TIME,
+    REPLACES,
+    Cancel,
+    CancelStamped,
+    Postpone,
+    Record,
+    Supersede,
+    from_line,
+    new_generation,
+    split,
+    to_line,
+)
+
+DAY = 86_400_000
+NOW = 1_800_000_000_000
+
+
+def message(name: str = "", **headers: Any) -> dict[str, Any]:
+    return {"message_id": name, "application_headers": headers}
+
+
+def keyed(key: str, generation: str, name: str = "") -> dict[str, Any]:
+    return message(name, **{KEY: key, GENERATION: generation})
+
+
+def read(*records: Record, now: int = NOW) -> Memory:
+    memory = Memory(31 * DAY)
+    for record in records:
+        memory.learn(record, now)
+    return memory
+
+
+def reason(memory: Memory, properties: dict[str, Any], now: int = NOW) -> str | None:
+    verdict = memory.judge(properties, now)
+    return verdict and verdict.reason
+
+
+# -- records -----------------------------------------------------------------------------------
+
+names = st.text(min_size=1, max_size=20)
+times = st.integers(0, MAX_TIME)
+records: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Cancel, st.lists(names).map(tuple), times, st.none() | times),
+    st.builds(
+        CancelStamped,
+        st.dictionaries(names, st.lists(names).map(tuple)).map(lambda each: tuple(each.items())),
+        times,
+    ),
+    st.builds(Postpone, names, times, times),
+    st.builds(Supersede, names, names, times, times, st.none() | times),
+)
+
+
+@given(records)
+def test_a_record_is_read_as_it_was_written(record):
+    assert from_line(to_line(record)) == record
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+WORDS = ("cancel", "cancel_stamped", "postpone", "supersede", "by", "due", "at", "longest_wait")
+
+
+@given(st.dictionaries(st.sampled_from(WORDS), JSON | names | times).map(json.dumps) | st.binary())
+def test_what_somebody_forged_is_a_record_that_can_be_learned_or_none(line):
+    record = from_line(line)
+    memory = Memory(DAY)
+    if record is not None:
+        memory.learn(record, NOW)
+    assert memory.judge(message("somebody-else's"), NOW) is None or (
+        record is not None and "somebody-else's" in str(record)
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"null", b"[]", b"{}", b'{"at":1}', b"\xff", b'{"cancel":["a"],"at":true}', b"[" * 10**5],
+    ids=repr,
+)
+def test_what_is_no_record_is_ignored(line):
+    assert from_line(line[:MAX_BYTES]) is None
+
+
+def test_a_record_that_is_too_large_is_ignored():
+    line = json.dumps({"cancel": ["a" * MAX_BYTES], "at": NOW})
+    assert from_line(line) is None
+
+
+@given(st.lists(names, max_size=3 * MAX_IDS))
+@settings(max_examples=10)
+def test_many_ids_are_split_into_records_that_name_each_once(ids):
+    records = split(ids, NOW)
+    assert [name for each in records for name in each.names] == list(dict.fromkeys(ids))
+    assert all(0 < len(each.names) <= MAX_IDS for each in records)
+
+
+# -- cancel ------------------------------------------------------------------------------------
+
+STAMPED = {"stamped_headers": ["group"], "stamps": {"group": ["7", "8"]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "properties", "expected"),
+    [
+        (Cancel(("a",), NOW), message("a"), CANCELLED),
+        (Cancel(("a",), NOW), message("b"), None),
+        (Cancel(("a",), NOW), message("b", id="a", task="t"), CANCELLED),
+        (Cancel(("a",), NOW), {"correlation_id": "a"}, CANCELLED),
+        (Cancel(("a",), NOW), message("a", id="b", task="t"), None),
+        (Cancel(("a",), NOW), {}, None),
+        (CancelStamped((("group", ("7",)),), NOW), message("x", **STAMPED), CANCELLED),
+        (CancelStamped((("group", ("9",)),), NOW), message("x", **STAMPED), None),
+        (CancelStamped((("group", ("7",)),), NOW), message("x"), None),
+        (CancelStamped((("group", ("7",)),), NOW), message("x", stamps={"group": 7}), CANCELLED),
+        (CancelStamped((("group", ("7",)),), NOW), message("x", stamps=[1]), None),
+        (Postpone("a", NOW + 5, NOW), message("a"), POSTPONED),
+        (Postpone("a", NOW, NOW), message("a"), None),
+        (Postpone("a", NOW + 5, NOW), message("b"), None),
+    ],
+)
+def test_a_message_is_amended_by_its_id_or_stamps_and_no_other(record, properties, expected):
+    assert reason(read(record), properties) == expected
+
+
+@pytest.mark.parametrize(
+    ("due", "remembered_until"),
+    [(None, NOW + 31 * DAY), (NOW + 90 * DAY, NOW + 121 * DAY)],
+    ids=["by id alone", "with its due time"],
+)
+def test_a_cancellation_is_remembered_for_as_long_as_it_says(due, remembered_until):
+    memory = read(Cancel(("a",), NOW, due))
+    assert reason(memory, message("a"), remembered_until - 1) == CANCELLED
+    assert reason(memory, message("a"), remembered_until) is None
+    memory.learn(Cancel(("b",), remembered_until), remembered_until)
+    assert len(memory) == 1
+
+
+def test_a_record_from_next_year_is_remembered_no_longer_than_one_of_now():
+    memory = read(Cancel(("a",), NOW + 365 * DAY))
+    assert reason(memory, message("a"), NOW + 31 * DAY) is None
+
+
+# -- one generation is valid -------------------------------------------------------------------
+
+
+def superseding(name: str, number: int, at: int, due: int, wait: int | None = None) -> Supersede:
+    return Supersede(name, f"{at:x}-{number}", due, at, wait)
+
+
+def test_of_all_with_one_key_only_the_latest_runs():
+    published = [superseding("doc", each, NOW + each, NOW + 5000 + each) for each in range(20)]
+    memory = read(*published)
+    reasons = [reason(memory, keyed("doc", each.generation)) for each in published]
+    assert reasons == [SUPERSEDED] * 19 + [None]
+
+
+def test_what_replaces_a_task_runs_and_what_it_replaces_does_not():
+    new = superseding("a", 1, NOW, NOW + 5)
+    memory = read(new)
+    replacing = message("a", **{REPLACES: "a", GENERATION: new.generation})
+    assert reason(memory, message("a")) == SUPERSEDED
+    assert reason(memory, replacing) is None
+    memory.learn(Cancel(("a",), NOW), NOW)
+    assert reason(memory, replacing) == CANCELLED
+
+
+def test_what_replaces_a_cancelled_task_runs():
+    new = superseding("a", 1, NOW, NOW + 5)
+    memory = read(Cancel(("a",), NOW), Postpone("a", NOW + 9, NOW), new)
+    assert reason(memory, message("a", **{REPLACES: "a", GENERATION: new.generation})) is None
+    assert reason(memory, message("a")) == SUPERSEDED
+
+
+def test_the_order_of_the_stream_counts_and_not_the_publishers_clocks():
+    early, late = superseding("doc", 1, NOW, NOW + 9), superseding("doc", 2, NOW - 60_000, NOW + 9)
+    memory = read(early, late)
+    assert reason(memory, keyed("doc", early.generation)) == SUPERSEDED
+    assert reason(memory, keyed("doc", late.generation)) is None
+
+
+def test_a_generation_whose_record_is_still_to_be_read_passes():
+    memory = read(superseding("doc", 1, NOW, NOW + 9))
+    slow_clock = f"{NOW - 60_000:x}-new"
+    assert reason(memory, keyed("doc", slow_clock)) is None
+
+
+def test_after_an_outage_a_superseded_generation_is_still_known_by_its_time():
+    old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
+    memory = read(old, new)
+    later = NOW + DAY
+    memory.learn(Cancel(("x",), later), later)
+    assert reason(memory, keyed("doc", old.generation), later) == SUPERSEDED
+    assert reason(memory, keyed("doc", new.generation), later) is None
+
+
+def test_a_steady_stream_of_events_starves_nobody_who_set_a_longest_wait():
+    """An event a second, each put off by 5 s, and the first by no more than 20 s."""
+    published = [
+        superseding("doc", each, NOW + each * 1000, NOW + each * 1000 + 5000, 20_000)
+        for each in range(60)
+    ]
+    memory = Memory(DAY)
+    for each in published:
+        memory.learn(each, each.at)
+    ran = [
+        each.due - NOW
+        for each in published
+        if reason(memory, keyed("doc", each.generation), each.due) is None
+    ]
+    assert all(later - sooner <= 21_000 for sooner, later in pairwise(ran))
+    assert ran[0] <= 20_000
+    assert ran[-1] == published[-1].due - NOW
+    assert len(ran) <= 5
+
+
+def test_a_key_that_a_stock_publisher_wrote_is_not_taken_for_an_old_message():
+    memory = read(superseding("doc", 1, NOW, NOW + 9))
+    assert reason(memory, message("doc", **{KEY: "doc"})) is None
+
+
+def test_a_postponed_task_that_was_replaced_goes_by_the_new_time():
+    new = superseding("a", 1, NOW, NOW + 5)
+    memory = read(Postpone("a", NOW + DAY, NOW), new)
+    assert reason(memory, message("a", **{REPLACES: "a", GENERATION: new.generation})) is None
+
+
+def test_a_memory_takes_over_what_its_stream_has_lost():
+    old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
+    before = read(Cancel(("a", "b"), NOW), old, new, Postpone("p", NOW + 9, NOW))
+    again = superseding("b", 3, NOW, NOW + 5)
+    memory = read(again)
+    memory.inherit(before)
+    assert reason(memory, message("a")) == CANCELLED
+    assert reason(memory, message("p")) == POSTPONED
+    assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
+    assert reason(memory, keyed("doc", new.generation)) is None
+    assert reason(memory, message("b", **{REPLACES: "b", GENERATION: again.generation})) is None
+
+
+# -- any order ---------------------------------------------------------------------------------
+
+
+class Story(RuleBasedStateMachine):
+    """Publish, amend, arrive, arrive again and restart, in any order.
+
+    The oracle knows the whole story; a memory knows the records that it has read.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.now = NOW
+        self.log: list[Record] = []
+        self.memory = Memory(31 * DAY)
+        self.read = 0
+        self.plain: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.valid: dict[str, str] = {}
+        self.generations: dict[str, list[str]] = {}
+        self.dead_keys: set[str] = set()
+
+    plain_names = st.sampled_from("abcdef")
+    keys = st.sampled_from("xyz")
+
+    @rule(name=plain_names)
+    def publish(self, name: str) -> None:
+        self.plain.add(name)
+
+    @rule(key=keys, delay=st.integers(1, 5000))
+    def publish_with_key(self, key: str, delay: int) -> None:
+        generation = new_generation(self.now)
+        self.log.append(Supersede(key, generation, self.now + delay, self.now))
+        self.generations.setdefault(key, []).append(generation)
+        self.valid[key] = generation
+        self.dead_keys.discard(key)
+
+    @rule(name=plain_names)
+    def cancel(self, name: str) -> None:
+        self.log.append(Cancel((name,), self.now))
+        self.cancelled.add(name)
+
+    @rule(key=keys)
+    def cancel_key(self, key: str) -> None:
+        if key in self.valid:
+            self.log.append(Cancel((key,), self.now))
+            self.dead_keys.add(key)
+
+    @rule(milliseconds=st.integers(0, 3 * memory_module._ON_ITS_WAY))  # noqa: SLF001
+    def time_passes(self, milliseconds: int) -> None:
+        self.now += milliseconds
+
+    @rule(count=st.integers(1, 5))
+    def read_on(self, count: int) -> None:
+        for record in self.log[self.read : self.read + count]:
+            self.memory.learn(record, self.now)
+        self.read = min(self.read + count, len(self.log))
+
+    @rule()
+    def restart(self) -> None:
+        self.memory, self.read = Memory(31 * DAY), 0
+        self.read_on(len(self.log) or 1)
+
+    @invariant()
+    def what_was_not_amended_passes(self) -> None:
+        for name in self.plain - self.cancelled:
+            assert self.memory.judge(message(name), self.now) is None
+
+    @invariant()
+    def what_is_known_to_be_amended_never_does(self) -> None:
+        if self.read < len(self.log):
+            return
+        for name in self.cancelled:
+            assert reason(self.memory, message(name), self.now) == CANCELLED
+        for key, generations in self.generations.items():
+            for generation in generations:
+                expected = None if generation == self.valid[key] else SUPERSEDED
+                if expected is None and key in self.dead_keys:
+                    expected = CANCELLED
+                assert reason(self.memory, keyed(key, generation), self.now) == expected
+
+    @invariant()
+    def the_latest_of_a_key_is_never_dropped_as_superseded(self) -> None:
+        for key, generation in self.valid.items():
+            assert reason(self.memory, keyed(key, generation), self.now) != SUPERSEDED
+
+
+TestStory = Story.TestCase
+TestStory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
