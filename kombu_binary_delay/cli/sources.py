@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import amqp
@@ -51,6 +51,7 @@ class Place:
         self._vhost = broker.plain().virtual_host or "/"
         self._topology: Topology = broker.topology(connection)
         self.name = NODE if connection is None else JOURNAL
+        self._judge: Any = None
 
     @classmethod
     def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
@@ -60,22 +61,29 @@ class Place:
         :raises OperationError: where there is none.
         """
         if source == NODE or (source is None and command is not None):
-            return cls(broker, None, command or "")
-        if source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
-            return cls(broker, None, "")
-        return cls(broker, stack.enter_context(broker.plain()), "")
+            place = cls(broker, None, command or "")
+        elif source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
+            place = cls(broker, None, "")
+        else:
+            place = cls(broker, stack.enter_context(broker.plain()), "")
+        # The node can be read where its broker cannot be reached, and cancelled tasks are listed.
+        with suppress(amqp.AMQPError, OperationalError, OSError):
+            place._judge = admin.judge_of(stack.enter_context(broker.delaying()))
+        return place
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
         """Return the tasks that wait there."""
         if self._connection is None:
-            return admin.from_node(self._command, self._vhost, self._topology, select)
-        return admin.from_journal(self._connection, self._topology, select)
+            return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
+        return admin.from_journal(self._connection, self._topology, select, self._judge)
 
     def story(self, task_id: str) -> admin.Story:
         """Return what is known there of one task."""
         if self._connection is None:
-            return admin.story_by_node(self._command, self._vhost, self._topology, task_id)
-        return admin.story_by_journal(self._connection, self._topology, task_id)
+            return admin.story_by_node(
+                self._command, self._vhost, self._topology, task_id, self._judge
+            )
+        return admin.story_by_journal(self._connection, self._topology, task_id, self._judge)
 
 
 def words_of(task: admin.WaitingTask) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from kombu import Exchange, Queue
 
+import kombu_binary_delay
 from dev.cluster import Cluster
 from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.cli import binary_delay
@@ -414,6 +415,43 @@ def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_j
     tasks = {task.id: task for task in by_journal(17)}
     assert set(tasks) == {"kept", "odd"}
     assert (tasks["odd"].name, tasks["odd"].args, tasks["odd"].retries) == (None, None, None)
+
+
+def take_back(connection):
+    """Take back some of four tasks, and return what is to be listed, and to be told of them."""
+    publish(connection, ("cancelled", 600), ("kept", 600), ("postponed", 600), ("replaced", 600))
+    later = datetime.now(timezone.utc) + timedelta(hours=3)
+    kombu_binary_delay.cancel("cancelled", connection=connection)
+    kombu_binary_delay.reschedule("postponed", eta=later, connection=connection)
+    states = {"cancelled": "cancelled", "kept": "waiting", "postponed": "postponed"}
+    return {"kept", "postponed", "replaced"}, later.timestamp() * 1000, states
+
+
+@pytest.mark.own_broker
+def test_the_node_leaves_out_what_was_taken_back(connect, vhost, beside, on_node):
+    assert ids(on_node()) == []
+    listed, later, states = take_back(connect())
+    done = run(vhost, "tasks", "--node-command", beside)
+    due = {each["id"]: each["due"] for each in done["tasks"]}
+    assert set(due) == listed
+    assert abs(due["postponed"] - later) < 1000
+    assert done["unseen"] == ["1 more wait that are cancelled or superseded, and will not run"]
+    for id_, state in states.items():
+        told = run(vhost, "explain", "--task", id_, "--node-command", beside)
+        assert told["state"] == state
+    assert len(ids(on_node())) == 4
+
+
+def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
+    listed, later, states = take_back(journalling)
+    settle(vhost, 4)
+    done = run(vhost, "tasks", "--source", "journal")
+    due = {each["id"]: each["due"] for each in done["tasks"]}
+    assert set(due) == listed
+    assert abs(due["postponed"] - later) < 1000
+    assert "1 more wait that are cancelled or superseded" in done["unseen"][-1]
+    for id_, state in states.items():
+        assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
 
 
 @pytest.mark.parametrize(
