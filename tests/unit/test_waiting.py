@@ -16,6 +16,7 @@ from rich.console import Console
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.waiting import node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
+from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.model.address import Destination
 
@@ -169,6 +170,40 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
         "2 messages left their queue while it was read",
         "1 messages say nothing that can be read",
     )
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "left"),
+    [
+        (["superseded", None], "waiting", 7_000),
+        (["superseded", "postponed"], "postponed", 7_000),
+        (["superseded", "cancelled"], "superseded", 6_000),
+        ([None, "superseded"], "waiting", 6_000),
+    ],
+    ids=str,
+)
+def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state, left):
+    topology = Topology(Ladder.binary(4, 1000))
+    name = f"{topology.prefix}.level-02.1"
+    both = [on_the_way(topology, 6_000, 1, place=0), on_the_way(topology, 7_000, 1, place=1)]
+
+    def run(_, expression):
+        if "list_names" in expression:
+            yield [b"queue", b"rabbit_quorum_queue", b64encode(name.encode())]
+        else:
+            yield [b"begin", b"0"]
+            yield [b"page", b"2", b64encode(page(*both))]
+
+    def judge(properties):
+        reason = reasons[properties["application_headers"]["place"]]
+        return reason and Verdict(reason)
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    story = admin.story_by_node("", "/", topology, "1", judge)
+    assert (story.state, story.task is not None) == (state, True)
+    assert abs(story.task.due - time.time() * 1000 - left) < 900
+    listed = list(admin.from_node("", "/", topology, judge=judge))
+    assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -87,9 +87,15 @@ def story_by_node(
     """
     select = Selection(ids=frozenset({task_id}))
     waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge)
+    task, state = None, "unknown"
     with closing(waiters.judged()) as found:
-        task, amended = next(found, (None, "unknown"))
-    return Story(task_id, amended or "waiting", NODE, task, (), waiters.unseen())
+        for each, amended in found:
+            if task is None or amended in ("", POSTPONED):
+                task, state = each, amended or "waiting"
+            # What a later one has superseded may come first.
+            if amended in ("", POSTPONED):
+                break
+    return Story(task_id, state, NODE, task, (), waiters.unseen())
 
 
 class NodeWaiters:

@@ -77,25 +77,12 @@ class Selection:
         )
 
 
-class Verdict(Protocol):
-    """What becomes of a message when it arrives: see :mod:`kombu_binary_delay.amendments`."""
-
-    @property
-    def reason(self) -> str:
-        """``cancelled``, ``superseded`` or ``postponed``."""
-        ...
-
-    @property
-    def due(self) -> int:
-        """Of what is postponed, in milliseconds since the epoch."""
-        ...
+#: Returns what becomes of a message with these properties, as a ``Verdict`` of the amendments; None
+#: where it was not amended.
+Judge = Callable[[Mapping[str, Any]], Any]
 
 
-#: Returns what becomes of a message with these properties; None where it was not amended.
-Judge = Callable[[Mapping[str, Any]], Verdict | None]
-
-
-def amend(task: WaitingTask, verdict: Verdict | None) -> tuple[WaitingTask, str]:
+def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
     """Return a task as it was amended, and in which way; an empty word where it was not."""
     if verdict is None:
         return task, ""
