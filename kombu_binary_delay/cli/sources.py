@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import amqp
@@ -13,7 +13,9 @@ import click
 from kombu.exceptions import OperationalError
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
+from kombu_binary_delay.amendments.stream import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .connect import Target
@@ -66,9 +68,7 @@ class Place:
             place = cls(broker, None, "")
         else:
             place = cls(broker, stack.enter_context(broker.plain()), "")
-        # The node can be read where its broker cannot be reached, and cancelled tasks are listed.
-        with suppress(amqp.AMQPError, OperationalError, OSError):
-            place._judge = admin.judge_of(stack.enter_context(broker.delaying()))
+        place._judge = _judge(broker, stack)
         return place
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
@@ -84,6 +84,24 @@ class Place:
                 self._command, self._vhost, self._topology, task_id, self._judge
             )
         return admin.story_by_journal(self._connection, self._topology, task_id, self._judge)
+
+
+def _judge(broker: Target, stack: ExitStack) -> Any:
+    """Return what knows of tasks that were taken back; None, with a warning, where nothing does."""
+    try:
+        connection = stack.enter_context(broker.delaying())
+        judge = admin.judge_of(connection)
+        amendments = connection.connection.delay_mechanism.amendments
+        with Probe(connection) as probe:
+            exist = probe.has_queue(stream_name(broker.settings.namespace, IDS))
+        if amendments.is_reading or not exist:
+            return judge
+        why = "this user may not read the stream of amendments"
+    except (amqp.AMQPError, OperationalError, OSError) as exc:
+        # The node can be read where its broker cannot be reached.
+        why = f"the broker cannot be reached, or refused: {exc}"
+    click.echo(f"! what was taken back is listed, too: {why}", err=True)
+    return None
 
 
 def words_of(task: admin.WaitingTask) -> dict[str, Any]:
