@@ -300,7 +300,7 @@ class TransportMixin(_Above):
         journal = None
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor, server)
-        amendments = Amendments(connection, executor, settings, server)
+        amendments = Amendments(connection, router, executor, settings, server)
         connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
         executor.run(router.opened())
         if settings.protocol_1:

@@ -24,7 +24,8 @@ from dev.broker import Broker
 from dev.server import Server
 from dev.shared_broker import SharedBroker, shared_broker
 from tests.conformance.record import Recorder
-from tests.side_by_side import line_of, make_scheduler
+from tests.side_by_side import line_of, make_scheduler, starts_java
+from tests.spark_classes import java_options, make_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +37,7 @@ _SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes send each oth
 _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 
-# The Java processes of Spark live for a minute in these tests: to compile their code well would
-# take longer than to run it.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 # How long an example takes says more about what else runs on the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -126,6 +125,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out(config, items)
     if is_worker(config):
         items.sort(key=lambda item: line_of(item.nodeid))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if starts_java(item.nodeid):
+        make_archive()
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

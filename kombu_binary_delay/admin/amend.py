@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -13,6 +14,7 @@ from kombu_binary_delay.amendments.record import check_name
 
 from .waiting import WaitingTask
 
+_DAY = 86_400_000
 CANCEL, RESCHEDULE = "cancel", "reschedule"
 
 
@@ -20,14 +22,12 @@ CANCEL, RESCHEDULE = "cancel", "reschedule"
 class Chosen:
     """The tasks to amend.
 
-    :param ids: each once.
-    :param due: when the last of them is due, in milliseconds since the epoch; None where that is
-        not known.
+    :param dues: by their ids, when they are due, in milliseconds since the epoch; None where that
+        is not known.
     :param without_id: how many messages cannot be amended, since they have no id.
     """
 
-    ids: tuple[str, ...]
-    due: int | None = None
+    dues: Mapping[str, int | None]
     without_id: int = 0
 
 
@@ -36,9 +36,8 @@ class Amended:
     """What was recorded, or would be.
 
     :param action: ``cancel`` or ``reschedule``.
-    :param due: of ``reschedule`` the new due time, of ``cancel`` that of the last task, in
-        milliseconds since the epoch; None where it is not known.
-    :param until: how long it is remembered, in milliseconds since the epoch.
+    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
+    :param until: when the last of it is forgotten, in milliseconds since the epoch.
     """
 
     action: str
@@ -50,15 +49,14 @@ class Amended:
 
 def choose(tasks: Iterable[WaitingTask]) -> Chosen:
     """Choose tasks that wait, such as :func:`from_journal` or :func:`from_node` return."""
-    ids: dict[str, None] = {}
-    due = without_id = 0
+    dues: dict[str, int | None] = {}
+    without_id = 0
     for task in tasks:
         if task.id:
-            ids[task.id] = None
-            due = max(due, task.due)
+            dues[task.id] = min(dues.get(task.id) or task.due, task.due)
         else:
             without_id += 1
-    return Chosen(tuple(ids), due or None, without_id)
+    return Chosen(dues, without_id)
 
 
 def amend(
@@ -70,17 +68,32 @@ def amend(
     :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
     :raises AmendmentError: for a bad id or time, and where the broker cannot.
     """
-    ids = tuple(dict.fromkeys(check_name(each, "the id of a task") for each in chosen.ids))
+    ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
-    if action == CANCEL and chosen.due is not None and chosen.due > now:
-        due = chosen.due
     amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
-    if ids and not dry_run:
-        eta = None if due is None else datetime.fromtimestamp(due / 1000, timezone.utc)
-        if action == CANCEL:
-            api.cancel(ids, eta=eta, connection=connection)
-        else:
-            api.reschedule(ids, eta=eta, connection=connection)
-    until = max(now, due or 0) + amendments.max_age
-    return Amended(action, ids, due, until, chosen.without_id)
+    last = due or now
+    if action == CANCEL:
+        # One after the other, for what was cancelled before an error to be what is due first.
+        for first, names in sorted(_by_day(chosen.dues, now).items()):
+            last = max(first, last)
+            if not dry_run:
+                api.cancel(names, eta=_time(first) if first > now else None, connection=connection)
+    elif ids and not dry_run and due is not None:
+        api.reschedule(ids, eta=_time(due), connection=connection)
+    return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
+
+
+def _by_day(dues: Mapping[str, int | None], now: int) -> dict[int, list[str]]:
+    """Put together what is due in the same day, by when the first of it is due.
+
+    A record of what is due far ahead reaches consumers shortly before that.
+    """
+    days: dict[int, list[str]] = defaultdict(list)
+    for name, due in dues.items():
+        days[(max(due or 0, now) - now) // _DAY].append(name)
+    return {min(max(dues[name] or 0, now) for name in names): names for names in days.values()}
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)

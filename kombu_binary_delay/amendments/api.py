@@ -11,7 +11,7 @@ from typing import Any
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
-from .record import REPLACES, Postpone, Record, check_name, split
+from .record import REPLACES, Postpone, check_name, split
 from .stream import Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
@@ -25,8 +25,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when the last of them is due, aware of its time zone. Without it, the cancellation
+    :param eta: when the first of them is due, aware of its time zone. Without it, the cancellation
         is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
+        Consumers may learn of it as late as a day before then.
     :param connection: of Kombu's, with our transport; None for the current Celery app's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
@@ -34,7 +35,16 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
-    _write(lambda amendments: _bounded(split(names, now, due), due, now, amendments), connection)
+
+    def write(amendments: Amendments) -> None:
+        records = split(names, now, due)
+        if due is None:
+            amendments.write(records)
+            return
+        for each in records:
+            amendments.write_ahead(each, due)
+
+    _amend(write, connection)
 
 
 def reschedule(
@@ -46,8 +56,8 @@ def reschedule(
 ) -> None:
     """Postpone tasks or messages that wait; return when the broker has confirmed it.
 
-    At its first due time each is delayed again, for what is left. An earlier time than that changes
-    nothing: use :func:`replace`.
+    At its first due time, which is to be within ``amendments_max_age`` from now, each is delayed
+    again, for what is left. An earlier time than that changes nothing: use :func:`replace`.
 
     :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, aware of its time zone.
@@ -61,14 +71,14 @@ def reschedule(
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
     records = [Postpone(name, due, now) for name in names]
-    _write(lambda amendments: _bounded(records, due, now, amendments), connection)
+    _amend(lambda amendments: amendments.write(records), connection)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
     """Send a task in place of the one that waits with the same id, and return its result.
 
     Of all that were sent with this id, only the latest runs: with other arguments, or at another
-    time, earlier or later.
+    time, earlier or later. What it replaces is to be due within ``amendments_max_age`` from now.
 
     :param signature: of the task, with its new arguments.
     :param task_id: of the task that waits, and of the new one.
@@ -101,7 +111,7 @@ def _names(tasks: Any) -> Iterator[Any]:
             yield from _names(each)
 
 
-def _write(records: Callable[[Amendments], list[Record]], connection: Any) -> None:
+def _amend(write: Callable[[Amendments], None], connection: Any) -> None:
     with _connected(connection) as connected:
         for attempt in range(2):
             try:
@@ -112,9 +122,8 @@ def _write(records: Callable[[Amendments], list[Record]], connection: Any) -> No
                         f"{connected.as_uri()} is a connection without the transport "
                         f"kombu_binary_delay:Transport; give one that has it"
                     )
-                amendments: Amendments = mechanism.amendments
-                amendments.require()
-                amendments.write(records(amendments))
+                mechanism.amendments.require()
+                write(mechanism.amendments)
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
                 # To write a record twice changes nothing.
                 connected.collect()
@@ -135,15 +144,6 @@ def _connected(connection: Any) -> Iterator[Any]:
         raise AmendmentError("give the connection, since there is no Celery here") from None
     with current_app.connection_or_acquire() as pooled:
         yield pooled
-
-
-def _bounded(records: list[Any], due: int | None, now: int, amendments: Amendments) -> list[Record]:
-    if due is not None and due - now > amendments.max_age:
-        raise AmendmentError(
-            f"a record is kept for {amendments.max_age // 1000} s, and the task is due in "
-            f"{(due - now) // 1000} s; set amendments_max_age to more"
-        )
-    return records
 
 
 def _after(countdown: Any) -> datetime:

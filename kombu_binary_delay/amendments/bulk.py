@@ -8,9 +8,11 @@ of a stream would take three times as long as they do here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import amqp
 from amqp.transport import TCPTransport
 
 _HEAD = struct.Struct(">BHI")
@@ -21,8 +23,8 @@ _SIZE = struct.Struct(">4xQ")
 _TAG = struct.Struct(">Q")
 _AT_ONCE = 65536
 
-#: Takes a delivery tag, the exchange that it came by, and the body.
-Take = Callable[[int, bytes, bytes], object]
+#: Takes a delivery tag, the exchange that it came by, the body, and what reads the headers.
+Take = Callable[[int, bytes, bytes, Callable[[], Mapping[str, Any]]], object]
 
 
 def is_possible(connection: Any) -> bool:
@@ -39,7 +41,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
     :param is_done: asked after each frame.
     :raises TimeoutError: where the socket's own time is over.
     """
-    method, size, done = b"", 0, False
+    method, header, size, done = b"", b"", 0, False
     parts: list[bytes] = []
 
     def is_over() -> bool:
@@ -52,12 +54,13 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
         elif kind == _METHOD:
             method, parts = payload, []
         elif kind == _HEADER:
+            header = payload
             (size,) = _SIZE.unpack_from(payload)
         else:
             parts.append(payload)
             size -= len(payload)
         if method and kind != _METHOD and size == 0:
-            take(*read_deliver(method), b"".join(parts))
+            take(*read_deliver(method), b"".join(parts), partial(_headers, header))
             method = b""
         done = done or is_done()
 
@@ -69,6 +72,12 @@ def read_deliver(payload: Any) -> tuple[int, bytes]:
     (tag,) = _TAG.unpack_from(payload, end)
     begin = end + 10
     return tag, bytes(payload[begin : begin + payload[end + 9]])
+
+
+def _headers(payload: bytes) -> Mapping[str, Any]:
+    message = amqp.Message()
+    message.inbound_header(payload)
+    return message.headers or {}
 
 
 def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, int, bytes]]:

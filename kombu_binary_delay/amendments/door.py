@@ -111,12 +111,11 @@ class AmendingChannel(FollowingChannel):
         now = time.time_ns() // 1000
         at = now // 1000
         due = -(-(due_time(asked, now) or now) // 1000)
-        limit = LONGEST_KEYED if name == KEY else amendments.max_age
-        if max(due - at, wait or 0) > limit:
+        longest = max(due - at, wait or 0)
+        if name == KEY and longest > LONGEST_KEYED:
             raise AmendmentError(
-                f"a message with {name} can be delayed by at most {limit // 1000} s, got "
-                f"{max(due - at, wait or 0) / 1000:g} s"
-                + ("; give it an id, and replace it by that" if name == KEY else "")
+                f"a message with {name} can wait for at most {LONGEST_KEYED // 1000} s, got "
+                f"{longest / 1000:g} s; give it an id, and replace it by that"
             )
         generation = new_generation(at)
         record = Supersede(check_name(headers[name], name), generation, due, at, wait)

@@ -12,7 +12,7 @@ among them: it is told by the time in its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .record import (
@@ -150,10 +150,17 @@ class Memory:
             return Verdict(SUPERSEDED)
         return Verdict(CANCELLED) if amended.cancelled else None
 
-    def names(self) -> Iterable[str]:
-        """Return the ids and keys that are cancelled."""
-        yield from self._cancelled
-        yield from (name for name, each in self._amended.items() if each.cancelled)
+    def inherit(self, before: Memory) -> None:
+        """Take over what another memory knows besides: its stream may have been deleted since."""
+        for name, until in before._cancelled.items():
+            if name not in self._amended:
+                self._cancelled.setdefault(name, until)
+        for name, amended in before._amended.items():
+            if name not in self._cancelled:
+                self._amended.setdefault(name, amended)
+        self._stamped = {**before._stamped, **self._stamped}
+        self._superseded = {**before._superseded, **self._superseded}
+        self._kept = {**before._kept, **self._kept}
 
     def _of(self, name: str, until: int) -> _Amended:
         amended = self._amended.get(name)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import amqp
 from amqp import spec
@@ -28,12 +28,13 @@ from kombu.log import get_logger
 from kombu_binary_delay.batching.confirm import ConfirmChannel
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
-from kombu_binary_delay.errors import AmendmentError, BinaryDelayError
+from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from . import bulk
@@ -51,6 +52,10 @@ KEYS_MAX_AGE = "1D"
 _SEGMENT = 1_000_000
 #: So many records may be on their way; half of them are acknowledged at once.
 _PREFETCH = 2000
+#: A cancellation of what is due later than this, in milliseconds, rides the ladder, and reaches the
+#: stream so much before. Consumers remember what is due soon, and not what is due in a year.
+FAR_AHEAD = 2 * 86_400_000
+LEAD = 86_400_000
 #: How long to wait for the broker's next word, in seconds.
 _PATIENCE = 30.0
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
@@ -60,7 +65,18 @@ _LOOK_AGAIN = 30.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
 
+#: RabbitMQ's own: the exchange that a message was published to before it first waited.
+_ENTERED = "x-first-death-exchange"
+_JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
+_PLAIN: Mapping[str, Any] = {}
+
 _warned: set[str] = set()
+
+
+class _Written(NamedTuple):
+    line: str
+    key: str
+    properties: Mapping[str, Any] = _PLAIN
 
 
 def exchange_name(namespace: str) -> str:
@@ -78,7 +94,7 @@ def amendments_part(settings: Settings) -> Part:
     exchange = exchange_name(settings.namespace)
     ages = {IDS: settings.amendments_max_age, KEYS: KEYS_MAX_AGE}
     return Part(
-        (Exchange(exchange, "direct"),),
+        (Exchange(exchange),),
         tuple(
             Queue(
                 stream_name(settings.namespace, key),
@@ -104,11 +120,13 @@ class Amendments:
     def __init__(
         self,
         connection: Any,
+        router: Router,
         executor: Executor,
         settings: Settings,
         server: Mapping[str, Any],
     ) -> None:
         self._connection = connection
+        self._router = router
         self._executor = executor
         self._buffer: FrameBuffer = connection.frame_buffer
         self._settings = settings
@@ -158,13 +176,41 @@ class Amendments:
 
         :raises AmendmentError: where the broker cannot, or refuses.
         """
+        self._write([_Written(to_line(each), key) for each in records])
+
+    def write_ahead(self, record: Record, due: int) -> None:
+        """Write a record that consumers need to know shortly before a due time, and not now.
+
+        :param due: in milliseconds since the epoch.
+        :raises AmendmentError: as :meth:`write`.
+        :raises DelayError: where that is further away than the ladder reaches.
+        """
         self.require()
-        lines = [to_line(each) for each in records]
+        now = time.time_ns() // 1_000_000
+        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
+        if due - now < FAR_AHEAD or not can_ride:
+            self.write([record])
+            return
+        plan, part = self._router.plan_through(
+            self._exchange, self._streams[0], {}, (due - LEAD) * 1000, now * 1000
+        )
+        way = Ensure(part, "the way of amendments through the ladder")
         try:
-            lines = self._publish(lines, key)
+            self._executor.run(self._router.prepare(plan.needs, now * 1000))
+            if self._executor.do(way) is Answer.MISSING:
+                self._declare()
+                self._executor.do(way)
+        except TopologyError as exc:
+            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+        self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+
+    def _write(self, lines: list[_Written]) -> None:
+        self.require()
+        try:
+            lines = self._publish(lines)
             if lines:
                 self._declare()
-                lines = self._publish(lines, key)
+                lines = self._publish(lines)
         except AccessRefused as exc:
             raise AmendmentError(
                 f"this user may not amend what waits: {exc.reply_text}; grant the permission "
@@ -178,18 +224,18 @@ class Amendments:
                 f"{self._exchange!r} and its streams with kombu-binary-delay create"
             )
 
-    def _publish(self, lines: list[str], key: str) -> list[str]:
+    def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
         with self._buffer.closed():
             channel = self._open()
-            for line in lines:
-                channel.send(line, self._exchange, key)
+            for each in lines:
+                channel.send(each.line, self._exchange, each.key, each.properties)
             try:
                 returned = channel.wait_for_confirms()
             except NotFound:
                 # No exchange: the broker has taken none.
                 return lines
-        return [line for line in lines if line in returned]
+        return [each for each in lines if each.line in returned]
 
     def _declare(self) -> None:
         if self._settings.declare == "never":
@@ -309,6 +355,7 @@ class Amendments:
             while not markers and channel.is_busy():
                 pass
             channel.has_caught_up()
+            channel.memory.inherit(self.memory)
             self.memory = channel.memory
             self._is_reading = True
 
@@ -367,9 +414,11 @@ class _AmendmentChannel(ConfirmChannel):
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def send(self, line: str, exchange: str, routing_key: str) -> None:
+    def send(
+        self, line: str, exchange: str, routing_key: str, properties: Mapping[str, Any] = _PLAIN
+    ) -> None:
         """Publish a line without waiting."""
-        message = amqp.Message(line, content_type="application/json", content_encoding="utf-8")
+        message = amqp.Message(line, **_JSON, **properties)
         self.send_message(message, exchange, routing_key, mandatory=True)
 
     def send_message(
@@ -477,7 +526,7 @@ class _AmendmentChannel(ConfirmChannel):
         """Take a record by the shortest way: there may be a hundred thousand."""
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
-        self._take(*bulk.read_deliver(payload), content.body)
+        self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
         return None
 
     def read_until(self, markers: int) -> None:
@@ -515,8 +564,13 @@ class _AmendmentChannel(ConfirmChannel):
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 
-    def _take(self, tag: int, exchange: bytes, body: Any) -> None:
-        if exchange == self._exchange:
+    def _take(
+        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        # What rode the ladder comes from there. By its first death it entered where it says.
+        if exchange == self._exchange or (
+            exchange and headers().get(_ENTERED) == self._exchange.decode()
+        ):
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000)

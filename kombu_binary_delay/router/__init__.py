@@ -20,10 +20,10 @@ from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import HEADER, carried, further_keys, unwrap, wrap
-from kombu_binary_delay.model.parts import Exchange, Part
+from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
@@ -126,6 +126,34 @@ class Router(DeliverySide):
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
+
+    def plan_through(
+        self, exchange: str, queue: str, properties: dict[str, Any], due: int, now: int
+    ) -> tuple[Plan, Part]:
+        """Plan how a message of ours reaches a queue of ours later, by an exchange of ours.
+
+        The levels are behind that exchange, so that a user who may write to them, and not to it,
+        cannot write to the queue unseen: the first death of a message names where it entered.
+
+        :param due: microseconds since the epoch.
+        :returns: the plan, and the bindings that it takes besides its needs.
+        :raises DelayError: where the delay is longer than the ladder.
+        """
+        ladder = self._ladders[0]
+        digits = ladder.ladder.digits((due - now) / 1000)
+        destination = Destination("", queue)
+        properties, key = wrap(
+            properties,
+            destination,
+            -(-due // 1000),
+            lambda each: ladder.address(digits, each),
+            ladder.owns,
+        )
+        pattern = "*." * len(digits) + route(destination)
+        enter = Binding(exchange, ladder.level_of(digits), pattern, to_queue=False)
+        needs = frozenset((BINDINGS, ("level", 0, ladder.needs(digits))))
+        plan = Plan(exchange, key, properties, 0, needs)
+        return plan, ladder.to_queue(queue) + Part(bindings=(enter,))
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Read what a retry of a delayed message is published to.

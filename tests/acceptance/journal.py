@@ -17,9 +17,9 @@ from pathlib import Path
 RECEIVED = "received"  # a worker took the message from the broker
 RAN = "ran"
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 #: Lateness is the machine's as much as ours: it is only bounded.
-LATE = 8.0
+LATE = 20.0
 
 
 @dataclass(frozen=True)

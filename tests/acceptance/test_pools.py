@@ -39,8 +39,8 @@ def test_remote_control_works_while_thousands_wait(new_system):
     with system.app.producer_pool.acquire() as producer:
         for _ in range(CROWD):
             system.send("note", countdown=3600, producer=producer)
-    revoked = system.send("note", countdown=2)
-    other = system.send_note(countdown=2)
+    revoked = system.send("note", countdown=10)
+    other = system.send_note(countdown=10)
     # when
     control, me = system.app.control, [worker.name]
     start = time.time()

@@ -52,9 +52,12 @@ def confirm(request):
 
 @pytest.fixture
 def collect():
-    """Consume from queues until ``count`` messages came, and then a little longer for more."""
+    """Consume from queues until ``count`` messages came, and then a little longer for more.
 
-    def collect(connection, queues, count, timeout=10, more=0.3):
+    The timeout is for what never comes: a message that a stuck level holds up takes three minutes.
+    """
+
+    def collect(connection, queues, count, timeout=60, more=0.3):
         arrivals = []
 
         def take(queue):

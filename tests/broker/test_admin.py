@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from dataclasses import replace
 from urllib.parse import quote
 from zlib import crc32
 
+import amqp
 import pytest
 from kombu import Connection, Exchange, Queue
 
@@ -72,7 +72,7 @@ def errors(verification):
     return [each for each in verification.differences if each.severity == "error"]
 
 
-def wait_until(ready, timeout=20):
+def wait_until(ready, timeout=60):
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, "not in time"
@@ -185,16 +185,19 @@ def test_a_policy_does_what_verify_says(operator, connect, small, definition):
     create(plain, small, small.whole)
     policy = {"pattern": "level", "definition": definition, "apply-to": "queues"}
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
-    time.sleep(1)  # a policy is applied in the background
+    wait_until(
+        lambda: all(row.get("policy") == "mean" for row in vhost.queues() if "level" in row["name"])
+    )
+    time.sleep(1)  # the queues themselves are told in the background
     connection = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4})
     Queue("mail")(connection.channel()).declare()
     started = time.monotonic()
-    publish(connection, "mail", 4000)
+    publish(connection, "mail", 15_000)
     place = "mail" if "message-ttl" in definition else small.parking
 
     wait_until(lambda: vhost.waiting(place).get(place))
 
-    assert place == small.parking or time.monotonic() - started < 3
+    assert place == small.parking or time.monotonic() - started < 12
 
 
 @pytest.mark.own_broker
@@ -340,7 +343,7 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
     def stuck():
         return [each for each in status(plain, management, small).troubles if "not taken" in each]
 
-    wait_until(stuck, 30)
+    wait_until(stuck)
 
     assert stuck()[0].startswith(f"{small.level_name(0)}.1: ")
 
@@ -391,19 +394,33 @@ def with_a_message(connection, vhost, small):
 
 
 @pytest.mark.own_broker
-def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(broker, plain, vhost, small):
+def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(
+    broker, plain, vhost, small, monkeypatch
+):
     name, leader = with_a_message(plain, vhost, small)
-    channel = plain.channel()
+    probe = Probe(plain)
     broker.ctl("eval", f"sys:suspend({leader}).")
-    later = threading.Timer(3, broker.ctl, ["eval", f"sys:resume({leader})."])
-    try:
-        # What RabbitMQ says of it.
-        assert channel.queue_declare(name, passive=True).message_count == 0
-    finally:
-        later.start()
+    answers: list[int] = []
+    ask, ping = amqp.Channel.queue_declare, amqp.Channel.exchange_declare
 
-    assert Probe(plain).ready(name) == 1
-    later.join()
+    def asked(channel, *arguments, **options):
+        if len(answers) == 12:
+            broker.ctl("eval", f"sys:resume({leader}).")
+        answer = ask(channel, *arguments, **options)
+        answers.append(answer.message_count)
+        return answer
+
+    def slow(channel, *arguments, **options):
+        # As on a machine with more to do than it has processors: nearly every round trip is slow.
+        time.sleep(0 if len(answers) == 5 else 0.1)
+        return ping(channel, *arguments, **options)
+
+    monkeypatch.setattr(amqp.Channel, "queue_declare", asked)
+    monkeypatch.setattr(amqp.Channel, "exchange_declare", slow)
+
+    assert probe.ready(name) == 1
+    # What RabbitMQ said of it meanwhile.
+    assert answers[:12] == [0] * 12
 
 
 @pytest.mark.slow
@@ -671,7 +688,6 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
     assert verify(management, small, declares=False).sound
     into = small.queue_relay_name("full")
     wait_until(
-        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles),
-        30,
+        lambda: any(each.startswith(into) for each in status(plain, management, small).troubles)
     )
     assert status(plain, management, small).relays >= 32

@@ -1,5 +1,6 @@
 """Many publishes with few waits: what became of each message is known, and nothing else changes."""
 
+import select
 import socket
 import struct
 import threading
@@ -442,7 +443,7 @@ def interrupt(connect, channel):
         consumer = connection.Consumer([Queue("q")], callbacks=[lambda *_: do()], no_ack=True)
         consumer.consume()
         connect().Producer().publish("go on", routing_key="q")
-        time.sleep(0.5)
+        select.select([batch.channel.connection.sock], [], [], 60)
 
     return interrupt
 

@@ -93,12 +93,12 @@ def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connec
     exchange = Exchange("endpoint", "fanout")
     queue = Queue("endpoint", exchange)(endpoint.default_channel)
     queue.declare()
-    publish(connection, 1, "endpoint", 1000)
+    publish(connection, 1, "endpoint", 5000)
     endpoint.default_channel.exchange_bind("endpoint", ladder.delivery, "#.endpoint")
 
     (arrival,) = collect(endpoint, [queue], 1)
 
-    assert arrival.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 1
+    assert arrival.headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 5
     assert arrival.exchange == ladder.delivery
 
 

@@ -129,5 +129,5 @@ def test_two_ladders_live_side_by_side_and_the_old_one_drains(connect, collect, 
     publish(old, 1500, "old")
     publish(new, 700, "new")
 
-    bodies = [arrival.body for arrival in collect(new, [queue], 2)]
-    assert bodies == ["new", "old"]
+    # In which order, depends on how long the new ladder took to declare.
+    assert {arrival.body for arrival in collect(new, [queue], 2)} == {"new", "old"}

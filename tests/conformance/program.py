@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Long enough for what a case does before the message is due, in milliseconds.
 SOON = 250
-LATER = 1500
+LATER = 4000
 
 
 @dataclass(frozen=True)

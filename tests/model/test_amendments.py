@@ -247,6 +247,19 @@ def test_a_postponed_task_that_was_replaced_goes_by_the_new_time():
     assert reason(memory, message("a", **{REPLACES: "a", GENERATION: new.generation})) is None
 
 
+def test_a_memory_takes_over_what_its_stream_has_lost():
+    old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
+    before = read(Cancel(("a", "b"), NOW), old, new, Postpone("p", NOW + 9, NOW))
+    again = superseding("b", 3, NOW, NOW + 5)
+    memory = read(again)
+    memory.inherit(before)
+    assert reason(memory, message("a")) == CANCELLED
+    assert reason(memory, message("p")) == POSTPONED
+    assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
+    assert reason(memory, keyed("doc", new.generation)) is None
+    assert reason(memory, message("b", **{REPLACES: "b", GENERATION: again.generation})) is None
+
+
 # -- any order ---------------------------------------------------------------------------------
 
 

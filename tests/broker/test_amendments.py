@@ -1,0 +1,281 @@
+"""What was cancelled, postponed or superseded, as consumers on a real broker see it."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import amqp
+import pytest
+from kombu import Producer, Queue
+
+from kombu_binary_delay import AmendmentError, cancel, on_dropped, reschedule
+from kombu_binary_delay.amendments import door, stream
+from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, to_line
+
+QUEUE = Queue("mail")
+
+
+@pytest.fixture(autouse=True)
+def _streams(broker):
+    if broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+
+
+@pytest.fixture
+def dropped(monkeypatch):
+    monkeypatch.setattr(door, "_listeners", [])
+    seen: list[Any] = []
+    on_dropped(seen.append)
+    return seen
+
+
+@pytest.fixture
+def consumer(connect):
+    connection = connect()
+    QUEUE(connection.default_channel).declare()
+    return connection
+
+
+@pytest.fixture
+def publisher(connect):
+    return connect()
+
+
+def publish(connection, name, delay=500, **headers):
+    Producer(connection.default_channel).publish(
+        name, routing_key="mail", message_id=name, headers={"x-delay": delay, **headers}
+    )
+
+
+def bodies(arrivals):
+    return [each.body for each in arrivals]
+
+
+def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properties):
+    channel = connection.default_channel
+    message = amqp.Message(body, **properties)
+    amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
+
+
+def records_in_stream(connection):
+    channel = connection.default_channel
+    return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
+
+
+def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
+    consumer, publisher, collect, dropped
+):
+    publish(publisher, "first", delay=1)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["first"]
+    publish(publisher, "cancelled")
+    publish(publisher, "kept")
+
+    cancel("cancelled", connection=publisher)
+
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    assert [(each.id, each.reason, each.queue) for each in dropped] == [
+        ("cancelled", "cancelled", "mail")
+    ]
+
+
+def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
+    consumer, publisher, dropped
+):
+    publish(publisher, "cancelled", delay=125)
+    publish(publisher, "kept", delay=250)
+    cancel("cancelled", connection=publisher)
+    channel = consumer.default_channel
+    end = time.monotonic() + 10
+    message = None
+    while message is None and time.monotonic() < end:
+        message = QUEUE(channel).get(no_ack=True)
+    assert message is not None
+    assert message.payload == "kept"
+    assert [each.id for each in dropped] == ["cancelled"]
+
+
+def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
+    monkeypatch, consumer, publisher, collect
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    publish(publisher, "cancelled", delay=4000)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=4)
+    cancel("cancelled", eta=eta, connection=publisher)
+    publish(publisher, "kept", delay=4250)
+    assert records_in_stream(publisher) == 0
+    assert len(consumer.connection.delay_mechanism.amendments.memory) == 0
+
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    assert len(consumer.connection.delay_mechanism.amendments.memory) == 1
+
+
+def test_who_may_write_to_the_ladder_alone_cannot_cancel(
+    monkeypatch, consumer, publisher, collect, topology
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    # So that there is a way through the ladder.
+    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=publisher)
+    publish(publisher, "kept", delay=1500)
+    forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
+    name = stream.stream_name("kbd", stream.IDS)
+    append(publisher, forged, "", name)
+    append(publisher, forged, topology.level_name(0), f"01.@.{name}")
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\xfe", b"null", b'{"cancel": "*"}', b'{"cancel":[1],"at":1}', b"[" * 1_000_000],
+    ids=lambda body: repr(body[:20]),
+)
+def test_what_is_no_record_stops_nobody(consumer, publisher, collect, body):
+    publish(publisher, "cancelled")
+    publish(publisher, "kept")
+    cancel("another", connection=publisher)
+    append(publisher, body)
+    cancel("cancelled", connection=publisher)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
+    vhost, consumer, publisher, collect
+):
+    publish(publisher, "read", delay=1)
+    cancel("cancelled", connection=publisher)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["read"]
+    vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
+    publish(publisher, "cancelled", delay=1500)
+    publish(publisher, "cancelled too", delay=1500)
+
+    cancel("cancelled too", connection=publisher)
+    publish(publisher, "kept", delay=1750)
+
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
+    connect, publisher, consumer, collect
+):
+    names = [f"id-{each}" for each in range(3 * stream._PREFETCH)]  # noqa: SLF001
+    now = time.time_ns() // 1_000_000
+    publisher.connect()
+    amendments = publisher.connection.delay_mechanism.amendments
+    amendments.write([Cancel((each,), now) for each in names])
+    for each in (names[0], names[-1], "kept"):
+        publish(publisher, each, delay=1)
+    late = connect()
+    assert bodies(collect(late, [QUEUE], 1)) == ["kept"]
+    assert len(late.connection.delay_mechanism.amendments.memory) == len(names)
+
+
+def test_of_twenty_messages_with_one_key_the_last_arrives(consumer, publisher, collect, dropped):
+    for each in range(20):
+        publish(publisher, f"{each}", **{KEY: "document"})
+    publish(publisher, "end", delay=1000)
+    assert bodies(collect(consumer, [QUEUE], 2)) == ["19", "end"]
+    assert {each.reason for each in dropped} == {"superseded"}
+    assert len(dropped) == 19
+
+
+def test_a_message_is_replaced_by_a_later_or_an_earlier_one(consumer, publisher, collect):
+    for name, delay in ("sooner", 3000), ("later", 500):
+        publish(publisher, name, delay=delay)
+    for name, delay in ("sooner", 500), ("later", 1500):
+        Producer(publisher.default_channel).publish(
+            f"{name}, anew",
+            routing_key="mail",
+            message_id=name,
+            headers={"x-delay": delay, REPLACES: name},
+        )
+    publish(publisher, "end", delay=3500)
+    assert bodies(collect(consumer, [QUEUE], 3)) == ["sooner, anew", "later, anew", "end"]
+
+
+def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, collect):
+    publish(publisher, "postponed", delay=500)
+    began = time.time()
+    reschedule("postponed", countdown=2, connection=publisher)
+    publish(publisher, "end", delay=2500)
+    postponed, end = collect(consumer, [QUEUE], 2)
+    assert (postponed.body, end.body) == ("postponed", "end")
+    assert postponed.at - began >= 2
+
+
+BAD: dict[str, Any] = {  # what is wrong with it, and the call
+    "an empty id": lambda **kw: cancel("", **kw),
+    "no id": lambda **kw: cancel([], **kw),
+    "a number": lambda **kw: cancel(7, **kw),
+    "an id that is too long": lambda **kw: cancel("x" * 256, **kw),
+    "a naive time": lambda **kw: cancel("a", eta=datetime(2050, 1, 1), **kw),  # noqa: DTZ001
+    "a time that has passed": lambda **kw: cancel(
+        "a", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), **kw
+    ),
+    "no time": lambda **kw: reschedule("a", **kw),
+    "two times": lambda **kw: reschedule(
+        "a", countdown=1, eta=datetime(2050, 1, 1, tzinfo=timezone.utc), **kw
+    ),
+    "no number": lambda **kw: reschedule("a", countdown="soon", **kw),  # type: ignore[arg-type]
+    "the past": lambda **kw: reschedule("a", countdown=-1, **kw),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_an_error_and_nothing_is_recorded(vhost, publisher, what):
+    with pytest.raises(AmendmentError):
+        BAD[what](connection=publisher)
+    assert not any("amendments" in each["name"] for each in vhost.queues())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {KEY: ""},
+        {KEY: 7},
+        {KEY: "x" * 256},
+        {KEY: "a", "x-delay": 86_400_000},
+        {KEY: "a", "x-delay-key-max-wait": "1 h"},
+        {KEY: "a", "x-delay-key-max-wait": 86_400_000},
+        {REPLACES: None},
+    ],
+    ids=repr,
+)
+def test_a_message_with_a_bad_key_is_not_published(publisher, consumer, headers):
+    with pytest.raises(AmendmentError):
+        publish(publisher, "never", **{"x-delay": 1, **headers})
+    assert QUEUE(consumer.default_channel).get() is None
+
+
+def test_an_amendment_by_a_connection_of_another_transport_is_an_error(connect):
+    with pytest.raises(AmendmentError, match="without the transport"):
+        cancel("a", connection=connect("amqp"))
+
+
+def test_where_amendments_are_switched_off_nothing_is_amended(connect, publisher, collect):
+    off = connect(binary_delay={"amendments": False})
+    QUEUE(off.default_channel).declare()
+    with pytest.raises(AmendmentError, match="setting amendments is False"):
+        cancel("a", connection=off)
+    publish(publisher, "a")
+    cancel("a", connection=publisher)
+    assert bodies(collect(off, [QUEUE], 1)) == ["a"]
+
+
+def test_a_record_says_in_json_what_the_wire_format_says(vhost, publisher):
+    cancel(["a", "b"], connection=publisher)
+    channel = publisher.default_channel
+    got: list[Any] = []
+    channel.basic_qos(0, 10, a_global=False)
+    channel.basic_consume(
+        "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
+    )
+    while not got:
+        publisher.drain_events(timeout=10)
+    (record,) = got
+    written = json.loads(record.body)
+    assert abs(written.pop("at") / 1000 - time.time()) < 60
+    assert written == {"cancel": ["a", "b"]}
