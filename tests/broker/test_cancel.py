@@ -99,7 +99,7 @@ def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, conn
 
 
 def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_last_of_it(
-    run, publish, connect, collect, vhost
+    run, publish, connect, collect, topology
 ):
     publish("soon")
     publish("far", delay=10 * 86_400_000)
@@ -114,7 +114,16 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
     [ladder] = status["ladders"]
     waiting = sum(each["messages"] for each in ladder["queues"])
     assert waiting == 2, "the task that is due in ten days, and the record that cancels it"
-    assert run("verify").exit_code == 0
+    verified = run("verify")
+    assert verified.exit_code == 0, verified.output
+    # The way of that record is mended as well.
+    queues, stream = f"{topology.delivery_prefix}.to-queues", "kbd.v2.amendments.ids"
+    channel = connect("amqp").default_channel
+    channel.queue_unbind(stream, queues, f"#.@..{stream}")
+    assert "the ladder does not lead to it" in run("verify").output
+    mended = run("create")
+    verified = run("verify")
+    assert (mended.exit_code, verified.exit_code) == (0, 0), mended.output + verified.output
 
 
 @pytest.mark.parametrize(
