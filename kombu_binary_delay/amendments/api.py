@@ -11,7 +11,7 @@ from typing import Any
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
-from .record import REPLACES, Postpone, check_name, split
+from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
@@ -25,9 +25,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when the first of them is due, aware of its time zone. Without it, the cancellation
-        is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
-        Consumers may learn of it as late as a day before then.
+    :param eta: when it is due, or the first of several, aware of its time zone. Without it, the
+        cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
+        after that time, and consumers may learn of it no earlier than a day before.
     :param connection: of Kombu's, with our transport; None for the current Celery app's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
@@ -37,12 +37,18 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     due = None if eta is None else _milliseconds(eta, now)
 
     def write(amendments: Amendments) -> None:
-        records = split(names, now, due)
         if due is None:
-            amendments.write(records)
-            return
-        for each in records:
-            amendments.write_ahead(each, due)
+            amendments.write(split(names, now))
+        elif len(names) == 1:
+            amendments.write_ahead(Cancel((names[0],), now, due), due)
+        elif due - now <= amendments.max_age:
+            amendments.write(split(names, now, due))
+        else:
+            raise AmendmentError(
+                f"several tasks of which the last is due in {(due - now) // 1000} s cannot be "
+                f"cancelled together, since records are kept for {amendments.max_age // 1000} s; "
+                f"cancel each with its own eta"
+            )
 
     _amend(write, connection)
 

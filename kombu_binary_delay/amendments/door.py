@@ -19,7 +19,9 @@ from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
+from kombu_binary_delay.router import Delivery
 
 from . import celery
 from .memory import POSTPONED, SUPERSEDED, Verdict
@@ -196,6 +198,9 @@ class AmendingChannel(FollowingChannel):
 
     def _drop(self, verdict: Verdict, message: Any) -> None:
         self._acknowledge(message)
+        if self._mechanism.journal is not None:
+            found = self._arrived(message)
+            self._mechanism.journal.taken_back(found.properties, found.destination, again=False)
         name, _ = names_of(message.properties)
         queue = self._queue_of(message.delivery_info)
         logger.info(
@@ -212,28 +217,28 @@ class AmendingChannel(FollowingChannel):
         """
         now = time.time_ns() // 1000
         longest = now + self._router.topology.ladder.maximum * 1000
-        info = message.delivery_info
-        found = self._router.received(
-            info.get("exchange", ""),
-            info.get("routing_key", ""),
-            message.properties,
-            self._queue_of(info),
-        )
-        properties = found.properties if found else message.properties
-        headers = dict(properties.get(_HEADERS) or {})
+        found = self._arrived(message)
+        headers = dict(found.properties.get(_HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
-        again = amqp.Message(message.body)
         # To that queue alone: its twins in other queues are delayed again, each to its own.
-        plan = self.plan(
-            {**properties, _HEADERS: headers},
-            min(due, longest),
-            "",
-            self._queue_of(info),
-            now,
-        )
+        queue = self._queue_of(message.delivery_info)
+        properties = {**found.properties, _HEADERS: headers}
+        plan = self.plan(properties, min(due, longest), "", queue, now)
+        again = amqp.Message(message.body)
         again.properties = plan.properties
         self._amendments.publish(again, plan.exchange, plan.routing_key)
+        journal = self._mechanism.journal
+        if journal is not None:
+            journal.taken_back(found.properties, found.destination, again=True)
+            journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
+
+    def _arrived(self, message: Any) -> Delivery:
+        """Return how a message was published, whether it came by a ladder or not."""
+        info = message.delivery_info
+        exchange, key = info.get("exchange", ""), info.get("routing_key", "")
+        found = self._router.received(exchange, key, message.properties, self._queue_of(info))
+        return found or Delivery(Destination(exchange, key), message.properties)
 
     def _acknowledge(self, message: Any) -> None:
         if not message.delivery_info.get("no_ack"):

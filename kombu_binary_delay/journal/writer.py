@@ -73,6 +73,18 @@ class Journal:
         if due is not None and due <= time.time_ns() // 1000:
             self.released(properties, destination)
 
+    def taken_back(
+        self, properties: dict[str, Any], destination: Destination, *, again: bool
+    ) -> None:
+        """Note that a message was amended as it arrived, so that no consumer has got it.
+
+        :param again: whether it is delayed again, and not dropped.
+        """
+        self._note(
+            events.POSTPONED if again else events.CANCELLED,
+            events.about(properties, destination.exchange, destination.routing_key),
+        )
+
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.
 
