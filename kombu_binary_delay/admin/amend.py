@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -14,7 +13,6 @@ from kombu_binary_delay.amendments.record import check_name
 
 from .waiting import WaitingTask
 
-_DAY = 86_400_000
 CANCEL, RESCHEDULE = "cancel", "reschedule"
 
 
@@ -53,7 +51,7 @@ def choose(tasks: Iterable[WaitingTask]) -> Chosen:
     without_id = 0
     for task in tasks:
         if task.id:
-            dues[task.id] = min(dues.get(task.id) or task.due, task.due)
+            dues[task.id] = max(dues.get(task.id) or 0, task.due)
         else:
             without_id += 1
     return Chosen(dues, without_id)
@@ -74,25 +72,29 @@ def amend(
     amendments.require()
     last = due or now
     if action == CANCEL:
-        # One after the other, for what was cancelled before an error to be what is due first.
-        for first, names in sorted(_by_day(chosen.dues, now).items()):
-            last = max(first, last)
+        for names, eta in _together(chosen.dues, now + amendments.max_age):
+            last = max(eta, last)
             if not dry_run:
-                api.cancel(names, eta=_time(first) if first > now else None, connection=connection)
+                api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
     elif ids and not dry_run and due is not None:
         api.reschedule(ids, eta=_time(due), connection=connection)
     return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
 
 
-def _by_day(dues: Mapping[str, int | None], now: int) -> dict[int, list[str]]:
-    """Put together what is due in the same day, by when the first of it is due.
+def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:
+    """Yield what can be cancelled together, and when the last of it is due; 0 where not known.
 
-    A record of what is due far ahead reaches consumers shortly before that.
+    What is due later than records are kept is cancelled one by one: consumers learn of each shortly
+    before its time.
+
+    :param until: for how long records are kept, in milliseconds since the epoch.
     """
-    days: dict[int, list[str]] = defaultdict(list)
+    soon = [name for name, due in dues.items() if (due or 0) < until]
+    if soon:
+        yield soon, max(dues[name] or 0 for name in soon)
     for name, due in dues.items():
-        days[(max(due or 0, now) - now) // _DAY].append(name)
-    return {min(max(dues[name] or 0, now) for name in names): names for names in days.values()}
+        if due is not None and due >= until:
+            yield [name], due
 
 
 def _time(milliseconds: int) -> datetime:

@@ -25,9 +25,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when it is due, or the first of several, aware of its time zone. Without it, the
+    :param eta: when it is due, or the last of several; aware of its time zone. Without it, the
         cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
-        after that time, and consumers may learn of it no earlier than a day before.
+        after that time.
     :param connection: of Kombu's, with our transport; None for the current Celery app's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.

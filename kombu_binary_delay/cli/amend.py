@@ -61,7 +61,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
       psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
     """
 )
-@click.option("--eta", type=Moment(), metavar="WHEN", help="When the first of them is due.")
+@click.option("--eta", type=Moment(), metavar="WHEN", help="When the last of them is due.")
 @_select
 @subcommand
 def cancel(

@@ -102,7 +102,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
     run, publish, connect, collect, topology
 ):
     publish("soon")
-    publish("far", delay=10 * 86_400_000)
+    publish("far", delay=40 * 86_400_000)
 
     done = run("cancel", "--name", "app.*", "--source", "journal", "--json")
 
@@ -113,7 +113,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
     assert status["amendments"]["active"] == 1
     [ladder] = status["ladders"]
     waiting = sum(each["messages"] for each in ladder["queues"])
-    assert waiting == 2, "the task that is due in ten days, and the record that cancels it"
+    assert waiting == 2, "the task that is due in forty days, and the record that cancels it"
     verified = run("verify")
     assert verified.exit_code == 0, verified.output
     # The way of that record is mended as well.
