@@ -11,6 +11,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
+from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.cli import amend, binary_delay
 
 
@@ -273,6 +274,23 @@ def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladde
     exported = run(*ladder, "export", "definitions", "--vhost", vhost.name).output
     vhost.broker.api("POST", "definitions", json.loads(exported))
     assert run(*ladder, "--declare", "never", "verify").exit_code == 0
+
+
+def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noqa: PLR0913, PLR0917
+    run, publish, connect, collect, monkeypatch, topology
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    publish("cancelled", "kept", delay=12_000)
+    cancelled = run("cancel", "cancelled", "--eta", "12s", "--json")
+    before = json.loads(run("status", "--json").stdout)["amendments"]["active"]
+
+    moved = run("--tick", "250", "migrate", "--from", topology.prefix, "--json")
+
+    assert (cancelled.exit_code, before) == (0, 0), cancelled.output
+    assert json.loads(moved.stdout)["moved"] == 3, moved.output
+    arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, timeout=20, more=2)
+    assert [each.body for each in arrivals] == ["kept"]
 
 
 def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
