@@ -257,6 +257,16 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
         "max-age applies to kbd.v2.amendments.ids", ""
     )
 
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+    grant = {"configure": ".*", "write": ".*", "read": r"^kbd\.v2[.-](?!amendments)"}
+    try:
+        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", grant)
+        done = run(*ladder, "verify", "--user", name)
+    finally:
+        vhost.broker.api("DELETE", f"users/{name}")
+    assert "no read permission on kbd.v2.amendments.ids" in done.output
+
     channel = connect("amqp").default_channel
     channel.queue_delete("kbd.v2.amendments.keys")
     assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
@@ -291,6 +301,19 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
     assert json.loads(moved.stdout)["moved"] == 3, moved.output
     arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, timeout=20, more=2)
     assert [each.body for each in arrivals] == ["kept"]
+
+
+def test_a_transfer_says_that_amendments_stay(run, publish, broker):
+    publish("one", delay=60_000)
+    run("cancel", "one")
+    other = broker.vhost()
+    try:
+        done = run("transfer", "--to-broker", other.url, "--dry-run")
+    finally:
+        other.delete()
+
+    assert done.exit_code == 0, done.output
+    assert "what was cancelled, rescheduled or superseded here is not so there" in done.output
 
 
 def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
