@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
@@ -70,8 +71,8 @@ class LadderStatus:
 class AmendmentsStatus:
     """What is recorded of what waits.
 
-    :param active: how many ids and keys have amendments that count; None where they may not be
-        read.
+    :param active: how many ids and keys have amendments that count; None where they cannot
+        be read, or not by this user.
     :param lag: from the broker's confirm of a record until this program had read it, in
         milliseconds; None where that was not measured.
     """
@@ -166,7 +167,11 @@ def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> Amendments
     if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
         return None
     amendments = amending.connection.delay_mechanism.amendments
-    lag = amendments.lag()
+    try:
+        lag = amendments.lag()
+    except AmendmentError:
+        # It does not answer; what waits is to be seen all the same.
+        return AmendmentsStatus(None, None)
     active = len(amendments.memory) if amendments.is_reading else None
     return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
 

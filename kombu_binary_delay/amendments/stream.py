@@ -66,7 +66,7 @@ _LOOK_AGAIN = 30.0
 _QUIET = 0.25
 
 #: RabbitMQ's own: the exchange that a message was published to before it first waited.
-_ENTERED = "x-first-death-exchange"
+ENTERED = "x-first-death-exchange"
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
 _PLAIN: Mapping[str, Any] = {}
 
@@ -569,7 +569,7 @@ class _AmendmentChannel(ConfirmChannel):
     ) -> None:
         # What rode the ladder comes from there. By its first death it entered where it says.
         if exchange == self._exchange or (
-            exchange and headers().get(_ENTERED) == self._exchange.decode()
+            exchange and headers().get(ENTERED) == self._exchange.decode()
         ):
             record = from_line(body)
             if record is not None:

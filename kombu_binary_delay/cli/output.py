@@ -111,7 +111,7 @@ def status(value: Status) -> RenderableType:
     if value.amendments is not None:
         active, lag = value.amendments.active, value.amendments.lag
         foot.append("   amendments ", style="dim")
-        foot.append("may not be read" if active is None else f"{active:,}")
+        foot.append("not readable" if active is None else f"{active:,}")
         if lag is not None:
             foot.append(f" (lag {lag:.1f} ms)", style="dim")
     shown.append(foot)
