@@ -38,8 +38,8 @@ from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from . import bulk
-from .memory import Memory, Verdict
-from .record import Record, from_line, to_line
+from .memory import CANCELLED, Memory, Verdict
+from .record import MAX_BYTES, Cancel, Record, from_line, to_line
 
 logger = get_logger(__package__)
 
@@ -64,6 +64,8 @@ _LOOK_EVERY = 1.0
 _LOOK_AGAIN = 30.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
+#: How long a record can take behind the message that it is of, in seconds.
+_AWAITED = 1.0
 
 #: RabbitMQ's own: the exchange that a message was published to before it first waited.
 ENTERED = "x-first-death-exchange"
@@ -110,6 +112,16 @@ def amendments_part(settings: Settings) -> Part:
     )
 
 
+def _bounded_line(record: Record) -> str:
+    line = to_line(record)
+    if len(line) > MAX_BYTES:
+        raise AmendmentError(
+            f"a record can have at most {MAX_BYTES} bytes, got {len(line)}: {line[:60]}…; "
+            f"name less, or by shorter names"
+        )
+    return line
+
+
 class Amendments:
     """The amendments that one connection writes and reads.
 
@@ -139,17 +151,23 @@ class Amendments:
         self._channel: _AmendmentChannel | None = None
         self._is_reading = False
         self._can_read = self.is_possible
+        self._can_write = False
         self._looked = float("-inf")
 
     @property
     def is_reading(self) -> bool:
         """Whether all that was confirmed before has been read, and what comes is."""
-        return self._is_reading
+        return self._is_reading and self._channel is not None and bool(self._channel.is_open)
 
     @property
     def is_possible(self) -> bool:
         """Whether the settings want amendments, and the broker has streams."""
         return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the settings want amendments."""
+        return self._settings.amendments
 
     def require(self) -> None:
         """Raise an error where nothing can be amended.
@@ -169,14 +187,19 @@ class Amendments:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, records: Iterable[Record], key: str = IDS) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Write records, and return when the broker has confirmed them all.
 
         The streams are declared if they do not exist.
 
         :raises AmendmentError: where the broker cannot, or refuses.
         """
-        self._write([_Written(to_line(each), key) for each in records])
+        self._write(
+            [
+                _Written(_bounded_line(each), KEYS if getattr(each, "keyed", False) else IDS)
+                for each in records
+            ]
+        )
 
     def write_ahead(self, record: Record, due: int) -> None:
         """Write a record that consumers need to know shortly before a due time, and not now.
@@ -223,6 +246,16 @@ class Amendments:
                 f"RabbitMQ took {len(lines)} amendments into no stream; declare the exchange "
                 f"{self._exchange!r} and its streams with kombu-binary-delay create"
             )
+
+    def prepare(self) -> None:
+        """Find out whether records can be written, before what they are about is published.
+
+        :raises AmendmentError: as :meth:`write`.
+        """
+        if not self._can_write:
+            # One that names nothing.
+            self.write([Cancel((), time.time_ns() // 1_000_000)])
+            self._can_write = True
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
@@ -276,7 +309,7 @@ class Amendments:
 
         What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
         """
-        if self._is_reading or not self._can_read:
+        if self.is_reading or not self._can_read:
             return
         self._looked = time.monotonic()
         try:
@@ -291,6 +324,11 @@ class Amendments:
             self._looked += _LOOK_AGAIN
             self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
 
+    def look(self) -> None:
+        """Catch up, if that was not tried within the last second."""
+        if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
+            self.catch_up()
+
     def lag(self) -> float | None:
         """Return how long a record takes from its confirm until it is read here, in seconds.
 
@@ -300,7 +338,7 @@ class Amendments:
         """
         self.catch_up()
         channel = self._channel
-        if not self._is_reading or channel is None:
+        if not self.is_reading or channel is None:
             return None
         marker = json.dumps({"marker": secrets.token_hex(8)})
         with self._buffer.closed():
@@ -315,19 +353,30 @@ class Amendments:
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes."""
-        if not self._is_reading:
+        if not self.is_reading:
             # The streams may exist since the first amendment, which is after this began to consume.
             headers = properties.get("application_headers")
-            if (
-                self._can_read
-                and headers
-                and HEADER in headers
-                and time.monotonic() - self._looked > _LOOK_EVERY
-            ):
-                self.catch_up()
+            if self._can_read and headers and HEADER in headers:
+                self.look()
         if not self.memory:
             return None
-        return self.memory.judge(properties, time.time_ns() // 1_000_000)
+        verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        if (
+            verdict is not None
+            and verdict.reason == CANCELLED
+            and self.memory.awaits_record(properties)
+        ):
+            # It was published an instant ago in place of what was cancelled.
+            self._read_on(lambda: not self.memory.awaits_record(properties))
+            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        return verdict
+
+    def _read_on(self, is_enough: Callable[[], bool]) -> None:
+        """Read until it is enough, or a second has passed."""
+        end = time.monotonic() + _AWAITED
+        with self._buffer.closed():
+            while self.is_reading and not is_enough() and time.monotonic() < end:
+                self._open().is_busy()
 
     def _begin_to_read(self) -> None:
         marker = json.dumps({"marker": secrets.token_hex(8)})
@@ -578,5 +627,7 @@ class _AmendmentChannel(ConfirmChannel):
             self.markers += 1
         self._read += 1
         self._tag = tag
-        if self._is_live or self._read % (_PREFETCH // 2) == 0:
+        # On a channel that is being closed, RabbitMQ would take an ack as a reason to end the
+        # connection.
+        if (self._is_live or self._read % (_PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)
