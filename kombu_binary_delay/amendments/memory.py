@@ -32,6 +32,8 @@ from .record import (
 _ON_ITS_WAY = 600_000
 #: How often to look for what can be forgotten, in milliseconds.
 _FORGET_EVERY = 60_000
+#: How long something is remembered is rounded up to a multiple of this, in milliseconds.
+_ROUND = 60_000
 
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
@@ -79,7 +81,7 @@ class Memory:
         self._superseded: dict[str, int] = {}
         #: Generations that are to run although a later one is valid, too.
         self._kept: dict[str, int] = {}
-        self._forgotten = 0
+        self._forgotten = self._until = 0
 
     def __len__(self) -> int:
         """Return how many amendments are active."""
@@ -95,6 +97,7 @@ class Memory:
         due = getattr(record, "due", None)
         until = max(written, due or 0) + self._max_age
         if until > now:
+            until = self._rounded(until)
             match record:
                 case Cancel():
                     for name in record.names:
@@ -120,21 +123,23 @@ class Memory:
         """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
-        key, generation = headers.get(KEY) or headers.get(REPLACES), headers.get(GENERATION)
-        if isinstance(key, str) and isinstance(generation, str):
-            verdict = self._judge_generation(key, generation, now)
-        else:
-            # What has a key and no generation was published by somebody who knows of neither.
-            verdict = self._judge_first(amended) if amended and KEY not in headers else None
-        if verdict is not None:
-            return verdict
+        if amended is not None or GENERATION in headers:
+            verdict = self._judge_generation(headers, amended, now)
+            if verdict is not None:
+                return verdict
         if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
 
-    def _judge_generation(self, key: str, generation: str, now: int) -> Verdict | None:
+    def _judge_generation(
+        self, headers: Mapping[str, Any], amended: _Amended | None, now: int
+    ) -> Verdict | None:
+        key, generation = headers.get(KEY) or headers.get(REPLACES), headers.get(GENERATION)
+        if not (isinstance(key, str) and isinstance(generation, str)):
+            # What has a key and no generation was published by somebody who knows of neither.
+            return self._judge_first(amended) if amended and KEY not in headers else None
         if generation in self._superseded:
             return Verdict(SUPERSEDED)
         valid = self._amended.get(key)
@@ -214,6 +219,13 @@ class Memory:
                 if self._stamped.get((name, str(value)), 0) > now:
                     return True
         return False
+
+    def _rounded(self, until: int) -> int:
+        """Return the end of a time's minute: one object for all records of that minute."""
+        until += -until % _ROUND
+        if until != self._until:
+            self._until = until
+        return self._until
 
     def _forget(self, now: int) -> None:
         self._forgotten = now
