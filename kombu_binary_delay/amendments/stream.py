@@ -211,11 +211,13 @@ class Amendments:
         self.require()
         now = time.time_ns() // 1_000_000
         can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
-        if due - now < FAR_AHEAD or not can_ride:
+        # The stream itself is to keep it until then.
+        far, lead = min(FAR_AHEAD, self.max_age), min(LEAD, self.max_age // 2)
+        if due - now < far or not can_ride:
             self.write([record])
             return
         plan, part = self._router.plan_through(
-            self._exchange, self._streams[0], {}, (due - LEAD) * 1000, now * 1000
+            self._exchange, self._streams[0], {}, (due - lead) * 1000, now * 1000
         )
         way = Ensure(part, "the way of amendments through the ladder")
         try:

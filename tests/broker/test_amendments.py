@@ -62,11 +62,6 @@ def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properti
     amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
 
 
-def records_in_stream(connection):
-    channel = connection.default_channel
-    return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
-
-
 def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
     consumer, publisher, collect, dropped
 ):
@@ -99,29 +94,33 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
     assert [each.id for each in dropped] == ["cancelled"]
 
 
+@pytest.fixture
+def forgetful(connect):
+    """One whose stream keeps records for two seconds: what is due later than that is far ahead."""
+    return connect(binary_delay={"amendments_max_age": "2s"})
+
+
 def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
-    monkeypatch, consumer, publisher, collect
+    consumer, forgetful, publisher, collect
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     publish(publisher, "cancelled", delay=4000)
     eta = datetime.now(timezone.utc) + timedelta(seconds=4)
-    cancel("cancelled", eta=eta, connection=publisher)
+    cancel("cancelled", eta=eta, connection=forgetful)
     publish(publisher, "kept", delay=4250)
-    assert records_in_stream(publisher) == 0
-    assert len(consumer.connection.delay_mechanism.amendments.memory) == 0
+    # Who reads the stream now finds nothing.
+    amendments = publisher.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    assert len(amendments.memory) == 0
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
     assert len(consumer.connection.delay_mechanism.amendments.memory) == 1
 
 
 def test_who_may_write_to_the_ladder_alone_cannot_cancel(
-    monkeypatch, consumer, publisher, collect, topology
+    consumer, forgetful, publisher, collect, topology
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     # So that there is a way through the ladder.
-    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=publisher)
+    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=forgetful)
     publish(publisher, "kept", delay=1500)
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
     name = stream.stream_name("kbd", stream.IDS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
@@ -161,6 +163,22 @@ def test_a_cancellation_is_remembered_for_as_long_as_it_says(due, remembered_unt
 def test_a_record_from_next_year_is_remembered_no_longer_than_one_of_now():
     memory = read(Cancel(("a",), NOW + 365 * DAY))
     assert reason(memory, message("a"), NOW + 31 * DAY) is None
+
+
+def test_a_cancelled_id_takes_little_memory():
+    lines = [to_line(Cancel((str(uuid4()),), NOW - each)) for each in range(10_000)]
+    tracemalloc.start()
+    try:
+        memory = Memory(31 * DAY)
+        for line in lines:
+            record = from_line(line)
+            assert record
+            memory.learn(record, NOW)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The id itself takes 85, and its place in a dict up to 30.
+    assert used / len(memory) < 120
 
 
 # -- one generation is valid -------------------------------------------------------------------
