@@ -268,7 +268,7 @@ def test_what_replaces_a_task_under_another_id_is_replaced_by_that():
 
 def test_a_key_is_remembered_for_no_longer_than_its_stream_keeps_it():
     memory = read(superseding("doc", 1, NOW, NOW + 5))
-    memory.learn(Cancel(("x",), NOW + DAY), NOW + DAY + 5)
+    memory.learn(Cancel(("x",), NOW + DAY), NOW + DAY + 60_005)
     assert len(memory) == 1
 
 
