@@ -74,10 +74,14 @@ _PLAIN: Mapping[str, Any] = {}
 
 #: For how long nothing is asked of a broker that blocked publishers, in seconds.
 _BLOCKED = 300.0
+#: A node that has just started takes so long, in seconds, until all streams are where they were.
+_RECOVERY = 5.0
 
 _warned: set[str] = set()
 #: When a broker last blocked a connection of this process for a marker, by its address.
 _blocked: dict[str, float] = {}
+#: The virtual hosts, and the exchanges in them, whose streams this process has read.
+_known: set[tuple[str, str]] = set()
 
 
 class _BlockedError(Exception):
@@ -247,7 +251,9 @@ class Amendments:
             lines = self._publish(lines)
             if lines:
                 self._declare()
-                lines = self._publish(lines)
+                end = time.monotonic() + _RECOVERY
+                while (lines := self._publish(lines)) and time.monotonic() < end:
+                    time.sleep(0.1)
         except AccessRefused as exc:
             raise AmendmentError(
                 f"this user may not amend what waits: {exc.reply_text}; grant the permission "
@@ -318,16 +324,18 @@ class Amendments:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, wait: bool = True) -> None:
         """Read all that has been confirmed so far, if it is not being read already.
 
         What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
+
+        :param wait: for streams that have been there, and may be there again in a moment.
         """
         if self.is_reading or not self._can_read:
             return
         self._looked = time.monotonic()
         try:
-            self._begin_to_read()
+            self._begin_to_read(patience=_RECOVERY if wait else 0.0)
         except AccessRefused as exc:
             self._can_read = False
             self._leave()
@@ -344,7 +352,7 @@ class Amendments:
     def look(self) -> None:
         """Catch up, if that was not tried within the last second."""
         if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
-            self.catch_up()
+            self.catch_up(wait=False)
 
     def lag(self) -> float | None:
         """Return how long a record takes from its confirm until it is read here, in seconds.
@@ -395,11 +403,11 @@ class Amendments:
             while self.is_reading and not is_enough() and time.monotonic() < end:
                 self._open().is_busy()
 
-    def _begin_to_read(self) -> None:
-        marker = json.dumps({"marker": secrets.token_hex(8)})
+    def _begin_to_read(self, patience: float) -> None:
         with self._buffer.closed():
+            marker = ""
             try:
-                streams = self._mark(marker)
+                marker, streams = self._mark_all(patience)
                 markers = len(streams)
                 if not streams:
                     return
@@ -423,6 +431,30 @@ class Amendments:
             channel.has_caught_up()
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
+            if streams == self._streams:
+                _known.add(self._place)
+
+    def _mark_all(self, patience: float) -> tuple[str, list[str]]:
+        """Append a marker to the streams; return it, and the streams that are to be read.
+
+        :param patience: in seconds, with streams that this process has read before: a broker that
+            has just started takes a moment to have them again.
+        """
+        end = time.monotonic() + patience
+        while True:
+            marker = json.dumps({"marker": secrets.token_hex(8)})
+            streams = self._mark(marker)
+            if streams == self._streams or self._place not in _known or not patience:
+                return marker, streams
+            if time.monotonic() > end:
+                # Somebody has deleted them.
+                _known.discard(self._place)
+                return marker, streams
+            time.sleep(0.1)
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self._connection.virtual_host, self._exchange
 
     def _mark(self, marker: str) -> list[str]:
         """Append a marker to what is not being read; return the streams that are to be read now.
