@@ -256,6 +256,16 @@ class ConnectionMixin(BufferingConnection):
     """A connection whose channels delay."""
 
     delay_mechanism: Mechanism | None = None
+    #: Whether the broker has blocked it, as one that publishes while memory or disk are short.
+    is_blocked = False
+
+    def _on_blocked(self) -> Any:
+        self.is_blocked = True
+        return super()._on_blocked()
+
+    def _on_unblocked(self) -> Any:
+        self.is_blocked = False
+        return super()._on_unblocked()
 
 
 class TransportMixin(_Above):

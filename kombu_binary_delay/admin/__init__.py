@@ -31,6 +31,7 @@ from .waiting import (
     from_journal,
     from_node,
     has_journal,
+    judge_of,
     story_by_journal,
     story_by_node,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "from_journal",
     "from_node",
     "has_journal",
+    "judge_of",
     "migrate",
     "plan",
     "prune",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -20,14 +20,12 @@ CANCEL, RESCHEDULE = "cancel", "reschedule"
 class Chosen:
     """The tasks to amend.
 
-    :param ids: each once.
-    :param due: when the last of them is due, in milliseconds since the epoch; None where that is
-        not known.
+    :param dues: by their ids, when they are due, in milliseconds since the epoch; None where that
+        is not known.
     :param without_id: how many messages cannot be amended, since they have no id.
     """
 
-    ids: tuple[str, ...]
-    due: int | None = None
+    dues: Mapping[str, int | None]
     without_id: int = 0
 
 
@@ -36,9 +34,8 @@ class Amended:
     """What was recorded, or would be.
 
     :param action: ``cancel`` or ``reschedule``.
-    :param due: of ``reschedule`` the new due time, of ``cancel`` that of the last task, in
-        milliseconds since the epoch; None where it is not known.
-    :param until: how long it is remembered, in milliseconds since the epoch.
+    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
+    :param until: when the last of it is forgotten, in milliseconds since the epoch.
     """
 
     action: str
@@ -50,15 +47,14 @@ class Amended:
 
 def choose(tasks: Iterable[WaitingTask]) -> Chosen:
     """Choose tasks that wait, such as :func:`from_journal` or :func:`from_node` return."""
-    ids: dict[str, None] = {}
-    due = without_id = 0
+    dues: dict[str, int | None] = {}
+    without_id = 0
     for task in tasks:
         if task.id:
-            ids[task.id] = None
-            due = max(due, task.due)
+            dues[task.id] = max(dues.get(task.id) or 0, task.due)
         else:
             without_id += 1
-    return Chosen(tuple(ids), due or None, without_id)
+    return Chosen(dues, without_id)
 
 
 def amend(
@@ -70,17 +66,36 @@ def amend(
     :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
     :raises AmendmentError: for a bad id or time, and where the broker cannot.
     """
-    ids = tuple(dict.fromkeys(check_name(each, "the id of a task") for each in chosen.ids))
+    ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
-    if action == CANCEL and chosen.due is not None and chosen.due > now:
-        due = chosen.due
     amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
-    if ids and not dry_run:
-        eta = None if due is None else datetime.fromtimestamp(due / 1000, timezone.utc)
-        if action == CANCEL:
-            api.cancel(ids, eta=eta, connection=connection)
-        else:
-            api.reschedule(ids, eta=eta, connection=connection)
-    until = max(now, due or 0) + amendments.max_age
-    return Amended(action, ids, due, until, chosen.without_id)
+    last = due or now
+    if action == CANCEL:
+        for names, eta in _together(chosen.dues, now + amendments.max_age):
+            last = max(eta, last)
+            if not dry_run:
+                api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
+    elif ids and not dry_run and due is not None:
+        api.reschedule(ids, eta=_time(due), connection=connection)
+    return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
+
+
+def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:
+    """Yield what can be cancelled together, and when the last of it is due; 0 where not known.
+
+    What is due later than records are kept is cancelled one by one: consumers learn of each shortly
+    before its time.
+
+    :param until: for how long records are kept, in milliseconds since the epoch.
+    """
+    soon = [name for name, due in dues.items() if (due or 0) < until]
+    if soon:
+        yield soon, max(dues[name] or 0 for name in soon)
+    for name, due in dues.items():
+        if due is not None and due >= until:
+            yield [name], due
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)

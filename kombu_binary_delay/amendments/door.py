@@ -46,6 +46,7 @@ _HEADERS = "application_headers"
 LONGEST_KEYED = 43_200_000
 
 Dispatch = Callable[[Any], object]
+Judge = Callable[[Mapping[str, Any]], Verdict | None]
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class AmendingChannel(FollowingChannel):
         tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         dispatch = self.callbacks.get(tag)
         if dispatch is not None:
-            self.callbacks[tag] = partial(self._deliver, dispatch, tag)
+            self.callbacks[tag] = partial(self._deliver, self._amendments.verdict, dispatch, tag)
         return tag
 
     def basic_get(
@@ -192,13 +193,13 @@ class AmendingChannel(FollowingChannel):
             if message is None:
                 return None
             message.delivery_info["no_ack"] = no_ack
-            verdict = self._verdict(message)
+            verdict = self._amendments.verdict(message.properties)
             if verdict is None or not self._keep_to(verdict, message):
                 return message
 
-    def _deliver(self, dispatch: Dispatch, tag: str, message: Any) -> None:
+    def _deliver(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
         """Dispatch a message to a consumer, unless it was amended."""
-        verdict = self._verdict(message)
+        verdict = judge(message.properties)
         if verdict is None:
             headers = message.properties.get(_HEADERS)
             if (
@@ -215,9 +216,6 @@ class AmendingChannel(FollowingChannel):
             message.delivery_info["no_ack"] = tag in self.no_ack_consumers
             if not self._keep_to(verdict, message):
                 dispatch(message)
-
-    def _verdict(self, message: Any) -> Verdict | None:
-        return self._amendments.verdict(message.properties)
 
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
         """Have Celery's worker discard a task, as it does what was revoked."""

@@ -34,6 +34,8 @@ _ON_ITS_WAY = 600_000
 _KEYS_MAX_AGE = 86_400_000
 #: How often to look for what can be forgotten, in milliseconds.
 _FORGET_EVERY = 60_000
+#: How long something is remembered is rounded up to a multiple of this, in milliseconds.
+_ROUND = 60_000
 
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
@@ -95,7 +97,7 @@ class Memory:
         self._superseded: dict[str, int] = {}
         #: Generations that are to run although a later one is valid, too.
         self._kept: dict[str, int] = {}
-        self._forgotten = 0
+        self._forgotten = self._until = 0
 
     def __len__(self) -> int:
         """Return how many amendments are active."""
@@ -114,7 +116,7 @@ class Memory:
         max_age = min(_KEYS_MAX_AGE, self._max_age) if keyed else self._max_age
         until = max(written, due or 0) + max_age
         if until > now:
-            self._note(record, until, now)
+            self._note(record, self._rounded(until), now)
         if now - self._forgotten > _FORGET_EVERY or now < self._forgotten:
             self._forget(now)
 
@@ -145,7 +147,7 @@ class Memory:
         name, headers = names_of(properties)
         amended = self._amended.get(name)
         if amended is not None or GENERATION in headers:
-            verdict = self._judge_superseded(amended, name, headers, now)
+            verdict = self._judge_named(name, headers, amended, now)
             if verdict is not None:
                 return verdict
         if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
@@ -153,23 +155,6 @@ class Memory:
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
-
-    def _judge_superseded(
-        self, amended: _Amended | None, name: str, headers: Mapping[str, Any], now: int
-    ) -> Verdict | None:
-        key, replaces = headers.get(KEY), headers.get(REPLACES)
-        generation = headers.get(GENERATION)
-        verdict = None
-        # What has a key and no generation was published by somebody who knows of neither.
-        if isinstance(generation, str) and isinstance(key, str):
-            verdict = self._judge_generation(self._keyed.get(key), generation, now)
-            verdict = verdict and verdict._replace(by_key=True)
-        if isinstance(generation, str) and isinstance(replaces, str):
-            replaced = self._amended.get(replaces)
-            verdict = self._judge_generation(replaced, generation, now) or verdict
-        if amended is not None and (generation is None or replaces != name):
-            verdict = self._judge_first(amended) or verdict
-        return verdict
 
     def revives(self, properties: Mapping[str, Any]) -> bool:
         """Return whether a message that passes replaces one that was cancelled before."""
@@ -191,6 +176,24 @@ class Memory:
         valid = self._amended.get(replaces)
         is_known = generation in self._superseded or generation in self._kept
         return not is_known and (valid is None or valid.generation != generation)
+
+    def _judge_named(
+        self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int
+    ) -> Verdict | None:
+        key, replaces = headers.get(KEY), headers.get(REPLACES)
+        generation = headers.get(GENERATION)
+        verdict = None
+        if isinstance(generation, str):
+            # What has a key and no generation was published by somebody who knows of neither.
+            if isinstance(key, str):
+                verdict = self._judge_generation(self._keyed.get(key), generation, now)
+                verdict = verdict and verdict._replace(by_key=True)
+            if isinstance(replaces, str):
+                replaced = self._amended.get(replaces)
+                verdict = self._judge_generation(replaced, generation, now) or verdict
+        if amended is not None and (generation is None or replaces != name):
+            verdict = self._judge_first(amended) or verdict
+        return verdict
 
     def _judge_generation(
         self, valid: _Amended | None, generation: str, now: int
@@ -281,6 +284,13 @@ class Memory:
                 if self._stamped.get((name, str(value)), 0) > now:
                     return True
         return False
+
+    def _rounded(self, until: int) -> int:
+        """Return the end of a time's minute: one object for all records of that minute."""
+        until += -until % _ROUND
+        if until != self._until:
+            self._until = until
+        return self._until
 
     def _forget(self, now: int) -> None:
         self._forgotten = now

@@ -112,13 +112,16 @@ def from_line(line: str | bytes) -> Record | None:
     if len(line) > MAX_BYTES:
         return None
     try:
-        read = json.loads(line)
+        # Of bytes, json would find out the encoding first, which takes as long as to read them.
+        read = json.loads(line if isinstance(line, str) else str(line, "utf-8"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(read, dict) or not _is_time(read.get("at")):
         return None
-    reader = next((_READERS[word] for word in _READERS if word in read), None)
-    return reader(read, read["at"]) if reader else None
+    for word, reader in _READERS.items():
+        if word in read:
+            return reader(read, read["at"])
+    return None
 
 
 def _read_cancel(read: dict[str, Any], at: int) -> Cancel | None:

@@ -132,15 +132,17 @@ def _amend(
         ids = _ids(given["ids"], given["file"])
         if not ids:
             raise click.UsageError("say what to amend: ids, --file, --name, --queue or a due time")
-        chosen = admin.Chosen(ids, due if action == CANCEL else None)
+        chosen = admin.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
     for sentence in more.get("unseen", ()):
         printer.log(f"! {sentence}")
     with broker.delaying() as connection:
-        act = partial(admin.amend, connection, action, chosen, due)
+        act = partial(
+            admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
+        )
         # Bad ids, and a broker that cannot, before anybody is asked.
         planned = act(dry_run=True)
-        if not dry_run and chosen.ids:
-            printer.log(f"{action} {_tasks(len(chosen.ids))}")
+        if not dry_run and chosen.dues:
+            printer.log(f"{action} {_tasks(len(chosen.dues))}")
             if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
                 raise admin.OperationError("nothing was changed, as you did not confirm it")
         done = planned if dry_run else act()

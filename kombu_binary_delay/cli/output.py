@@ -111,7 +111,7 @@ def status(value: Status) -> RenderableType:
     if value.amendments is not None:
         active, lag = value.amendments.active, value.amendments.lag
         foot.append("   amendments ", style="dim")
-        foot.append("may not be read" if active is None else f"{active:,}")
+        foot.append("not readable" if active is None else f"{active:,}")
         if lag is not None:
             foot.append(f" (lag {lag:.1f} ms)", style="dim")
     shown.append(foot)
@@ -162,7 +162,7 @@ def _axis(ladder: LadderStatus, step: int) -> str:
     line = ""
     for column, queue in enumerate(ladder.queues):
         if len(line) <= column * step and (column % 3 == 0 or len(ladder.queues) < 10):
-            line = line.ljust(column * step) + short(queue.ttl) + " "
+            line = line.ljust(column * step) + short(queue.wait) + " "
     return line
 
 
@@ -347,7 +347,8 @@ _STATES = {
     "due": "is due, and nobody has told what became of it",
     "arrived": "has arrived at a consumer",
     "executed": "was executed",
-    "cancelled": "is cancelled",
+    "cancelled": "is cancelled, and will not run",
+    "superseded": "is superseded by a later one, and will not run",
     "postponed": "is postponed",
     "unknown": "is not known",
 }
@@ -372,7 +373,7 @@ def story(value: Story) -> RenderableType:
         if event.state:
             words.append(event.state)
         facts.add_row(plain(event.kind), plain(", ".join(words)))
-    if task is not None and value.state == "waiting":
+    if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
     state = Text(f"It {_STATES.get(value.state, value.state)}", style="bold")

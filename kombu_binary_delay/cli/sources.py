@@ -13,7 +13,9 @@ import click
 from kombu.exceptions import OperationalError
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
+from kombu_binary_delay.amendments.stream import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .connect import Target
@@ -51,6 +53,7 @@ class Place:
         self._vhost = broker.plain().virtual_host or "/"
         self._topology: Topology = broker.topology(connection)
         self.name = NODE if connection is None else JOURNAL
+        self._judge: Any = None
 
     @classmethod
     def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
@@ -60,22 +63,45 @@ class Place:
         :raises OperationError: where there is none.
         """
         if source == NODE or (source is None and command is not None):
-            return cls(broker, None, command or "")
-        if source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
-            return cls(broker, None, "")
-        return cls(broker, stack.enter_context(broker.plain()), "")
+            place = cls(broker, None, command or "")
+        elif source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
+            place = cls(broker, None, "")
+        else:
+            place = cls(broker, stack.enter_context(broker.plain()), "")
+        place._judge = _judge(broker, stack)
+        return place
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
         """Return the tasks that wait there."""
         if self._connection is None:
-            return admin.from_node(self._command, self._vhost, self._topology, select)
-        return admin.from_journal(self._connection, self._topology, select)
+            return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
+        return admin.from_journal(self._connection, self._topology, select, self._judge)
 
     def story(self, task_id: str) -> admin.Story:
         """Return what is known there of one task."""
         if self._connection is None:
-            return admin.story_by_node(self._command, self._vhost, self._topology, task_id)
-        return admin.story_by_journal(self._connection, self._topology, task_id)
+            return admin.story_by_node(
+                self._command, self._vhost, self._topology, task_id, self._judge
+            )
+        return admin.story_by_journal(self._connection, self._topology, task_id, self._judge)
+
+
+def _judge(broker: Target, stack: ExitStack) -> Any:
+    """Return what knows of tasks that were taken back; None, with a warning, where nothing does."""
+    try:
+        connection = stack.enter_context(broker.delaying())
+        judge = admin.judge_of(connection)
+        amendments = connection.connection.delay_mechanism.amendments
+        with Probe(connection) as probe:
+            exist = probe.has_queue(stream_name(broker.settings.namespace, IDS))
+        if amendments.is_reading or not exist:
+            return judge
+        why = "this user may not read the stream of amendments"
+    except (amqp.AMQPError, OperationalError, OSError) as exc:
+        # The node can be read where its broker cannot be reached.
+        why = f"the broker cannot be reached, or refused: {exc}"
+    click.echo(f"! what was taken back is listed, too: {why}", err=True)
+    return None
 
 
 def words_of(task: admin.WaitingTask) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -141,8 +140,7 @@ def _drawn(found: admin.Waiters, limit: int, count_by: str | None) -> Any:
     if count_by is not None:
         counts = admin.count_by(passed, count_by)
         return output.counts(counts, count_by, output.task_foot(found, passed.count, passed.count))
-    listed: Iterable[admin.WaitingTask] = admin.earliest(passed, limit)
-    listed = list(listed)
+    listed = admin.earliest(passed, limit)
     return output.tasks(listed, output.task_foot(found, len(listed), passed.count))
 
 

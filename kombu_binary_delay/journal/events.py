@@ -22,6 +22,9 @@ POSTPONED = "postponed"
 MAX_ARGUMENTS = 256
 
 HEADERS = "application_headers"
+#: The headers that say which of several messages with one key or id is valid. Whoever lists what
+#: waits asks by them what was taken back.
+_GENERATION = ("x-delay-key", "x-delay-replaces", "x-delay-generation")
 #: Celery's count of retries is 32 bits in the tables.
 _MAX_RETRIES = 2**31 - 1
 
@@ -54,6 +57,10 @@ def scheduled(
         event["hops"] = hops(digits)
         if isinstance(headers.get("task"), str) and "id" in headers:
             _call(event, headers, arguments=arguments)
+        if _GENERATION[-1] in headers:
+            event["generation"] = {
+                name: headers[name] for name in _GENERATION if isinstance(headers.get(name), str)
+            }
         return event
     if due(headers) is None:
         return None

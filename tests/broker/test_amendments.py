@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+import uuid
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -62,6 +63,17 @@ def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properti
     amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
 
 
+@contextmanager
+def user(vhost, **permissions):
+    """Make a user who may do everything but what is given; yield his URL."""
+    name = f"user-{uuid.uuid4().hex[:8]}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+    everything = dict.fromkeys(("configure", "write", "read"), ".*")
+    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", {**everything, **permissions})
+    yield vhost.url_of(name, "x")
+    vhost.broker.api("DELETE", f"users/{name}")
+
+
 def records_in_stream(connection):
     channel = connection.default_channel
     return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
@@ -99,29 +111,33 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
     assert [each.id for each in dropped] == ["cancelled"]
 
 
+@pytest.fixture
+def forgetful(connect):
+    """One whose stream keeps records for two seconds: what is due later than that is far ahead."""
+    return connect(binary_delay={"amendments_max_age": "2s"})
+
+
 def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
-    monkeypatch, consumer, publisher, collect
+    consumer, forgetful, publisher, collect
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     publish(publisher, "cancelled", delay=4000)
     eta = datetime.now(timezone.utc) + timedelta(seconds=4)
-    cancel("cancelled", eta=eta, connection=publisher)
+    cancel("cancelled", eta=eta, connection=forgetful)
     publish(publisher, "kept", delay=4250)
-    assert records_in_stream(publisher) == 0
-    assert len(consumer.connection.delay_mechanism.amendments.memory) == 0
+    # Who reads the stream now finds nothing.
+    amendments = publisher.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    assert len(amendments.memory) == 0
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
     assert len(consumer.connection.delay_mechanism.amendments.memory) == 1
 
 
 def test_who_may_write_to_the_ladder_alone_cannot_cancel(
-    monkeypatch, consumer, publisher, collect, topology
+    consumer, forgetful, publisher, collect, topology
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     # So that there is a way through the ladder.
-    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=publisher)
+    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=forgetful)
     publish(publisher, "kept", delay=1500)
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
     name = stream.stream_name("kbd", stream.IDS)
@@ -176,6 +192,56 @@ def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_
         publish(publisher, "last", delay=1)
         while "last" not in arrived:
             consumer.drain_events(timeout=10)
+
+
+def test_a_stream_that_is_missing_keeps_nobody_from_the_other(
+    vhost, connect, consumer, publisher, collect
+):
+    publish(publisher, "superseded", **{KEY: "document"})
+    vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
+    publish(publisher, "latest", **{KEY: "document"})
+    publish(publisher, "end", delay=1000)
+    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest", "end"]
+
+    publish(publisher, "cancelled", delay=1500)
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "superseded too", delay=1500, **{KEY: "document"})
+    publish(publisher, "latest too", delay=1500, **{KEY: "document"})
+    publish(publisher, "end too", delay=2000)
+    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest too", "end too"]
+
+
+def test_a_consumer_that_the_broker_refuses_an_amendment_goes_on_to_read(
+    vhost, connect, publisher, collect
+):
+    cancel("x", connection=publisher)
+    QUEUE(publisher.default_channel).declare()
+    with user(vhost, write="^(?!kbd.v2.amendments$).*") as url:
+        reader = connect(url=url)
+        publish(publisher, "first", delay=1)
+        assert bodies(collect(reader, [QUEUE], 1)) == ["first"]
+        with pytest.raises(AmendmentError, match="may not amend"):
+            cancel("y", connection=reader)
+        publish(publisher, "cancelled", delay=1500)
+        cancel("cancelled", connection=publisher)
+        publish(publisher, "kept", delay=1750)
+        assert bodies(collect(reader, [QUEUE], 1)) == ["kept"]
+
+
+def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
+    vhost, consumer, publisher, collect
+):
+    counts = []
+    for each in range(4):
+        cancel(f"cancelled {each}", connection=publisher)
+        publish(publisher, f"cancelled {each}", delay=1)
+        publish(publisher, f"kept {each}", delay=250)
+        assert bodies(collect(consumer, [QUEUE], 1)) == [f"kept {each}"]
+        counts.append(len(consumer.connection.channels))
+        for name in ("ids", "keys"):
+            vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.{name}")
+    assert counts == [counts[0]] * 4
+    assert len(consumer.connection.delay_mechanism.amendments.memory) == 4
 
 
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(

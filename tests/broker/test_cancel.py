@@ -11,6 +11,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
+from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.cli import amend, binary_delay
 
 
@@ -98,6 +99,34 @@ def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, conn
     assert arrived(collect, connect, 1) == ["other"]
 
 
+def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_last_of_it(
+    run, publish, connect, collect, topology
+):
+    publish("soon")
+    publish("far", delay=40 * 86_400_000)
+
+    done = run("cancel", "--name", "app.*", "--source", "journal", "--json")
+
+    assert json.loads(done.stdout)["ids"] == ["soon", "far"]
+    publish("kept")
+    assert arrived(collect, connect, 1) == ["kept"]
+    status = json.loads(run("status", "--json").stdout)
+    assert status["amendments"]["active"] == 1
+    [ladder] = status["ladders"]
+    waiting = sum(each["messages"] for each in ladder["queues"])
+    assert waiting == 2, "the task that is due in forty days, and the record that cancels it"
+    verified = run("verify")
+    assert verified.exit_code == 0, verified.output
+    # The way of that record is mended as well.
+    queues, stream = f"{topology.delivery_prefix}.to-queues", "kbd.v2.amendments.ids"
+    channel = connect("amqp").default_channel
+    channel.queue_unbind(stream, queues, f"#.@..{stream}")
+    assert "the ladder does not lead to it" in run("verify").output
+    mended = run("create")
+    verified = run("verify")
+    assert (mended.exit_code, verified.exit_code) == (0, 0), mended.output + verified.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -106,7 +135,7 @@ def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, conn
         (["cancel", "x" * 256], 2, "at most 255 bytes"),
         (["cancel", "a", "--name", "b"], 2, "not both"),
         (["cancel", "a", "--eta", "2001-01-31T12:00"], 2, "has passed"),
-        (["cancel", "a", "--eta", "40d"], 2, "set amendments_max_age to more"),
+        (["cancel", "a", "--eta", "9999d"], 2, "ladder"),
         (["cancel", "--name", "a", "--eta", "40d"], 2, "goes with ids"),
         (["cancel", "--name", "a", "--source", "journal"], 2, "there is no journal"),
         (["reschedule", "a"], 2, "--eta or --countdown"),
@@ -228,6 +257,16 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
         "max-age applies to kbd.v2.amendments.ids", ""
     )
 
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+    grant = {"configure": ".*", "write": ".*", "read": r"^kbd\.v2[.-](?!amendments)"}
+    try:
+        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", grant)
+        done = run(*ladder, "verify", "--user", name)
+    finally:
+        vhost.broker.api("DELETE", f"users/{name}")
+    assert "no read permission on kbd.v2.amendments.ids" in done.output
+
     channel = connect("amqp").default_channel
     channel.queue_delete("kbd.v2.amendments.keys")
     assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
@@ -245,6 +284,36 @@ def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladde
     exported = run(*ladder, "export", "definitions", "--vhost", vhost.name).output
     vhost.broker.api("POST", "definitions", json.loads(exported))
     assert run(*ladder, "--declare", "never", "verify").exit_code == 0
+
+
+def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noqa: PLR0913, PLR0917
+    run, publish, connect, collect, monkeypatch, topology
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    publish("cancelled", "kept", delay=12_000)
+    cancelled = run("cancel", "cancelled", "--eta", "12s", "--json")
+    before = json.loads(run("status", "--json").stdout)["amendments"]["active"]
+
+    moved = run("--tick", "250", "migrate", "--from", topology.prefix, "--json")
+
+    assert (cancelled.exit_code, before) == (0, 0), cancelled.output
+    assert json.loads(moved.stdout)["moved"] == 3, moved.output
+    arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, timeout=20, more=2)
+    assert [each.body for each in arrivals] == ["kept"]
+
+
+def test_a_transfer_says_that_amendments_stay(run, publish, broker):
+    publish("one", delay=60_000)
+    run("cancel", "one")
+    other = broker.vhost()
+    try:
+        done = run("transfer", "--to-broker", other.url, "--dry-run")
+    finally:
+        other.delete()
+
+    assert done.exit_code == 0, done.output
+    assert "what was cancelled, rescheduled or superseded here is not so there" in done.output
 
 
 def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):

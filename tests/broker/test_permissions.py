@@ -19,6 +19,7 @@ from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel
+from kombu_binary_delay.admin import Management, status
 from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.journal import writer
@@ -435,6 +436,26 @@ def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_
     reader.Consumer(Queue("mail", no_declare=True)).consume()
 
     assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize(
+    ("grant", "active"),
+    [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],
+    ids=["none", "reads", "reads-and-marks"],
+)
+def test_status_counts_amendments_for_those_who_may_read_them(
+    vhost, connect, granted, grant, active
+):
+    amended(vhost)
+    administrator = connect()
+    cancel("cancelled", connection=administrator)
+    management = Management.of(administrator, vhost.broker.management_url)
+
+    found = status(administrator, management, Topology(), (), connect(url=granted(grant)))
+
+    assert found.amendments is not None
+    assert found.amendments.active == active
+    assert (found.amendments.lag is None) == (DEFAULT not in grant.write)
 
 
 # -- without the right to declare --------------------------------------------------------------

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import time
 import zlib
+from base64 import b64encode
 from collections.abc import Iterator
 
+import amqp
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -13,7 +16,9 @@ from rich.console import Console
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.waiting import node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
+from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
+from kombu_binary_delay.model.address import Destination
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe\x9b31m"
 
@@ -113,21 +118,100 @@ def test_the_journal_computes_the_level_from_the_time_that_has_passed(passed, le
     assert level_at(topology, 99_000_000, passed) is None
 
 
-@pytest.mark.parametrize("compressed", [True, False])
-def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
+def page(*pairs, compressed=True):
+    """Write a page as Erlang does: pairs of a routing key and the properties."""
+
     def binary(words):
         return b"m" + len(words).to_bytes(4, "big") + words
 
-    def page(pairs):
-        listed = b"".join(b"h\x02" + binary(key) + binary(rest) for key, rest in pairs)
-        term = b"l" + len(pairs).to_bytes(4, "big") + listed + b"j" if pairs else b"j"
-        if compressed:
-            return b"\x83P" + len(term).to_bytes(4, "big") + zlib.compress(term)
-        return b"\x83" + term
+    listed = b"".join(b"h\x02" + binary(key) + binary(rest) for key, rest in pairs)
+    term = b"l" + len(pairs).to_bytes(4, "big") + listed + b"j" if pairs else b"j"
+    if compressed:
+        return b"\x83P" + len(term).to_bytes(4, "big") + zlib.compress(term)
+    return b"\x83" + term
 
+
+def on_the_way(topology, left, number, **headers):
+    """Write a message that has so many milliseconds left, as a node shows it in its level."""
+    due = time.time_ns() // 1_000_000 + left
+    headers = {"id": f"{number}", "task": "t", "x-binary-delay": {"due": due}, **headers}
+    message = amqp.Message("", application_headers=headers)
+    digits = topology.ladder.digits(left)
+    key = topology.address(digits, Destination("", "mail"))
+    return key.encode(), message._serialize_properties()  # noqa: SLF001 - as it is sent
+
+
+def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
+    topology = Topology(Ladder.binary(4, 1000))
+    high, low = (f"{topology.prefix}.level-0{level}.1" for level in (2, 1))
+    twice = on_the_way(topology, 6_000, 1)
+    # The queue of level 1 is read when the message has left that of level 2.
+    pages = {high: [twice, on_the_way(topology, 7_000, 2)], low: [twice, (b"no address", b"")]}
+
+    def run(_, expression):
+        if "list_names" in expression:
+            names = [*pages, f"{topology.prefix}.level-00.1"]
+            kinds = [b"rabbit_quorum_queue"] * 2 + [b"rabbit_classic_queue"]
+            for name, kind in zip(names, kinds, strict=True):
+                yield [b"queue", kind, b64encode(name.encode())]
+        else:
+            for number, name in enumerate((high, low)):
+                yield [b"begin", b"%d" % number]
+                yield [b"page", b"3", b64encode(page(*pages[name]))]
+            yield [b"skip", b"1", b64encode(b"timeout")]
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    found = admin.from_node("", "/", topology)
+    assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
+    assert not found.complete
+    assert found.unseen() == (
+        "1 classic queues of the ladder were left out: a node cannot look into them",
+        f"the queue {low} was not read: timeout",
+        "2 messages left their queue while it was read",
+        "1 messages say nothing that can be read",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "left"),
+    [
+        (["superseded", None], "waiting", 7_000),
+        (["superseded", "postponed"], "postponed", 7_000),
+        (["superseded", "cancelled"], "superseded", 6_000),
+        ([None, "superseded"], "waiting", 6_000),
+    ],
+    ids=str,
+)
+def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state, left):
+    topology = Topology(Ladder.binary(4, 1000))
+    name = f"{topology.prefix}.level-02.1"
+    both = [on_the_way(topology, 6_000, 1, place=0), on_the_way(topology, 7_000, 1, place=1)]
+
+    def run(_, expression):
+        if "list_names" in expression:
+            yield [b"queue", b"rabbit_quorum_queue", b64encode(name.encode())]
+        else:
+            yield [b"begin", b"0"]
+            yield [b"page", b"2", b64encode(page(*both))]
+
+    def judge(properties):
+        reason = reasons[properties["application_headers"]["place"]]
+        return reason and Verdict(reason)
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    story = admin.story_by_node("", "/", topology, "1", judge)
+    assert story.state == state
+    assert story.task is not None
+    assert abs(story.task.due - time.time() * 1000 - left) < 900
+    listed = list(admin.from_node("", "/", topology, judge=judge))
+    assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
     for pairs in ([], [(b"k", b"")], [(b"a.b", b"x" * 1000), (b"", b"\x00")]):
-        assert node._pairs(page(pairs)) == pairs  # noqa: SLF001 - its reader
-    for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page([(b"k", b"")])[:-9]):
+        assert node._pairs(page(*pairs, compressed=compressed)) == pairs  # noqa: SLF001 - its reader
+    for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page((b"k", b""))[:-9]):
         with pytest.raises(admin.UnreachableError, match="no page of messages"):
             node._pairs(wrong)  # noqa: SLF001 - its reader
 

@@ -9,7 +9,7 @@ Neither source holds all that waits in memory, and neither changes anything: a m
 it is, and its count of deliveries too.
 """
 
-from .journal import from_journal, has_journal, story_by_journal
+from .journal import from_journal, has_journal, judge_of, story_by_journal
 from .node import from_node, story_by_node
 from .task import (
     COUNTED,
@@ -42,6 +42,7 @@ __all__ = [
     "from_journal",
     "from_node",
     "has_journal",
+    "judge_of",
     "story_by_journal",
     "story_by_node",
 ]

@@ -22,7 +22,19 @@ from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.model.topology import Topology
 
-from .task import JOURNAL, Event, Selection, Story, Waiters, WaitingTask, text_of
+from .task import (
+    JOURNAL,
+    POSTPONED,
+    Event,
+    Judge,
+    Selection,
+    Story,
+    Waiters,
+    WaitingTask,
+    amend,
+    taken_back,
+    text_of,
+)
 
 _PREFETCH = 1000
 #: Seconds without an event after which the journal does not answer.
@@ -45,9 +57,9 @@ _STATES = {
 _TABLE = """
 create table waiting (
     id text, name text, args text, kwargs text, exchange text, key text, due integer,
-    retries integer, at integer, ladder text)
+    retries integer, at integer, ladder text, generation text)
 """
-_INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def has_journal(connection: Any, namespace: str) -> bool:
@@ -59,38 +71,59 @@ def has_journal(connection: Any, namespace: str) -> bool:
         return probe.has_queue(stream_name(namespace))
 
 
-def from_journal(connection: Any, topology: Topology, select: Selection | None = None) -> Waiters:
+def judge_of(connection: Any) -> Judge:
+    """Read what was taken back, and return what judges by it.
+
+    :param connection: a :class:`kombu.Connection` by our transport, open while it is used. It
+        appends a marker to the streams of amendments, if they exist.
+    """
+    amendments = connection.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    judge: Judge = amendments.verdict
+    return judge
+
+
+def from_journal(
+    connection: Any,
+    topology: Topology,
+    select: Selection | None = None,
+    judge: Judge | None = None,
+) -> Waiters:
     """Read what waits out of the journal's stream.
 
     :param connection: a :class:`kombu.Connection`, open while the tasks are read.
     :param topology: the ladder that publishers use, by which the queue is computed in which a task
         waits now.
     :param select: which tasks to return; all, unless it is given.
+    :param judge: knows what was taken back, as :func:`judge_of` returns it.
     :raises OperationError: where there is no such stream.
     """
-    return JournalWaiters(connection, topology, select or Selection())
+    return JournalWaiters(connection, topology, select or Selection(), judge)
 
 
-def story_by_journal(connection: Any, topology: Topology, task_id: str) -> Story:
+def story_by_journal(
+    connection: Any, topology: Topology, task_id: str, judge: Judge | None = None
+) -> Story:
     """Tell what the journal knows of one task.
 
     :param connection: a :class:`kombu.Connection`.
     :raises OperationError: where there is no journal.
     """
-    waiters = JournalWaiters(connection, topology, Selection())
+    waiters = JournalWaiters(connection, topology, Selection(), judge)
     told, scheduled, state = [], None, "unknown"
     for event in waiters.events():
         if event.get("id") != task_id:
             continue
         told.append(_event(event))
-        state = _STATES.get(told[-1].kind, state)
+        state = _after(told[-1], state)
         if told[-1].kind == events.SCHEDULED:
             scheduled = event
     task = None
     if scheduled is not None and (row := _row(scheduled)) is not None:
-        task = waiters.task(row, time.time_ns() // 1000)
-        if state == "waiting" and task.due <= time.time_ns() // 1_000_000:
-            state = "due"
+        task, amended = waiters.task(row, time.time_ns() // 1000)
+        if state == "waiting":
+            passed = task.due <= time.time_ns() // 1_000_000
+            state = amended or ("due" if passed else state)
     return Story(task_id, state, JOURNAL, task, tuple(told), waiters.unseen())
 
 
@@ -101,10 +134,14 @@ class JournalWaiters:
     #: It is read to its end, or an error is raised.
     complete = True
 
-    def __init__(self, connection: Any, topology: Topology, select: Selection) -> None:
+    def __init__(
+        self, connection: Any, topology: Topology, select: Selection, judge: Judge | None
+    ) -> None:
         self._connection = connection
         self._topology = topology
         self._select = select
+        self._judge = judge
+        self._taken_back = 0
         #: When the oldest event was written, in milliseconds since the epoch; None before reading.
         self.since: int | None = None
         if not has_journal(connection, topology.namespace):
@@ -115,6 +152,7 @@ class JournalWaiters:
             )
 
     def __iter__(self) -> Iterator[WaitingTask]:
+        self._taken_back = 0
         # Without a name, SQLite keeps it in a file that goes when it is closed.
         with closing(sqlite3.connect("")) as database:
             database.execute(f"pragma cache_size = -{_CACHE}")
@@ -125,9 +163,13 @@ class JournalWaiters:
             self._read(database)
             now = time.time_ns() // 1000
             for row in database.execute("select * from waiting"):
-                task = self.task(row, now)
-                if row[6] > now and self._select.takes(task):
+                task, amended = self.task(row, now)
+                if row[6] <= now or not self._select.takes(task):
+                    continue
+                if amended in ("", POSTPONED):
                     yield task
+                else:
+                    self._taken_back += 1
 
     def unseen(self) -> tuple[str, ...]:
         """Say in sentences what the journal cannot know."""
@@ -137,6 +179,8 @@ class JournalWaiters:
             said.append(f"it begins at {age}; what was scheduled before is not in it")
         else:
             said.append("it is empty")
+        if self._taken_back:
+            said.append(taken_back(self._taken_back))
         return tuple(said)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -147,15 +191,24 @@ class JournalWaiters:
                 self.since = _milliseconds(event.get("at"))
             yield event
 
-    def task(self, row: tuple[Any, ...], now: int) -> WaitingTask:
-        """Make the waiting task of a row; ``now`` in microseconds since the epoch."""
-        id_, name, args, kwargs, exchange, key, due, retries, at, ladder = row
+    def task(self, row: tuple[Any, ...], now: int) -> tuple[WaitingTask, str]:
+        """Make the waiting task of a row, and say how it was amended.
+
+        :param now: microseconds since the epoch.
+        """
+        id_, name, args, kwargs, exchange, key, due, retries, at, ladder, generation = row
         level = None
         if ladder == self._topology.ladder.name:
             level = level_at(self._topology, (due - at) / 1000, (now - at) / 1000)
-        return WaitingTask(
+        task = WaitingTask(
             id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
         )
+        if self._judge is None or id_ is None:
+            return task, ""
+        headers = json.loads(generation) if generation else {}
+        if name is not None:
+            headers = {"id": id_, "task": name, **headers}
+        return amend(task, self._judge({"application_headers": headers, "message_id": id_}))
 
     def _read(self, database: sqlite3.Connection) -> None:
         for event in self.events():
@@ -186,9 +239,20 @@ class JournalWaiters:
             database.execute(_INSERT, row)
 
 
+def _after(event: Event, state: str) -> str:
+    """Return what is known of a task after an event."""
+    if event.kind == events.EXECUTED and event.state == "REVOKED":
+        return "cancelled"
+    if event.kind == events.RELEASED and state == "cancelled":
+        # It came to the door, and no further.
+        return state
+    return _STATES.get(event.kind, state)
+
+
 def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
     """Read a ``scheduled`` event; None where it says no time."""
     due, at, retries = event.get("due"), event.get("at"), event.get("retries")
+    generation = event.get("generation")
     if type(due) is not int or type(at) is not int:
         return None
     return (
@@ -202,6 +266,7 @@ def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         retries if type(retries) is int else None,
         at,
         text_of(event.get("ladder")),
+        json.dumps(generation) if isinstance(generation, dict) else None,
     )
 
 

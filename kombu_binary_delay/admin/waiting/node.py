@@ -29,7 +29,18 @@ from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSIONS, Topology
 
 from . import script
-from .task import NODE, Selection, Story, Waiters, WaitingTask, text_of
+from .task import (
+    NODE,
+    POSTPONED,
+    Judge,
+    Selection,
+    Story,
+    Waiters,
+    WaitingTask,
+    amend,
+    taken_back,
+    text_of,
+)
 
 _MARK = b"kbd "
 _BASIC = 60  # AMQP's class of messages
@@ -47,6 +58,7 @@ def from_node(
     vhost: str,
     topology: Topology,
     select: Selection | None = None,
+    judge: Judge | None = None,
 ) -> Waiters:
     """Read what waits in the levels of all ladders of a namespace, on their node.
 
@@ -55,24 +67,35 @@ def from_node(
     :param vhost: the virtual host.
     :param topology: a ladder of the namespace, or another system's.
     :param select: which tasks to return; all, unless it is given.
+    :param judge: knows what was taken back, as :func:`judge_of` returns it.
     :raises UnreachableError: where the command fails.
     :raises OperationError: where there are levels, and none of them can be read.
     """
-    return NodeWaiters(_arguments(command), vhost, topology, select or Selection())
+    return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge)
 
 
 def story_by_node(
-    command: str | Sequence[str], vhost: str, topology: Topology, task_id: str
+    command: str | Sequence[str],
+    vhost: str,
+    topology: Topology,
+    task_id: str,
+    judge: Judge | None = None,
 ) -> Story:
     """Tell where a task waits, by what its node holds; the parameters are those of ``from_node``.
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
     select = Selection(ids=frozenset({task_id}))
-    waiters = NodeWaiters(_arguments(command), vhost, topology, select)
-    with closing(iter(waiters)) as found:
-        task = next(found, None)
-    return Story(task_id, "waiting" if task else "unknown", NODE, task, (), waiters.unseen())
+    waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge)
+    task, state = None, "unknown"
+    with closing(waiters.judged()) as found:
+        for each, amended in found:
+            if task is None or amended in ("", POSTPONED):
+                task, state = each, amended or "waiting"
+            # What a later one has superseded may come first.
+            if amended in ("", POSTPONED):
+                break
+    return Story(task_id, state, NODE, task, (), waiters.unseen())
 
 
 class NodeWaiters:
@@ -81,20 +104,28 @@ class NodeWaiters:
     source = NODE
 
     def __init__(
-        self, command: Sequence[str], vhost: str, topology: Topology, select: Selection
+        self,
+        command: Sequence[str],
+        vhost: str,
+        topology: Topology,
+        select: Selection,
+        judge: Judge | None,
     ) -> None:
         self._command = command
         self._vhost = vhost
         self._topology = topology
         self._select = select
+        self._judge = judge
+        self._taken_back = 0
         self._unread: dict[str, str] = {}
         self._missed = self._unreadable = 0
         types = dict(self._queues())
-        levels = [each for each in self._levels(types) if types[each.name] == _QUORUM]
+        every = self._levels(types)
+        levels = [each for each in every if types[each.name] == _QUORUM]
         #: The levels that can be read, the longest wait first: a message that moves down meanwhile
         #: is met again, and none is missed.
         self._sources = levels
-        classic = len(types) - len(levels)
+        classic = len(every) - len(levels)
         if classic and not levels:
             raise OperationError(
                 f"all {classic} levels are classic queues, which cannot be looked into without "
@@ -104,6 +135,15 @@ class NodeWaiters:
         self._classic = classic
 
     def __iter__(self) -> Generator[WaitingTask]:
+        self._taken_back = 0
+        for task, amended in self.judged():
+            if amended in ("", POSTPONED):
+                yield task
+            else:
+                self._taken_back += 1
+
+    def judged(self) -> Generator[tuple[WaitingTask, str]]:
+        """Yield each task, and how it was amended; an empty word where it was not."""
         self._unread = {}
         self._missed = self._unreadable = 0
         if not self._sources:
@@ -121,9 +161,9 @@ class NodeWaiters:
                 pairs = _pairs(b64decode(rest[1]))
                 self._missed += int(rest[0]) - len(pairs)
                 for key, written in pairs:
-                    task = self._task(source, key, written, start, met)
-                    if task is not None and self._select.takes(task):
-                        yield task
+                    found = self._task(source, key, written, start, met)
+                    if found is not None and self._select.takes(found[0]):
+                        yield found
 
     @property
     def complete(self) -> bool:
@@ -139,6 +179,8 @@ class NodeWaiters:
                 f"into them"
             )
         said += [f"the queue {name} was not read: {why}" for name, why in self._unread.items()]
+        if self._taken_back:
+            said.append(taken_back(self._taken_back))
         if self._missed:
             said.append(f"{self._missed} messages left their queue while it was read")
         if self._unreadable:
@@ -149,7 +191,7 @@ class NodeWaiters:
 
     def _task(
         self, source: Source, key: bytes, written: bytes, start: int, met: set[int]
-    ) -> WaitingTask | None:
+    ) -> tuple[WaitingTask, str] | None:
         now = time.time_ns() // 1_000_000
         try:
             properties = _properties(written)
@@ -177,7 +219,7 @@ class NodeWaiters:
                 met.add(seen)
         retries = headers.get("retries")
         args, kwargs = text_of(headers.get("argsrepr")), text_of(headers.get("kwargsrepr"))
-        return WaitingTask(
+        task = WaitingTask(
             id_,
             name,
             None if args is None else cut(args),
@@ -189,6 +231,7 @@ class NodeWaiters:
             source.name,
             NODE,
         )
+        return amend(task, self._judge(found.properties) if self._judge else None)
 
     def _rest(self, source: Source, key: str) -> int:
         """Return how long a message is still to wait behind this queue, in milliseconds."""
@@ -220,7 +263,7 @@ class NodeWaiters:
         if not isinstance(self._topology, ForeignLadder):
             ladders = {each for each in map(topology_of_name, types) if each is not None}
         found = [each for ladder in ladders for each in sources(ladder, types)]
-        return sorted(found, key=lambda each: (-each.ttl, each.name))
+        return sorted(found, key=lambda each: (-each.wait, each.name))
 
     def _run(self, expression: str) -> Iterator[list[bytes]]:
         """Have the node evaluate an expression, and yield the words of each line that it prints.

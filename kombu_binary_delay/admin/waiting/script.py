@@ -16,7 +16,9 @@ The node prints lines as it goes, so nobody holds more than a page:
 * ``kbd skip NUMBER REASON``: a queue that cannot be read; the reason in base64.
 * ``kbd end``.
 
-Calls are kept few: the expression is interpreted, so each costs about a microsecond.
+Calls are kept few: the expression is interpreted, so each costs about a microsecond. A process of
+its own holds the positions, which would be copied wherever the garbage of reading is collected;
+it ends with the one that reads.
 """
 
 from __future__ import annotations
@@ -84,16 +86,38 @@ Read = fun
       Updated(Reader), lists:reverse(lists:sort(Indexes)), []),
     {Found, {old, Next}}
 end,
-Pages = fun
-  Pages(_, State, []) -> State;
-  Pages(Server, State, Messages) ->
-    {Page, Rest} = try lists:split(Size, Messages) catch error:badarg -> {Messages, []} end,
-    {Entries, Next} =
-      try Read(Server, State, [Index(M) || M <- Page])
-      catch throw:_ -> {[], State}; error:_ -> {[], State}; exit:_ -> {[], State} end,
-    io:put_chars(["kbd page ", integer_to_list(length(Page)), $\s, base64:encode(
-      term_to_binary([Show(C) || {_, _, C} <- Entries], [{compressed, 1}])), $\n]),
-    Pages(Server, Next, Rest)
+Serve = fun
+  Serve([[] | Lists]) -> Serve(Lists);
+  Serve(Lists) ->
+    {Page, Rest} = case Lists of
+      [] -> {[], []};
+      [Messages | Others] ->
+        try {First, Next} = lists:split(Size, Messages), {First, [Next | Others]}
+        catch error:badarg -> {Messages, Others} end
+    end,
+    receive
+      {more, Reader} -> Reader ! {positions, [Index(M) || M <- Page]}, Serve(Rest);
+      {'DOWN', _, process, _, _} -> ok
+    end
+end,
+Page = fun(Entries) ->
+  try [Show(C) || {_, _, C} <- Entries]
+  catch error:_ -> lists:append([try [Show(C)] catch error:_ -> [] end || {_, _, C} <- Entries])
+  end
+end,
+Pages = fun Pages(Server, State, Holder) ->
+  Holder ! {more, self()},
+  receive
+    {positions, []} -> ok;
+    {positions, Positions} ->
+      {Entries, Next} =
+        try Read(Server, State, Positions)
+        catch throw:_ -> {[], State}; error:_ -> {[], State}; exit:_ -> {[], State} end,
+      io:put_chars(["kbd page ", integer_to_list(length(Positions)), $\s, base64:encode(
+        term_to_binary(Page(Entries), [{compressed, 1}])), $\n]),
+      Pages(Server, Next, Holder);
+    {'DOWN', _, process, Holder, Reason} -> error(Reason)
+  end
 end,
 Open = fun(Server) ->
   case erlang:function_exported(ra_server_proc, read_entries, 4) of
@@ -103,12 +127,16 @@ Open = fun(Server) ->
 end,
 Queue = fun(Name) ->
   Server = {Name, node()},
-  {ok, {_, {Messages, Returns, Worker, Discards}}, _} = ra:local_query(Server, fun(State) ->
-    Letters = element(12, State),
-    {element(3, State), element(5, State), element(2, Letters), element(3, Letters)}
-  end, 60000),
-  Waiting = Lists(Messages) ++ Lists(Returns) ++ [[M || [_ | M] <- Leaving(Worker, Discards)]],
-  lists:foldl(fun(List, State) -> Pages(Server, State, List) end, Open(Server), Waiting)
+  Reader = self(),
+  {Holder, _} = spawn_monitor(fun() ->
+    monitor(process, Reader),
+    {ok, {_, {Messages, Returns, Worker, Discards}}, _} = ra:local_query(Server, fun(State) ->
+      Letters = element(12, State),
+      {element(3, State), element(5, State), element(2, Letters), element(3, Letters)}
+    end, 60000),
+    Serve(Lists(Messages) ++ Lists(Returns) ++ [[M || [_ | M] <- Leaving(Worker, Discards)]])
+  end),
+  try Pages(Server, Open(Server), Holder) after exit(Holder, kill) end
 end,
 lists:foreach(fun({Number, Name}) ->
   try

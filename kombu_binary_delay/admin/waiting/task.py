@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from heapq import nsmallest
 from typing import Any, Protocol
 
 JOURNAL, NODE = "journal", "node"
+#: Of a task that was amended, the one kind that is still to run.
+POSTPONED = "postponed"
 #: What tasks can be counted by.
 COUNTED = ("name", "queue")
 
@@ -75,8 +77,27 @@ class Selection:
         )
 
 
+#: Returns what becomes of a message with these properties, as a ``Verdict`` of the amendments; None
+#: where it was not amended.
+Judge = Callable[[Mapping[str, Any]], Any]
+
+
+def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
+    """Return a task as it was amended, and in which way; an empty word where it was not."""
+    if verdict is None:
+        return task, ""
+    if verdict.reason == POSTPONED:
+        return replace(task, due=max(task.due, verdict.due)), POSTPONED
+    return task, verdict.reason
+
+
+def taken_back(count: int) -> str:
+    """Say how many are not listed although they wait."""
+    return f"{count} more wait that are cancelled or superseded, and will not run"
+
+
 class Waiters(Protocol):
-    """The waiting tasks of one source, each once, in no order.
+    """The waiting tasks of one source, each once, in no order; but not those that were taken back.
 
     To iterate reads the source; each iteration reads it anew.
     """
@@ -118,8 +139,8 @@ class Story:
     """What is known of one task.
 
     :param state: ``waiting``; ``due``, where it is past its due time and nobody has told what
-        became of it; ``arrived`` at a consumer; ``executed``; ``cancelled``; ``postponed``, where
-        the later time is not known yet; ``unknown``.
+        became of it; ``arrived`` at a consumer; ``executed``; ``cancelled``; ``superseded`` by a
+        later one; ``postponed``; ``unknown``.
     :param task: as it waits, or as it was last scheduled; None where that is not known.
     :param events: what the journal says, in order.
     """
