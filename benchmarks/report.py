@@ -10,6 +10,7 @@ import json
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.amendments import CASES, FIGURES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.variants import peers
 from kombu_binary_delay.spark.report.svg import Axis, number
@@ -93,7 +94,12 @@ def write(into: Path) -> None:
         name = path.stem
         # A copy of results from another release lies beside them as, say, `pairs-on-4.3.json`.
         section = name.partition("-on-")[0]
-        text = _plain(result) if section in ("waiting", "worker") else _table(section, result)
+        if section in ("waiting", "worker"):
+            text = _plain(result)
+        elif section == "amendments":
+            text = _by_figure(result)
+        else:
+            text = _table(section, result)
         (tables / f"{name}.md").write_text(f"{text}\n{_footnote(result)}\n")
         if name in ("burst", "burst-classic", "hour", "day"):
             _bars(into / f"{name}.svg", result["found"])
@@ -124,6 +130,20 @@ def _plain(result: Row) -> str:
         cells = [figure.replace("_", " ")]
         cells += [_number(row[figure]) if figure in row else "" for row in found.values()]
         rows.append(cells)
+    return _markdown(rows)
+
+
+def _by_figure(result: Row) -> str:
+    """Write a row for each case of each figure."""
+    rows = [["", "", "median", "least", "most", "ratio"], ["---", "---"] + ["--:"] * 4]
+    for figure, title in FIGURES.items():
+        titles = [title]
+        for case, value in result["found"][figure].items():
+            spread = [
+                _number(value[of]) if of in value else "" for of in ("median", "least", "most")
+            ]
+            ratio = f"{value['ratio']:.2f}" if "ratio" in value else ""
+            rows.append([titles.pop() if titles else "", CASES[case], *spread, ratio])
     return _markdown(rows)
 
 

@@ -162,7 +162,7 @@ def _axis(ladder: LadderStatus, step: int) -> str:
     line = ""
     for column, queue in enumerate(ladder.queues):
         if len(line) <= column * step and (column % 3 == 0 or len(ladder.queues) < 10):
-            line = line.ljust(column * step) + short(queue.ttl) + " "
+            line = line.ljust(column * step) + short(queue.wait) + " "
     return line
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.__main__ import main
 
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
-SAMPLE = ["size", "publishing", "burst", "waiting", "worker"]
+SAMPLE = ["size", "publishing", "burst", "waiting", "worker", "amendments"]
 
 
 @pytest.mark.slow

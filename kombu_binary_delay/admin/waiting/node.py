@@ -263,7 +263,7 @@ class NodeWaiters:
         if not isinstance(self._topology, ForeignLadder):
             ladders = {each for each in map(topology_of_name, types) if each is not None}
         found = [each for ladder in ladders for each in sources(ladder, types)]
-        return sorted(found, key=lambda each: (-each.ttl, each.name))
+        return sorted(found, key=lambda each: (-each.wait, each.name))
 
     def _run(self, expression: str) -> Iterator[list[bytes]]:
         """Have the node evaluate an expression, and yield the words of each line that it prints.
