@@ -369,11 +369,11 @@ class Amendments:
         with self._buffer.closed():
             channel.expect(marker.encode())
             try:
-                self._mark(marker)
+                marked = self._append(marker, self._streams)
             except AccessRefused:
                 return None
             confirmed = time.monotonic()
-            channel.read_until(len(self._streams))
+            channel.read_until(len(marked))
             return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
