@@ -22,6 +22,7 @@ from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, 
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time, headers_of_body
+from kombu_binary_delay.model.envelope import COPIES, seen_as
 from kombu_binary_delay.router import Delivery
 
 from . import celery
@@ -170,7 +171,7 @@ class AmendingChannel(FollowingChannel):
         self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Consume, having read what was amended so far."""
-        if self._router.is_private(queue):
+        if self._router.is_private(queue or self._last_queue):
             return super().basic_consume(queue, consumer_tag, *args, **kwargs)
         self._amendments.catch_up()
         tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
@@ -256,25 +257,36 @@ class AmendingChannel(FollowingChannel):
         )
         dropped = Dropped(name, verdict.reason, queue, message.properties, message.body)
         for listener in _listeners:
-            listener(dropped)
+            try:
+                listener(dropped)
+            except Exception:  # noqa: PERF203 - one that fails is not to keep others from it
+                # The message is acknowledged: to raise would stop the consumer for nothing.
+                logger.exception("%r failed for %s", listener, _name(message))
 
     def _delay_again(self, message: Any, due: int) -> None:
         """Publish a message again to the queue that it came from, with what is left of its delay.
 
         :param due: microseconds since the epoch.
         """
+        queue = self._queue_of(message.delivery_info)
+        if not queue:
+            raise AmendmentError("the queue that it came from is not known any more")
+        if not self.supports_batch_publish:
+            raise AmendmentError("a transaction that is rolled back would double it")
         now = time.time_ns() // 1000
         longest = now + self._router.topology.ladder.maximum * 1000
         found = self._arrived(message)
         headers = dict(found.properties.get(_HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
-        # To that queue alone: its twins in other queues are delayed again, each to its own.
-        queue = self._queue_of(message.delivery_info)
+        # To that queue alone: its twins in other queues are delayed again, each to its own. It is
+        # to look as it was published all the same.
+        copies = {name: headers.pop(name) for name in COPIES if name in headers}
         properties = {**found.properties, _HEADERS: headers}
         plan = self.plan(properties, min(due, longest), "", queue, now)
         again = amqp.Message(message.body)
         again.properties = plan.properties
+        seen_as(again.properties[_HEADERS], found.destination, copies)
         self._amendments.publish(again, plan.exchange, plan.routing_key)
         journal = self._mechanism.journal
         if journal is not None:

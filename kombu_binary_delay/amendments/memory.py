@@ -32,6 +32,9 @@ from .record import (
 _ON_ITS_WAY = 600_000
 #: How long a key is remembered after its message was due, in milliseconds: as its stream does.
 _KEYS_MAX_AGE = 86_400_000
+#: So long ago, by its publisher's clock, a message may be whose record is still to come: in
+#: milliseconds.
+_JUST_NOW = 60_000
 #: How often to look for what can be forgotten, in milliseconds.
 _FORGET_EVERY = 60_000
 #: How long something is remembered is rounded up to a multiple of this, in milliseconds.
@@ -167,11 +170,16 @@ class Memory:
             and headers.get(GENERATION) == amended.generation
         )
 
-    def awaits_record(self, properties: Mapping[str, Any]) -> bool:
-        """Return whether a message replaces another, and its record has not been read."""
+    def awaits_record(self, properties: Mapping[str, Any], now: int) -> bool:
+        """Return whether a message has just replaced another, and its record was not read yet.
+
+        :param now: milliseconds since the epoch.
+        """
         _, headers = names_of(properties)
         replaces, generation = headers.get(REPLACES), headers.get(GENERATION)
         if not isinstance(replaces, str) or not isinstance(generation, str):
+            return False
+        if abs(now - time_of(generation)) > _JUST_NOW:
             return False
         valid = self._amended.get(replaces)
         is_known = generation in self._superseded or generation in self._kept
@@ -191,8 +199,10 @@ class Memory:
             if isinstance(replaces, str):
                 replaced = self._amended.get(replaces)
                 verdict = self._judge_generation(replaced, generation, now) or verdict
-        if amended is not None and (generation is None or replaces != name):
-            verdict = self._judge_first(amended) or verdict
+        if amended is not None and not (isinstance(generation, str) and replaces == name):
+            # A task that replaces itself by another, as Celery's can, goes on under its id.
+            is_first = not headers.get("replaced_task_nesting")
+            verdict = self._judge_first(amended, is_first=is_first) or verdict
         return verdict
 
     def _judge_generation(
@@ -207,8 +217,8 @@ class Memory:
         return Verdict(SUPERSEDED) if self._is_older(generation, valid, now) else None
 
     @staticmethod
-    def _judge_first(amended: _Amended) -> Verdict | None:
-        if amended.generation:
+    def _judge_first(amended: _Amended, *, is_first: bool) -> Verdict | None:
+        if amended.generation and is_first:
             return Verdict(SUPERSEDED)
         return Verdict(CANCELLED) if amended.cancelled else None
 

@@ -207,10 +207,15 @@ def check_wait(value: object) -> int | None:
 
 
 def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the id of a message, or an empty string, and its headers."""
+    """Return the id of a message, or an empty string, and its headers.
+
+    A reply has the ``correlation_id`` of what it answers, and no ``reply_to``: it is not that.
+    """
     headers = properties.get("application_headers") or {}
     name = headers.get("id") if "task" in headers else None
-    name = name or properties.get("message_id") or properties.get("correlation_id")
+    name = name or properties.get("message_id")
+    if name is None and properties.get("reply_to"):
+        name = properties.get("correlation_id")
     return (name if isinstance(name, str) else ""), headers
 
 

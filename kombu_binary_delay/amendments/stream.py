@@ -62,6 +62,8 @@ _PATIENCE = 30.0
 _LOOK_EVERY = 1.0
 #: And where that failed for another reason than a permission.
 _LOOK_AGAIN = 30.0
+#: A user who may append no marker reads for so long at most, in seconds.
+_QUIET_AT_LAST = 5.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
 #: How long a record can take behind the message that it is of, in seconds.
@@ -332,10 +334,13 @@ class Amendments:
 
         :raises AmendmentError: where the broker refuses it.
         """
-        with self._buffer.closed():
-            channel = self._open()
-            channel.send_message(message, exchange, routing_key, mandatory=False)
-            channel.wait_for_confirms()
+        try:
+            with self._buffer.closed():
+                channel = self._open()
+                channel.send_message(message, exchange, routing_key, mandatory=False)
+                channel.wait_for_confirms()
+        except amqp.ChannelError as exc:
+            raise AmendmentError(f"RabbitMQ refused it: {exc.reply_text}") from exc
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -401,14 +406,15 @@ class Amendments:
                 self.look()
         if not self.memory:
             return None
-        verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
+        verdict = self.memory.judge(properties, now)
         if (
             verdict is not None
             and verdict.reason == CANCELLED
-            and self.memory.awaits_record(properties)
+            and self.memory.awaits_record(properties, now)
         ):
             # It was published an instant ago in place of what was cancelled.
-            self._read_on(lambda: not self.memory.awaits_record(properties))
+            self._read_on(lambda: not self.memory.awaits_record(properties, now))
             verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
         return verdict
 
@@ -456,7 +462,9 @@ class Amendments:
                 return
             if markers:
                 channel.read_until(markers)
-            while not markers and channel.is_busy():
+            # Where records never cease, the rest is read as it comes.
+            quiet = time.monotonic() + _QUIET_AT_LAST
+            while not markers and time.monotonic() < quiet and channel.is_busy():
                 pass
             channel.has_caught_up()
             channel.memory.inherit(self.memory)

@@ -8,6 +8,7 @@ epoch, and whatever the ladder would spoil on its way and the consumer must find
   dead-letter cycle and drops the message.
 * ``to``: the destination, where the address holds only its digest.
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
+* ``as``: the destination that the consumer is told, where the address leads to its queue alone.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _ENDS = {
     for part in ("exchange", "queue", "reason")
 }
 _DEATH_HEADERS = (_DEATHS, *_ENDS)
-_COPIES = ("CC", "BCC")
+#: The headers with further routing keys.
+COPIES = ("CC", "BCC")
 #: What a message on its first way out seldom has.
-_RARE = frozenset({HEADER, *_DEATH_HEADERS, *_COPIES})
+_RARE = frozenset({HEADER, *_DEATH_HEADERS, *COPIES})
 
 Owns = Callable[[object], bool]
 
@@ -74,9 +76,29 @@ def wrap(
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
     """List the routing keys that a message has besides its own."""
-    if headers.keys().isdisjoint(_COPIES):
+    if headers.keys().isdisjoint(COPIES):
         return []
     return [key for _, keys in _copies(headers) for key in keys]
+
+
+def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str, Any]) -> None:
+    """Note, in place, how a wrapped message was published that now goes to one queue alone.
+
+    :param copies: its headers with further routing keys, which were taken off.
+    """
+    packed = {**(headers.get(HEADER) or {}), "as": list(destination)}
+    if _is_list_of_str(copies.get("CC")):
+        packed["cc"] = copies["CC"]
+    headers[HEADER] = packed
+
+
+def published_as(headers: dict[str, Any]) -> Destination | None:
+    """Read what :func:`seen_as` noted, if it did."""
+    packed = headers.get(HEADER)
+    noted = packed.get("as") if isinstance(packed, dict) else None
+    if not _is_list_of_str(noted) or len(noted) != 2:
+        return None
+    return Destination(noted[0], noted[1])
 
 
 def carried(headers: dict[str, Any]) -> Destination | None:
@@ -108,7 +130,7 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
 
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    found = ((name, headers.get(name)) for name in _COPIES)
+    found = ((name, headers.get(name)) for name in COPIES)
     # RabbitMQ itself refuses what is no list of strings; amqp writes a tuple as one.
     listed = ((name, list(keys) if isinstance(keys, tuple) else keys) for name, keys in found)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]

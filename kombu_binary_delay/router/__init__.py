@@ -22,7 +22,14 @@ from kombu_binary_delay.commands import Answer, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY
-from kombu_binary_delay.model.envelope import HEADER, carried, further_keys, unwrap, wrap
+from kombu_binary_delay.model.envelope import (
+    HEADER,
+    carried,
+    further_keys,
+    published_as,
+    unwrap,
+    wrap,
+)
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
@@ -300,6 +307,7 @@ class Router(DeliverySide):
             if on_ladder:
                 found = self._published_to(ladder, destination, found, queue)
         if headers:
+            found = published_as(headers) or found
             properties = {**properties, _HEADERS: dict(headers)}
             unwrap(properties, ladder.owns)
             if on_ladder and ladder.delay_header:

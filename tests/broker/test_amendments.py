@@ -11,7 +11,7 @@ from typing import Any
 
 import amqp
 import pytest
-from kombu import Producer, Queue
+from kombu import Exchange, Producer, Queue
 from kombu.mixins import ConsumerMixin
 
 from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
@@ -303,6 +303,68 @@ def test_what_the_stream_would_forget_before_it_is_due_is_an_error(connect, vhos
     with pytest.raises(AmendmentError, match=r"records are kept for 2678400 s; cancel each"):
         cancel(ids, eta=eta, connection=client)
     assert not any("amendments" in each["name"] for each in vhost.queues())
+
+
+def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_queue(
+    consumer, publisher, collect
+):
+    exchange = Exchange("events", "topic")
+    queues = [Queue("a", exchange, "user.*"), Queue("b", exchange, "user.created")]
+    for each in queues:
+        each(consumer.default_channel).declare()
+    Producer(publisher.default_channel).publish(
+        "postponed",
+        exchange="events",
+        routing_key="user.created",
+        message_id="postponed",
+        priority=3,
+        headers={"x-delay": 500, "CC": ["user.changed"]},
+    )
+    reschedule("postponed", countdown=2, connection=publisher)
+    publish(publisher, "end", delay=4000)
+    arrivals = collect(consumer, [*queues, QUEUE], 3)
+    assert [each.body for each in arrivals] == ["postponed", "postponed", "end"]
+    assert {(each.exchange, each.key) for each in arrivals[:2]} == {("events", "user.created")}
+    assert [each.headers["CC"] for each in arrivals[:2]] == [["user.changed"]] * 2
+
+
+def test_what_cannot_be_delayed_again_is_delivered_and_holds_up_nobody(  # noqa: PLR0913, PLR0917
+    vhost, connect, consumer, publisher, collect, caplog
+):
+    for name in ("postponed", "next"):
+        publish(publisher, name)
+    reschedule("postponed", countdown=3600, connection=publisher)
+    with user(vhost, write="^amq.default$", configure="^$") as url:
+        reader = connect(url=url, binary_delay={"declare": "never"})
+        bare = Queue("mail", no_declare=True)
+        assert sorted(bodies(collect(reader, [bare], 2))) == ["next", "postponed"]
+    assert "is not postponed, but delivered now" in caplog.text
+
+
+def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, dropped, caplog):
+    def fail(_: Any) -> None:
+        raise ValueError("listener")
+
+    door._listeners.insert(0, fail)  # noqa: SLF001
+    publish(publisher, "cancelled")
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "kept", delay=750)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    assert [each.id for each in dropped] == ["cancelled"]
+    assert "listener" in caplog.text
+
+
+def test_the_queue_that_was_declared_last_is_amended_without_its_name(consumer, publisher):
+    publish(publisher, "cancelled", delay=250)
+    publish(publisher, "kept", delay=500)
+    cancel("cancelled", connection=publisher)
+    channel = consumer.channel()
+    got: list[Any] = []
+    channel.queue_declare("mail", durable=True, auto_delete=False)
+    channel.basic_consume("", no_ack=True, callback=got.append)
+    while not got:
+        consumer.drain_events(timeout=30)
+    assert [each.body for each in got] == ["kept"]
 
 
 BAD: dict[str, Any] = {  # what is wrong with it, and the call

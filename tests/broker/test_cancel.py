@@ -102,13 +102,13 @@ def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, conn
 def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_last_of_it(
     run, publish, connect, collect, topology
 ):
-    publish("soon")
+    publish("soon", delay=9000)
     publish("far", delay=40 * 86_400_000)
 
     done = run("cancel", "--name", "app.*", "--source", "journal", "--json")
 
     assert json.loads(done.stdout)["ids"] == ["soon", "far"]
-    publish("kept")
+    publish("kept", delay=10_000)
     assert arrived(collect, connect, 1) == ["kept"]
     status = json.loads(run("status", "--json").stdout)
     assert status["amendments"]["active"] == 1

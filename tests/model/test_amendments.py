@@ -130,7 +130,9 @@ STAMPED = {"stamped_headers": ["group"], "stamps": {"group": ["7", "8"]}}
         (Cancel(("a",), NOW), message("a"), CANCELLED),
         (Cancel(("a",), NOW), message("b"), None),
         (Cancel(("a",), NOW), message("b", id="a", task="t"), CANCELLED),
-        (Cancel(("a",), NOW), {"correlation_id": "a"}, CANCELLED),
+        (Cancel(("a",), NOW), {"correlation_id": "a", "reply_to": "b"}, CANCELLED),
+        # A reply, such as the result of a task.
+        (Cancel(("a",), NOW), {"correlation_id": "a"}, None),
         (Cancel(("a",), NOW), message("a", id="b", task="t"), None),
         (Cancel(("a",), NOW), {}, None),
         (CancelStamped((("group", ("7",)),), NOW), message("x", **STAMPED), CANCELLED),
@@ -210,6 +212,15 @@ def test_what_replaces_a_task_runs_and_what_it_replaces_does_not():
     assert reason(memory, replaces) == CANCELLED
 
 
+def test_a_task_that_replaces_itself_goes_on_under_the_id_that_was_replaced():
+    memory = read(replacing("a", 1, NOW, NOW + 5))
+    its_own = message("a", id="a", task="t", replaced_task_nesting=1)
+    assert reason(memory, message("a", id="a", task="t", replaced_task_nesting=0)) == SUPERSEDED
+    assert reason(memory, its_own) is None
+    memory.learn(Cancel(("a",), NOW), NOW)
+    assert reason(memory, its_own) == CANCELLED
+
+
 def test_what_replaces_a_cancelled_task_runs():
     new = replacing("a", 1, NOW, NOW + 5)
     memory = read(Cancel(("a",), NOW), Postpone("a", NOW + 9, NOW), new)
@@ -233,12 +244,13 @@ def test_what_replaces_a_task_awaits_its_record_until_that_was_read():
         message("a", **{REPLACES: "a", GENERATION: each.generation}) for each in (old, new)
     )
     memory = read(Cancel(("a",), NOW))
-    assert memory.awaits_record(by_old)
-    assert not memory.awaits_record(message("a"))
+    assert memory.awaits_record(by_old, NOW)
+    assert not memory.awaits_record(by_old, NOW + DAY)
+    assert not memory.awaits_record(message("a"), NOW)
     memory.learn(old, NOW)
     memory.learn(new, NOW)
-    assert not memory.awaits_record(by_old)
-    assert not memory.awaits_record(by_new)
+    assert not memory.awaits_record(by_old, NOW)
+    assert not memory.awaits_record(by_new, NOW)
 
 
 def test_an_id_and_a_key_may_be_the_same_word():
