@@ -33,5 +33,5 @@ def from_docstring(text: str) -> str:
 def first_sentence(docstring: str | None) -> str:
     """Return the first sentence of a docstring, or nothing where there is none."""
     paragraph = (docstring or "").strip().partition("\n\n")[0]
-    sentence = re.match(r".*?[.:](?=\s+[A-Z`]|\s*$)|.*", from_docstring(paragraph))
-    return sentence[0].rstrip(":") if sentence else ""
+    sentence = re.match(r".*?\.(?=\s+[A-Z`]|\s*$)|.*", from_docstring(paragraph))
+    return sentence[0] if sentence else ""
