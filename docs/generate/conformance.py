@@ -46,7 +46,8 @@ def runs_table(runs: list[Run]) -> Rows:
 def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
     """Make a row per case and a column per place where it ran, all recorded runs together.
 
-    :param ladders: a column per ladder; otherwise per RabbitMQ and type of the ladder's queues.
+    :param ladders: a column per ladder; otherwise per RabbitMQ. There, a cell names the type of the
+        ladder's queues only where the types differ.
     """
     found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
     columns: dict[str, None] = {} if ladders else {WALK: None}
@@ -66,7 +67,25 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
         [plain(case), *(_cell(cells[each], ladders=ladders) for each in used)]
         for case, cells in found.items()
     ]
-    return [row for row in rows if any(row[1:])]
+    rows = [row for row in rows if any(row[1:])]
+    return rows if ladders else _by_release(rows)
+
+
+def _by_release(rows: Rows) -> Rows:
+    """Put the types of queues of a release into one column: seven would squeeze the sentences."""
+    head, *body = rows
+    columns: dict[str, dict[str, int]] = defaultdict(dict)
+    for number, title in enumerate(head):
+        release, _, queue_type = title.partition(", ")
+        columns[release][queue_type] = number
+
+    def cell(row: list[str], types: dict[str, int]) -> str:
+        said = {each: row[number] for each, number in types.items()}
+        if len(set(said.values())) == 1:
+            return next(iter(said.values()))
+        return "<br>".join(f"{each}: {text}" for each, text in said.items() if text)
+
+    return [[*columns], *([cell(row, types) for types in columns.values()] for row in body)]
 
 
 def _column(run: Run, result: dict[str, Any], *, ladders: bool) -> str | None:

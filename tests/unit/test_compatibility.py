@@ -84,7 +84,7 @@ def test_what_failed_once_does_not_hold_and_the_table_says_where():
     runs = [record(held=["a"]), record(failed=["a"])]
 
     assert conformance.cases_table(runs, ladders=False) == [
-        ["What holds", "4.3, quorum"],
+        ["What holds", "4.3"],
         ["a", "**no**: RabbitMQ 4.3.6, Celery 5.7.0, Python 3.13"],
     ]
     assert conformance.runs_table(runs) == [
@@ -106,7 +106,17 @@ def test_what_did_not_run_somewhere_is_left_open_there():
     runs = [record(held=["a *"]), record(held=["b"], rabbitmq="3.8.9", queue_type="classic")]
 
     assert conformance.cases_table(runs, ladders=False) == [
-        ["What holds", "4.3, quorum", "3.8, classic"],
+        ["What holds", "4.3", "3.8"],
         ["a \\*", "yes", ""],
         ["b", "", "yes"],
+    ]
+
+
+def test_where_the_types_of_queues_differ_a_cell_names_them():
+    runs = [record(held=["a", "b"]), record(held=["a"], queue_type="classic")]
+
+    assert conformance.cases_table(runs, ladders=False) == [
+        ["What holds", "4.3"],
+        ["a", "yes"],
+        ["b", "quorum: yes"],
     ]
