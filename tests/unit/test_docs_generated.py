@@ -93,3 +93,15 @@ def test_a_figure_in_a_sentence_is_written_anew(figure, page):
 def test_a_sentence_that_the_page_no_longer_has_is_an_error():
     with pytest.raises(ValueError, match=r"page\.md has 0 times"):
         insert("It takes longer.", Sentence("page.md", "takes {} times the CPU.", ("7",)))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_a_link_from_outside_of_the_site_leads_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text()):
+        path, _, anchor = target.partition("#")
+        linked = ROOT / (path or page)
+        assert linked.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}
+            assert anchor in slugs, target
