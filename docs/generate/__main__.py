@@ -1,13 +1,16 @@
 """Purpose: write all that is generated in README and docs, as Markdown and SVG files to commit.
 
-    python -m docs.generate
+    python -m docs.generate [--check]
 
-So a code host shows the same as the site that Sphinx builds. It needs no broker. A test fails where
-what is committed is not what this writes.
+So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the names
+of the files that it has changed. With --check, which a test runs, it changes none, and ends with 1
+if there are any.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from pathlib import Path
 
 from . import sentences
@@ -53,12 +56,20 @@ def generated() -> dict[Path, str]:
     return texts
 
 
-def main() -> None:
-    for path, text in generated().items():
-        if not path.exists() or path.read_text() != text:
+def main(*, check: bool = False) -> int:
+    stale = {
+        path: text
+        for path, text in generated().items()
+        if not path.exists() or path.read_text() != text
+    }
+    for path, text in stale.items():
+        if not check:
             path.write_text(text)
-            print(path.relative_to(ROOT))
+        print(path.relative_to(ROOT))
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m docs.generate")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would")
+    sys.exit(main(check=parser.parse_args().check))
