@@ -2,9 +2,9 @@
 
     python -m docs.generate [--check]
 
-So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the names
-of the files that it has changed. With --check, which a test runs, it changes none, and ends with 1
-if there are any.
+So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the
+names of the files that it has changed. With --check, which a test runs, it changes none, and ends
+with 1 if there are any.
 """
 
 from __future__ import annotations
