@@ -96,6 +96,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("all exists, ms", "warm_ms", "{:.1f}"),
     ),
     "size": (Column("bytes sent", "bytes"),),
+    "tick": (
+        Column("Levels", "levels"),
+        Column("Waits per message", "waits", "{:.1f}"),
+        Column("Late, p50, ms", "p50"),
+        Column("Late, p99, ms", "p99"),
+        Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
+    ),
     "spark": (Column("tasks", "tasks", "{:,.0f}"), Column("tasks a second", "rate", "{:,.0f}")),
 }
 

@@ -44,6 +44,7 @@ def sentences() -> list[Sentence]:
         *_on_paper(),
         *_publishing(),
         *_spark(),
+        _tick(),
     ]
 
 
@@ -192,6 +193,12 @@ def _spark() -> list[Sentence]:
     text = "a plan takes {} core-hours and an audit {}"
     figures = (f"{core_hours('plan: 20,000,000'):.2g}", f"{core_hours('audit: 20,000,000'):.2g}")
     return [Sentence(PERFORMANCE, text, figures)]
+
+
+def _tick() -> Sentence:
+    text = "A task that is late by {} ms at the median, and by {} ms at the 99th percentile"
+    late = (f"{figure('tick', '125', name):.0f}" for name in ("p50", "p99"))
+    return Sentence("docs/explanation/tick.md", text, tuple(late))
 
 
 def _word(value: float) -> str:
