@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import publishing, report, travel, waiting
+from benchmarks import amendments, publishing, report, travel, waiting
 from benchmarks.rig import Row, Scale, machine, say
 from dev.broker import Broker
 
@@ -29,6 +29,7 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **publishing.sections(),
     **travel.sections(),
     **waiting.sections(),
+    **amendments.sections(),
 }
 
 

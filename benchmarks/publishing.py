@@ -220,7 +220,7 @@ def cost(broker: Broker, scale: Scale) -> Row:
     """Measure CPU and rate of each way, in turns of a few hundred messages."""
     count = scale.pick(1000, 20)
     counts = {name: count // 4 if "confirm" in name else count for name in WAYS}
-    return summary(_compare(broker, counts, scale.pick(200, 2), scale.turns * 5), "kombu")
+    return summary(compare(broker, counts, scale.pick(200, 2), scale.turns * 5), "kombu")
 
 
 def pairs(broker: Broker, scale: Scale) -> Row:
@@ -229,12 +229,12 @@ def pairs(broker: Broker, scale: Scale) -> Row:
     for name, ((ours, many), (theirs, few)) in PAIRS.items():
         counts = {ours: scale.pick(many, 10), theirs: scale.pick(few, 10)}
         # Else one pays for what the other has left the broker to do.
-        runs = _compare(broker, counts, scale.pick(300, 2), scale.turns * 10, let_rest)
+        runs = compare(broker, counts, scale.pick(300, 2), scale.turns * 10, let_rest)
         found[name] = summary(runs, theirs)[ours]
     return found
 
 
-def _compare(
+def compare(
     broker: Broker,
     counts: dict[str, int],
     warm: int,

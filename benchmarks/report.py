@@ -9,6 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.amendments import CASES, FIGURES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.variants import peers
 from kombu_binary_delay.spark.report.svg import Axis, number
@@ -113,7 +114,12 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = name.partition("-on-")[0]
-    text = _plain(result) if section in ("waiting", "worker") else _table(section, result)
+    if section in ("waiting", "worker"):
+        text = _plain(result)
+    elif section == "amendments":
+        text = _by_figure(result)
+    else:
+        text = _table(section, result)
     return f"{text}\n{_footnote(result)}"
 
 
@@ -159,6 +165,20 @@ def _plain(result: Row) -> str:
         cells = [figure.replace("_", " ")]
         cells += [_number(row[figure]) if figure in row else "" for row in found.values()]
         rows.append(cells)
+    return _markdown(rows)
+
+
+def _by_figure(result: Row) -> str:
+    """Write a row for each case of each figure."""
+    rows = [["", "", "median", "least", "most", "ratio"], ["---", "---"] + ["--:"] * 4]
+    for figure, title in FIGURES.items():
+        titles = [title]
+        for case, value in result["found"][figure].items():
+            spread = [
+                _number(value[of]) if of in value else "" for of in ("median", "least", "most")
+            ]
+            ratio = f"{value['ratio']:.2f}" if "ratio" in value else ""
+            rows.append([titles.pop() if titles else "", CASES[case], *spread, ratio])
     return _markdown(rows)
 
 

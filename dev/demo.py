@@ -199,11 +199,7 @@ class Watch(AbstractContextManager["Watch"]):
 
 def level_queues(topology: Topology) -> dict[str, int]:
     """Return how long a digit in each level's queue waits, in milliseconds."""
-    return {
-        queue.name: int(dict(queue.arguments)["x-message-ttl"])
-        for level in topology.levels
-        for queue in level.queues
-    }
+    return {queue.name: queue.wait or 0 for level in topology.levels for queue in level.queues}
 
 
 def main() -> int:

@@ -204,11 +204,10 @@ class Depths:
     def _run(self) -> None:
         # No reminder waits in a queue of more than the longest delay.
         longest = int((LEAD + SPREAD + EVERY) * 1000)
-        arguments = {queue.name: dict(queue.arguments) for queue in Topology().whole.queues}
         levels = [
-            name
-            for name, given in arguments.items()
-            if int(given.get("x-message-ttl", longest + 1)) <= longest
+            queue.name
+            for queue in Topology().whole.queues
+            if queue.wait is not None and queue.wait <= longest
         ]
         while not self._end.wait(1):
             with suppress(OSError, amqp.AMQPError):

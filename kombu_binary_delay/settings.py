@@ -28,6 +28,7 @@ _BESIDE_A_FOREIGN_LADDER = (
     "foreign_ladder",
     "journal",
     "journal_max_age",
+    "journal_arguments",
     "amendments",
     "amendments_max_age",
 )
@@ -82,6 +83,9 @@ class Settings:  # noqa: D101 - see below
         on the broker, or a folder for rotating local files; None for nowhere.
     :param journal_max_age: how long the stream keeps events: a number and one of ``Y``, ``M``,
         ``D``, ``h``, ``m`` and ``s``, as RabbitMQ's ``x-max-age`` has it.
+    :param journal_arguments: whether the journal has the arguments of tasks that wait, as Celery's
+        ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each; False where they may
+        hold what nobody else is to read.
     :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
         digits, ``-`` or ``_``.
     :raises SettingsError: for an invalid value.
@@ -99,6 +103,7 @@ class Settings:  # noqa: D101 - see below
     relays: tuple[str, ...] = ()
     journal: str | None = None
     journal_max_age: str = "7D"
+    journal_arguments: bool = True
     amendments: bool = True
     amendments_max_age: str = "31D"
     lanes: int = 1
@@ -125,6 +130,7 @@ class Settings:  # noqa: D101 - see below
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
         self._switch("protocol_1")
+        self._switch("journal_arguments")
         self._switch("amendments")
         if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:
             raise SettingsError(

@@ -98,10 +98,10 @@ class ChannelMixin(AmendingChannel):
         asked = (headers or self._reads_bodies) and self.asked(msg)
         # One with a generation is a retry: it goes with the first.
         if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
-            msg, record = self._begin_generation(msg, asked or {})
+            msg, records = self.begin_generation(msg, asked or {})
             options = (mandatory, immediate, timeout, confirm_timeout, argsig)
             result = self._basic_publish(msg, exchange, routing_key, *options)
-            self._after_publish(record)
+            self._after_publish(partial(self.record_generations, records))
             return result
         if not asked:
             if exchange and exchange.endswith(BROADCASTS):
@@ -256,6 +256,16 @@ class ConnectionMixin(BufferingConnection):
     """A connection whose channels delay."""
 
     delay_mechanism: Mechanism | None = None
+    #: Whether the broker has blocked it, as one that publishes while memory or disk are short.
+    is_blocked = False
+
+    def _on_blocked(self) -> Any:
+        self.is_blocked = True
+        return super()._on_blocked()
+
+    def _on_unblocked(self) -> Any:
+        self.is_blocked = False
+        return super()._on_unblocked()
 
 
 class TransportMixin(_Above):

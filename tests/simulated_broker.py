@@ -1,7 +1,8 @@
 """A broker of exchanges, queues and bindings, on which the router's own commands run.
 
 It routes and dead-letters as RabbitMQ does, and has no clock: a message is followed, through what
-exists by then, to the queues in which it comes to rest.
+exists by then, to the queues in which it comes to rest. Each queue lets it go as soon as RabbitMQ
+may: a quorum queue, which cuts times off to whole milliseconds, one millisecond before its TTL.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Rest:
     @property
     def waited(self) -> int:
         """All waits, in milliseconds."""
-        return sum(wait.ttl for wait in self.waits)
+        return sum(wait.milliseconds for wait in self.waits)
 
 
 class SimulatedBroker:
@@ -138,7 +139,8 @@ class SimulatedBroker:
                 if ttl is None or onward is None:
                     rests.append(Rest(name, exchange, waits))
                 else:
-                    ahead.append((str(onward), (*waits, Wait(name, int(ttl)))))
+                    cut_off = min(int(ttl), 1) if arguments.get("x-queue-type") == "quorum" else 0
+                    ahead.append((str(onward), (*waits, Wait(name, int(ttl) - cut_off))))
         return rests
 
     def count(self, queue: str, rests: list[Rest]) -> int:

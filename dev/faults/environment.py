@@ -19,8 +19,8 @@ from kombu import Connection, Queue
 
 from dev.broker import RETRY_SOON, Broker, BrokerError
 from dev.cluster import Cluster
-from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book, Entry, Verdict, judge
-from dev.faults.programs import TRANSPORT, Consuming, Publishing, to_argv
+from dev.faults.ledger import CONFIRMED, DELIVERED, SENT, Book, Entry, Verdict, judge
+from dev.faults.programs import TRANSPORT, Cancelling, Consuming, Publishing, to_argv
 from dev.faults.proxy import Proxy
 from dev.faults.tasks import send
 from dev.processes import Process, Processes
@@ -214,6 +214,13 @@ class Environment:
         )
         return self._start(options)
 
+    def canceller(self, names: Sequence[str], **more: Any) -> Program:
+        """Start a program that cancels these messages."""
+        options = Cancelling(
+            urls=more.pop("urls", self.urls), book=self._book(), names=list(names), **more
+        )
+        return self._start(options)
+
     def worker(self, *options: str, urls: list[str] | None = None) -> Worker:
         """Start a Celery worker of the application in tasks.py."""
         env = {
@@ -270,17 +277,13 @@ class Environment:
 
     def wait_until_done(self, patience: float = 60.0) -> None:
         """Wait until all that is confirmed is done, or so many seconds after the last due time."""
-
-        def missing() -> set[str]:
-            entries = self.entries()
-            done = {each["id"] for each in entries if each["event"] == DONE}
-            return {each["id"] for each in entries if each["event"] == CONFIRMED} - done
-
         last = max((each["due"] for each in self.entries() if each["event"] == SENT), default=0.0)
-        while missing() and time.time() < last + patience:
+        while self.verdict().lost and time.time() < last + patience:
             time.sleep(0.2)
-        if missing():
+        if self.verdict().lost:
             self.notes["kept"] = self.kept()
+        # What is not to run is to have had the time for it.
+        time.sleep(max(0.0, last + 1 - time.time()) if self.verdict().amended else 0.0)
         time.sleep(1)  # a duplicate, if there is one, is not far behind
 
     def kept(self) -> int:
@@ -350,15 +353,15 @@ class Environment:
 
     # -- how it is done ------------------------------------------------------------------------
 
-    def book(self) -> str:
-        """Give the path of a new book, for a program of another kind."""
-        return self._book()
+    def new_book(self) -> Path:
+        """Give the path of a new book, for a scenario that keeps one itself."""
+        return Path(self._book())
 
     def _book(self) -> str:
         self._books += 1
         return str(self.processes.folder / f"{self._books:03}.book")
 
-    def _start(self, options: Publishing | Consuming) -> Program:
+    def _start(self, options: Publishing | Cancelling | Consuming) -> Program:
         log = Path(options.book).with_suffix(".log")
         env = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
         program = Program(self.processes, self.processes.spawn(to_argv(options), env, log), log)

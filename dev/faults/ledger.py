@@ -9,6 +9,7 @@ after it returned, `delivered` before anything is done with a message, `done` be
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -25,6 +26,13 @@ CONFIRMED = "confirmed"
 FAILED = "failed"
 DELIVERED = "delivered"
 DONE = "done"
+#: A program is about to cancel it, has the confirm of that, or was not given the message.
+CANCELLING = "cancelling"
+CANCELLED = "cancelled"
+DROPPED = "dropped"
+#: Seconds from the confirm of an amendment until every consumer has it: one that has met none yet
+#: looks once a second.
+LAG = 1.5
 
 Entry = dict[str, Any]
 
@@ -62,12 +70,15 @@ class Verdict:
     early: tuple[str, ...]
     misdelivered: tuple[str, ...]  # in another queue, or with other contents
     duplicates: int
+    amended: int  # cancelled, or superseded by a later one with the same key; confirmed
+    ran: tuple[str, ...]  # and delivered later than that
+    dropped: tuple[str, ...]  # though nobody had amended it
     lateness: tuple[float, ...]  # of the first delivery of each message, sorted
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing confirmed was lost, early or misdelivered."""
-        return not (self.lost or self.early or self.misdelivered)
+        """Whether nothing confirmed was lost, early or misdelivered, and amendments held."""
+        return not (self.lost or self.early or self.misdelivered or self.ran or self.dropped)
 
     def late(self, share: float) -> float:
         """Return the lateness that this share of the messages does not exceed."""
@@ -92,13 +103,17 @@ def judge(entries: Iterable[Entry], *, ahead: float = 0.0) -> Verdict:
     sent: dict[str, Entry] = {}
     for entry in by_event.get(SENT, []):
         sent.setdefault(entry["id"], entry)
+    amended, excused = _amendments(by_event, sent)
     nowhere = {name for name, entry in sent.items() if not entry["queues"]}
     first: dict[str, float] = {}
     misdelivered = []
+    ran = []
     copies: Counter[tuple[str, str]] = Counter()
     for entry in by_event.get(DELIVERED, []):
         first.setdefault(entry["id"], entry["at"])
         copies[entry["id"], entry["queue"]] += 1
+        if entry["at"] > amended.get(entry["id"], math.inf) + LAG:
+            ran.append(entry["id"])
         if entry["id"] not in sent or not _as_sent(sent[entry["id"]], entry):
             misdelivered.append(entry["id"])
     lateness = {name: at - sent[name]["due"] for name, at in first.items() if name in sent}
@@ -106,12 +121,45 @@ def judge(entries: Iterable[Entry], *, ahead: float = 0.0) -> Verdict:
         confirmed=len(ids(CONFIRMED)),
         refused=len(ids(FAILED) - ids(CONFIRMED)),
         delivered=len(first),
-        lost=tuple(sorted(ids(CONFIRMED) - ids(DONE) - nowhere)),
+        lost=tuple(sorted(ids(CONFIRMED) - ids(DONE) - nowhere - excused)),
         early=tuple(name for name, late in lateness.items() if late < -ahead),
         misdelivered=tuple(misdelivered),
         duplicates=sum(count - 1 for count in copies.values()),
+        amended=len(amended),
+        ran=tuple(ran),
+        dropped=tuple(sorted(ids(DROPPED) - excused)),
         lateness=tuple(sorted(lateness.values())),
     )
+
+
+def _amendments(
+    by_event: dict[str, list[Entry]], sent: dict[str, Entry]
+) -> tuple[dict[str, float], set[str]]:
+    """Return since when each message is amended, and those that need not run.
+
+    A cancel, or a later message with the same key, that nobody has confirmed may hold or not.
+    """
+    amended: dict[str, float] = {}
+    for entry in by_event.get(CANCELLED, []):
+        amended.setdefault(entry["id"], entry["at"])
+    excused = {entry["id"] for entry in by_event.get(CANCELLING, [])}
+    # A publisher that dies between the confirm of a message and that of its record has no record.
+    recorded = {
+        entry["id"]: float(entry["at"])
+        for entry in by_event.get(CONFIRMED, [])
+        if entry.get("recorded", True)
+    }
+    earlier: dict[str, list[str]] = {}
+    for name, entry in sent.items():
+        if "key" not in entry:
+            continue
+        before = earlier.setdefault(entry["key"], [])
+        excused.update(before)
+        if name in recorded:
+            for each in before:
+                amended[each] = min(amended.get(each, math.inf), recorded[name])
+        before.append(name)
+    return amended, excused
 
 
 def _as_sent(sent: Entry, delivered: Entry) -> bool:

@@ -1,6 +1,6 @@
 """Purpose: publishers and consumers, each a process of its own, and the ledgers that they keep.
 
-    python -m dev.faults.programs publish|consume '{...}'
+    python -m dev.faults.programs publish|consume|cancel '{...}'
 
 Both recover by kombu's own means, as an application would: a publish is retried by the producer, a
 consumer is a `ConsumerMixin`. A message's due time is an absolute `eta`, as Celery's is, so that a
@@ -24,7 +24,20 @@ import amqp
 from kombu import Connection, Queue
 from kombu.mixins import ConsumerMixin
 
-from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, FAILED, SENT, Book
+import kombu_binary_delay
+from dev.faults.ledger import (
+    CANCELLED,
+    CANCELLING,
+    CONFIRMED,
+    DELIVERED,
+    DONE,
+    DROPPED,
+    FAILED,
+    SENT,
+    Book,
+)
+from kombu_binary_delay import AmendmentError, on_dropped
+from kombu_binary_delay.amendments.record import KEY
 
 TRANSPORT = "kombu_binary_delay:Transport"
 RETRY = {"max_retries": None, "interval_start": 0, "interval_step": 0.1, "interval_max": 1}
@@ -54,6 +67,20 @@ class Publishing:
     dies_of: int = signal.SIGKILL
     #: Seconds by which this publisher's clock is put forward (or back) after half of the messages.
     clock_step: float = 0.0
+    #: Message n has the key n modulo this number; 0 for no keys.
+    keys: int = 0
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """The options of a program that cancels."""
+
+    urls: list[str]
+    book: str
+    names: list[str]
+    at_once: int = 1
+    rate: float = 100.0  # calls per second
+    clock_step: float = 0.0  # seconds, from its start
 
 
 @dataclass(frozen=True)
@@ -66,6 +93,9 @@ class Consuming:
     #: Kill itself with SIGKILL at this message, before or after it is acknowledged.
     dies_at: int | None = None
     dies: str = "before"
+    #: Seconds by which its clock is put forward (or back) at this message.
+    clock_step: float = 0.0
+    steps_at: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -86,7 +116,10 @@ def publish(options: Publishing) -> None:
             name = f"{options.name}-{number}"
             exchange, key, queues = options.destinations[number % len(options.destinations)]
             due = _microsecond(time.time() + delays[number])
-            book.write(SENT, name, due=due, exchange=exchange, routing_key=key, queues=list(queues))
+            more = {"key": f"key-{number % options.keys}"} if options.keys else {}
+            to = {"exchange": exchange, "routing_key": key, "queues": list(queues)}
+            book.write(SENT, name, due=due, **to, **more)
+            keyed = {KEY: more["key"]} if more else {}
             if since == options.dies_after:
                 dying.name = name
             eta = datetime.fromtimestamp(due, timezone.utc).isoformat()
@@ -95,7 +128,7 @@ def publish(options: Publishing) -> None:
                     name,
                     exchange=exchange,
                     routing_key=key,
-                    headers={"task": "program", "id": name, "eta": eta, **options.headers},
+                    headers={"task": "program", "id": name, "eta": eta, **keyed, **options.headers},
                     delivery_mode=2,
                     retry=True,
                     retry_policy=RETRY,
@@ -107,6 +140,34 @@ def publish(options: Publishing) -> None:
                 book.write(CONFIRMED, name)
 
 
+def cancel(options: Cancelling) -> None:
+    """Cancel, call by call, and keep the ledger; end where that is refused."""
+    book = Book(Path(options.book))
+    _step_clock(options.clock_step)
+    with _connect(options.urls, {}) as connection:
+        for first in range(0, len(options.names), options.at_once):
+            names = options.names[first : first + options.at_once]
+            for name in names:
+                book.write(CANCELLING, name)
+            _cancel(names, connection)
+            for name in names:
+                book.write(CANCELLED, name)
+            time.sleep(1 / options.rate)
+
+
+def _cancel(names: list[str], connection: Connection) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            kombu_binary_delay.cancel(names, connection=connection)
+        except (AmendmentError, *connection.connection_errors) as exc:  # noqa: PERF203 - a retry
+            if "may not amend" in str(exc) or time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
 class Consumer(ConsumerMixin):
     """Takes messages, writes them down, acknowledges them."""
 
@@ -115,6 +176,7 @@ class Consumer(ConsumerMixin):
         self.book = Book(Path(options.book))
         self.connection = _connect(options.urls, options.settings)
         self.count = 0
+        on_dropped(lambda dropped: self.book.write(DROPPED, dropped.id, queue=dropped.queue))
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
         """Consume from all queues, whatever declared them."""
@@ -145,6 +207,8 @@ class Consumer(ConsumerMixin):
             body=body,
         )
         self.count += 1
+        if self.count == self.options.steps_at:
+            _step_clock(self.options.clock_step)
         dies = self.options.dies if self.count == self.options.dies_at else ""
         if dies == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -163,13 +227,16 @@ def main(argv: list[str]) -> None:
     role, options = argv[0], json.loads(argv[1])
     if role == "publish":
         publish(Publishing(**options))
+    elif role == "cancel":
+        cancel(Cancelling(**options))
     else:
         Consumer(Consuming(**options)).run()
 
 
-def to_argv(options: Publishing | Consuming) -> list[str]:
+def to_argv(options: Publishing | Cancelling | Consuming) -> list[str]:
     """Write the command that starts a program with these options."""
-    role = "publish" if isinstance(options, Publishing) else "consume"
+    roles = {Publishing: "publish", Cancelling: "cancel", Consuming: "consume"}
+    role = roles[type(options)]
     return [sys.executable, "-m", "dev.faults.programs", role, json.dumps(asdict(options))]
 
 
@@ -202,7 +269,8 @@ class _Dying:
 
         def take(channel: Any, *arguments: Any) -> None:
             if self.name is not None:
-                book.write(CONFIRMED, self.name)
+                # What follows it, such as the record of a key, is not done.
+                book.write(CONFIRMED, self.name, recorded=False)
                 os.kill(os.getpid(), number)
                 time.sleep(1)  # SIGTERM takes a moment
             on_ack(channel, *arguments)

@@ -31,6 +31,9 @@ def to_row(outcome: Outcome) -> Row:
         "early": len(verdict.early),
         "misdelivered": len(verdict.misdelivered),
         "duplicates": verdict.duplicates,
+        "amended": verdict.amended,
+        "ran": len(verdict.ran),
+        "dropped": len(verdict.dropped),
         "late": [round(verdict.late(share), 3) for share in (0.5, 0.99, 1)],
         "checks": [
             {
@@ -50,6 +53,7 @@ def table(rows: Iterable[Row]) -> Table:
     found = Table(title="Faults", header_style="bold")
     for name in ("scenario", "case", "RabbitMQ", "confirmed", "lost", "early", "wrong", "twice"):
         found.add_column(name, justify="right" if name in ("lost", "early") else "left")
+    found.add_column("amended / ran yet / dropped wrongly")
     found.add_column("late, s: p50 / p99 / max")
     found.add_column("holds")
     for row in rows:
@@ -66,6 +70,7 @@ def table(rows: Iterable[Row]) -> Table:
                 str(row[name])
                 for name in ("confirmed", "lost", "early", "misdelivered", "duplicates")
             ),
+            " / ".join(str(row[name]) for name in ("amended", "ran", "dropped")),
             " / ".join(f"{late:.2f}" for late in row["late"]),
             "yes" if row["holds"] else f"[bold red]NO[/] {'; '.join(failed)}",
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, SENT, Book
+from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, DROPPED, SENT, Book
 from dev.faults.programs import RETRY, TRANSPORT
 
 QUEUE = "tasks"
@@ -53,6 +53,12 @@ def received(request: Any, **_: object) -> None:
         redelivered=info["redelivered"],
         body=request.id,
     )
+
+
+@signals.task_revoked.connect
+def revoked(request: Any, **_: object) -> None:
+    """Write down that the worker discarded it."""
+    _book.write(DROPPED, request.id, queue=QUEUE)
 
 
 def send(urls: list[str], book: Book, count: int, rate: float, longest: float) -> None:

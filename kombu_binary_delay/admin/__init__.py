@@ -4,6 +4,7 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 :class:`Management`. Nothing here knows the command line.
 """
 
+from .amend import Amended, Chosen, amend, choose
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
@@ -14,13 +15,35 @@ from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
-from .status import LadderStatus, Status, Waiting, status
+from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
 from .verify import Difference, Verification, verify
+from .waiting import (
+    Count,
+    Event,
+    Selection,
+    Story,
+    Tally,
+    Waiters,
+    WaitingTask,
+    count_by,
+    earliest,
+    from_journal,
+    from_node,
+    has_journal,
+    judge_of,
+    story_by_journal,
+    story_by_node,
+)
 
 __all__ = [
+    "Amended",
+    "AmendmentsStatus",
+    "Chosen",
+    "Count",
     "Creation",
     "Difference",
+    "Event",
     "Explanation",
     "LadderStatus",
     "Management",
@@ -33,15 +56,28 @@ __all__ = [
     "Refill",
     "RefusedError",
     "Repair",
+    "Selection",
     "Snapshot",
     "Status",
     "Stay",
+    "Story",
+    "Tally",
     "Teardown",
     "UnreachableError",
     "Verification",
+    "Waiters",
     "Waiting",
+    "WaitingTask",
+    "amend",
+    "choose",
+    "count_by",
     "create",
+    "earliest",
     "explain",
+    "from_journal",
+    "from_node",
+    "has_journal",
+    "judge_of",
     "migrate",
     "plan",
     "prune",
@@ -50,6 +86,8 @@ __all__ = [
     "refill",
     "repair",
     "status",
+    "story_by_journal",
+    "story_by_node",
     "teardown",
     "verify",
     "ways",

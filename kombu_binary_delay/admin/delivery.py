@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kombu_binary_delay.amendments.stream import IDS, exchange_name, stream_name
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.model.address import MARK
 from kombu_binary_delay.model.parts import Binding, Part
@@ -168,6 +169,8 @@ class _Side:
     def faults(self) -> Iterator[Fault]:
         """Find all faults."""
         known = set(self._topology.base.bindings)
+        known |= set(self._way_of_amendments().bindings)
+        yield from self._amendment_faults()
         for queue in self._queues:
             known |= self._known_to_queue(queue)
             yield from self._to_queue_faults(queue)
@@ -178,6 +181,24 @@ class _Side:
                 yield from self._mirror_faults(exchange, mirror)
         yield from self._orphans()
         yield from self._unknown(known)
+
+    def _way_of_amendments(self) -> Part:
+        """Compute how a record of what is due far ahead gets from the ladder to its stream."""
+        return self._topology.to_queue(stream_name(self._topology.namespace, IDS))
+
+    def _amendment_faults(self) -> Iterator[Fault]:
+        levels = {self._topology.level_name(each) for each in range(self._topology.ladder.levels)}
+        entered = exchange_name(self._topology.namespace)
+        enters = any(each.destination in levels for each in self._from[entered])
+        way = self._way_of_amendments()
+        if enters and not self._snapshot.bindings.issuperset(way.bindings):
+            yield Fault(
+                "error",
+                f"queue {way.bindings[0].destination}",
+                "the ladder does not lead to it",
+                f"what was cancelled while it was due far ahead runs; {_MEND}",
+                way,
+            )
 
     def _known_to_queue(self, queue: str) -> set[Binding]:
         ways = self._topology.queue_relay(queue) + self._topology.to_queue(queue)

@@ -81,8 +81,8 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     way = walk(part, exchange, key)
     stays, at = [], 0
     for wait in way.waits:
-        stays.append(Stay(wait.queue, at, at + wait.ttl))
-        at += wait.ttl
+        stays.append(Stay(wait.queue, at, at + wait.milliseconds))
+        at += wait.milliseconds
     weights = topology.ladder.weights[topology.ladder.levels - len(digits) :]
     return Explanation(
         lane.prefix,

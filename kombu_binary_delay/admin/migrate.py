@@ -10,7 +10,10 @@ from typing import Any
 
 import amqp
 
-from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
+from kombu_binary_delay.amendments.record import Cancel, from_line
+from kombu_binary_delay.amendments.stream import ENTERED, IDS, exchange_name, stream_name
+from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
+from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import further_keys, wrap
@@ -21,7 +24,7 @@ from kombu_binary_delay.model.topology import Topology
 from .create import create
 from .errors import OperationError
 from .management import Management
-from .mover import Keep, Mover, Send, as_new, max_deliveries
+from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
 from .probe import Probe, ready
 from .progress import Progress, ignore
 from .reading import (
@@ -265,7 +268,7 @@ class _Sorter:
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
 
-    def decide(self, source: Source, message: Any) -> Send | Keep:
+    def decide(self, source: Source, message: Any) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
         key = message.delivery_info["routing_key"]
         try:
@@ -274,6 +277,9 @@ class _Sorter:
             return self._poisoned(source, message, key, exc)
         if found is None:
             return Keep("kept")
+        record = self._amendment(source, message, found)
+        if record is not None:
+            return self._amend(record)
         found.properties[_HEADERS].pop("x-delivery-count", None)
         left = remaining(found.due, now)
         if self._to.mirrors:
@@ -286,6 +292,31 @@ class _Sorter:
             return self._to_foreign_ladder(message, found, left)
         except (AddressError, DelayError, TopologyError) as exc:
             return Keep("left", str(exc))
+
+    @staticmethod
+    def _amendment(source: Source, message: Any, found: Reading) -> Cancel | None:
+        """Return the cancellation that rides the ladder, if a message is one."""
+        if source.topology is None or not source.topology.mirrors:
+            return None
+        namespace = source.topology.namespace
+        if found.destination != Destination("", stream_name(namespace, IDS)):
+            return None
+        # What has not waited in a queue before this one still has the exchange that it entered by.
+        headers = message.properties.get(_HEADERS) or {}
+        entered = headers.get(ENTERED, message.delivery_info["exchange"])
+        record = from_line(message.body) if entered == exchange_name(namespace) else None
+        return record if isinstance(record, Cancel) else None
+
+    def _amend(self, record: Cancel) -> Keep | Done:
+        """Have a cancellation ride the other ladder, by the exchange that makes it count."""
+        mechanism = mechanism_of(self._sending.connection)
+        if mechanism is None:
+            return Keep("left", "another system's ladder takes no cancellation along")
+        try:
+            mechanism.amendments.write_ahead(record, record.due or 0)
+        except (AmendmentError, DelayError) as exc:
+            return Keep("left", str(exc))
+        return Done("moved")
 
     def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
         """Enter another system's ladder, with the due time and whatever would cut it short aside.

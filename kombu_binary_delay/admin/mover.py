@@ -76,7 +76,14 @@ class Keep:
     why: str = ""
 
 
-Decision = Send | Write | Keep
+@dataclass(frozen=True)
+class Done:
+    """Take a message from its queue: what it is for has been done, and confirmed."""
+
+    count: str
+
+
+Decision = Send | Write | Keep | Done
 
 
 class Mover:
@@ -196,6 +203,8 @@ class Mover:
         what = decide(message)
         if isinstance(what, Keep):
             self._keep(message, what.count, what.why)
+        elif isinstance(what, Done):
+            self._take(message.delivery_tag, what.count)
         elif isinstance(what, Write):
             self._write(message.delivery_tag, what)
         else:

@@ -53,13 +53,13 @@ class Source:
 
     :param name: the queue's name.
     :param topology: the ladder that it is a part of; None for an ordinary queue.
-    :param ttl: its wait in milliseconds; 0 for an ordinary queue.
+    :param wait: how long its messages are to wait, in milliseconds; 0 for an ordinary queue.
     :param level: the level that it belongs to; for a queue of one delay, 0.
     """
 
     name: str
     topology: Topology | None = None
-    ttl: int = 0
+    wait: int = 0
     level: int = 0
 
 
@@ -70,14 +70,15 @@ def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ..
 
     :param existing: by names, what exists; only the names of queues are read.
     """
-    found = []
-    for level, part in enumerate(topology.levels):
-        for queue in part.queues:
-            ttl = int(dict(queue.arguments)["x-message-ttl"])
-            found.append(Source(queue.name, topology, ttl, level))
-    found += [Source(name, topology, ttl) for name, ttl in delay_queues(topology, existing).items()]
+    found = [
+        Source(queue.name, topology, queue.wait or 0, level)
+        for level, part in enumerate(topology.levels)
+        for queue in part.queues
+    ]
+    waits = delay_queues(topology, existing)
+    found += [Source(name, topology, wait) for name, wait in waits.items()]
     found = [each for each in found if each.name in existing]
-    return tuple(sorted(found, key=lambda each: -each.ttl))
+    return tuple(sorted(found, key=lambda each: -each.wait))
 
 
 def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
@@ -139,7 +140,7 @@ def read(
         # The whole wait of this queue, and of the digits that are still to come.
         lower = digits[len(digits) - source.level :] if source.level <= len(digits) else digits
         rest = topology.ladder.delay(lower) if source.level else 0
-        due = now + source.ttl + rest
+        due = now + source.wait + rest
         stated = _stated_due(headers, topology.delay_header)
         # What cannot be, where the message is, is of an earlier publish, or by another clock.
         if stated is not None and now + rest <= stated <= due:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
@@ -15,6 +17,7 @@ from kombu_binary_delay.model.v1 import TopologyV1
 
 from .management import Management
 from .probe import ready
+from .reading import sources
 from .snapshot import Row, Snapshot, arguments, is_up, leaving
 
 
@@ -22,12 +25,13 @@ from .snapshot import Row, Snapshot, arguments, is_up, leaving
 class Waiting:
     """One queue in which messages wait.
 
-    ``ttl`` is its wait, and ``latest`` the time after which all that it holds now has left the
-    ladder, both in milliseconds. ``leaving`` of its messages are due, on their way out of it.
+    ``wait`` is how long they are to wait in it, and ``latest`` the time after which all that it
+    holds now has left the ladder, both in milliseconds. ``leaving`` of its messages are due, on
+    their way out of it.
     """
 
     queue: str
-    ttl: int
+    wait: int
     latest: int
     messages: int
     leaving: int
@@ -64,8 +68,25 @@ class LadderStatus:
 
 
 @dataclass(frozen=True)
+class AmendmentsStatus:
+    """What is recorded of what waits.
+
+    :param active: how many ids and keys have amendments that count; None where they cannot
+        be read, or not by this user.
+    :param lag: from the broker's confirm of a record until this program had read it, in
+        milliseconds; None where that was not measured.
+    """
+
+    active: int | None
+    lag: float | None
+
+
+@dataclass(frozen=True)
 class Status:
-    """One look at a virtual host; ``at`` is in seconds since the epoch."""
+    """One look at a virtual host; ``at`` is in seconds since the epoch.
+
+    ``amendments`` is None where there have been none yet, or nobody looked.
+    """
 
     at: float
     broker: str
@@ -74,16 +95,23 @@ class Status:
     parked: int
     relays: int
     troubles: tuple[str, ...]
+    amendments: AmendmentsStatus | None = None
 
 
 def status(
-    connection: Any, management: Management, topology: Topology, lanes: Iterable[str] = ()
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    lanes: Iterable[str] = (),
+    amending: Any = None,
 ) -> Status:
     """Look at every ladder in the namespace of ``topology``.
 
     :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
         rest, such as rates, is the management API's, and up to ten seconds old.
     :param lanes: the names of the ladders in use, where there are several side by side.
+    :param amending: a connection by our transport, which reads the amendments and appends a marker
+        to their streams; the same one for several looks reads them once. None to look at none.
     :raises UnreachableError: where the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)
@@ -109,7 +137,7 @@ def status(
                     f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
                     f"what it leads to, which is full or does not confirm; no others are held up"
                 )
-    longest = _Longest(topology, snapshot)
+    longest = _Longest(topology, snapshot, _waits(topology, snapshot, groups.values()))
     in_use = {topology.prefix, *lanes}
     ladders = [
         _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
@@ -131,7 +159,21 @@ def status(
         parked,
         relays,
         tuple(troubles),
+        _amendments(amending, topology.namespace, snapshot),
     )
+
+
+def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> AmendmentsStatus | None:
+    if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
+        return None
+    amendments = amending.connection.delay_mechanism.amendments
+    try:
+        lag = amendments.lag()
+    except AmendmentError:
+        # It does not answer; what waits is to be seen all the same.
+        return AmendmentsStatus(None, None)
+    active = len(amendments.memory) if amendments.is_reading else None
+    return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
 
 
 def ladder_of(topology: Topology, name: str) -> str | None:
@@ -171,15 +213,15 @@ def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
     for queue in queues:
         row = snapshot.queues[queue]
         held = leaving(row)
-        ttl = int(arguments(row).get("x-message-ttl", 0))
+        wait = longest.waits.get(queue, 0)
         messages = counted.get(queue, 0) + held
         waiting.append(
-            Waiting(queue, ttl, longest.queue(queue), messages, held, _trouble(row, held))
+            Waiting(queue, wait, longest.queue(queue), messages, held, _trouble(row, held))
         )
         growth += _rate(row, "messages_details")
         # Only what publishers send is counted so, not what comes from the level above.
         rate_in += _rate(row.get("message_stats") or {}, "publish_details")
-    waiting.sort(key=lambda each: (each.ttl, each.queue))
+    waiting.sort(key=lambda each: (each.wait, each.queue))
     return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
 
 
@@ -207,24 +249,37 @@ def _trouble(row: Row, held: int) -> str | None:
     return None
 
 
+def _waits(
+    topology: Topology, snapshot: Snapshot, ladders: Iterable[Sequence[str]]
+) -> dict[str, int]:
+    """Return how long messages are to wait in each queue of some ladders, in milliseconds."""
+    return {
+        each.name: each.wait
+        for queues in ladders
+        for each in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
+    }
+
+
 class _Longest:
     """The longest way from an exchange to the end of its ladder, in milliseconds.
 
     It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
     """
 
-    def __init__(self, topology: Topology, snapshot: Snapshot) -> None:
+    def __init__(self, topology: Topology, snapshot: Snapshot, waits: Mapping[str, int]) -> None:
         self._owns = topology.owns
         self._live = snapshot
+        self.waits = waits
         self._found: dict[str, int] = {}
         self._from: dict[str, list[Binding]] = defaultdict(list)
         for binding in snapshot.bindings:
             self._from[binding.source].append(binding)
 
     def queue(self, name: str) -> int:
-        given = arguments(self._live.queues.get(name, {}))
-        ttl, below = given.get("x-message-ttl"), given.get("x-dead-letter-exchange")
-        return 0 if ttl is None else int(ttl) + self.exchange(str(below or ""))
+        if name not in self.waits:
+            return 0
+        below = arguments(self._live.queues[name]).get("x-dead-letter-exchange")
+        return self.waits[name] + self.exchange(str(below or ""))
 
     def exchange(self, name: str) -> int:
         if name not in self._found:

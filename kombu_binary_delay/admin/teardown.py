@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from kombu_binary_delay.amendments.stream import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
@@ -50,8 +51,9 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
 ) -> Teardown:
     """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
 
-    The delivery side goes with it, unless other ladders lead there. Where nothing of the ladder
-    exists, nothing is removed.
+    The delivery side goes with it, unless other ladders lead there; and with the last ladder of the
+    namespace what was amended, which then counts no more, for what is in your queues neither. Where
+    nothing of the ladder exists, nothing is removed.
 
     First the exchanges go, so that nothing more can come in; what is then found to have come in
     before lets all be put back as it was. Publishers should have stopped: one that is still at work
@@ -71,18 +73,23 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
         return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
-        mine += [
-            name
-            for name in snapshot.exchanges
-            if name == topology.delivery or name.startswith(side)
-        ]
+        amendments = _amendments(topology)
+        last = topology.mirrors and not _others(topology, snapshot, in_use, all_sides=True)
+
+        def goes(name: str) -> bool:
+            if name in amendments:
+                return last
+            return name == topology.delivery or name.startswith(side)
+
+        mine += [name for name in snapshot.exchanges if goes(name)]
         # Ahead of the ladder's own: as long as one of those exists, this can be done again.
         queues = [
-            *(name for name in snapshot.queues if name.startswith(side) and name not in queues),
+            *(name for name in snapshot.queues if goes(name) and name not in queues),
             *queues,
         ]
     mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
-    waiting = held(connection, management, queues, guess=force)
+    counted = [name for name in queues if name not in _amendments(topology)]
+    waiting = held(connection, management, counted, guess=force)
     lost = sum(waiting.values())
     if lost and not force:
         raise RefusedError(
@@ -90,7 +97,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
         )
     if not dry_run:
         if not force:
-            _close(connection, management, topology, snapshot, mine, queues, stats_delay, notify)
+            _close(connection, management, topology, snapshot, mine, counted, stats_delay, notify)
         _remove(connection, mine, queues)
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
@@ -131,14 +138,31 @@ def held(
     return {name: count for name, count in sums.items() if count}
 
 
-def _others(topology: Topology, snapshot: Snapshot, in_use: Iterable[Topology]) -> tuple[str, ...]:
-    """Name the other ladders that lead to the same delivery side."""
+def _amendments(topology: Topology) -> set[str]:
+    """Name what all ladders of a namespace share, whatever their delivery side."""
+    namespace = topology.namespace
+    return {exchange_name(namespace), *(stream_name(namespace, key) for key in (IDS, KEYS))}
+
+
+def _others(
+    topology: Topology,
+    snapshot: Snapshot,
+    in_use: Iterable[Topology],
+    *,
+    all_sides: bool = False,
+) -> tuple[str, ...]:
+    """Name the other ladders that lead to the same delivery side, or of the same namespace."""
     existing = filter(None, map(topology_of_name, snapshot.exchanges))
     return tuple(
         dict.fromkeys(
             other.prefix
             for other in (*in_use, *existing)
-            if other.prefix != topology.prefix and other.delivery == topology.delivery
+            if other.prefix != topology.prefix
+            and (
+                other.namespace == topology.namespace
+                if all_sides
+                else other.delivery == topology.delivery
+            )
         )
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, release
+from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
 from .errors import UnreachableError
@@ -19,6 +20,9 @@ from .snapshot import Snapshot, arguments
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
 SEVERITIES = ("error", "warning", "note")
+
+
+_NOTHING = Part()
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     user: str | None = None,
     relays: Iterable[str] = (),
     must_exist: bool = False,
+    amendments: Part = _NOTHING,
 ) -> Verification:
     """Compare a virtual host with a topology, and change nothing.
 
@@ -62,6 +67,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param relays: patterns of the names of queues that need a relay, as the setting has them.
     :param must_exist: whether the ladder was asked for by its name, so that it is an error where
         nothing of it exists.
+    :param amendments: what they need on the broker, where they are wanted.
     :param user: whose permissions to look at; by default the one who asks.
     :raises UnreachableError: where the management API does not answer.
     """
@@ -72,8 +78,9 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *_broker(management, version, topology),
         *compare(topology, snapshot, declares=declares, must_exist=must_exist),
         *_delivery(topology, snapshot, relays),
+        *_amendments(amendments, snapshot, declares=declares),
         *_policies(management, topology, snapshot),
-        *_permissions(management, topology, user or management.user, declares=declares),
+        *_permissions(management, topology, user or management.user, amendments, declares=declares),
     ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     return Verification(version, management.vhost, topology.prefix, tuple(found))
@@ -275,6 +282,48 @@ def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
             )
 
 
+# -- amendments ----------------------------------------------------------------------------------
+
+_NOT_AMENDED = "a revoke does not outlive the workers, and to cancel or reschedule fails"
+
+
+def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
+    named = [("exchange", each.name, snapshot.exchanges) for each in part.exchanges]
+    named += [("queue", each.name, snapshot.queues) for each in part.queues]
+    missing = [f"{kind} {name}" for kind, name, existing in named if name not in existing]
+    if len(missing) == len(named):
+        if named and declares:
+            causes = "nothing: the first one makes the exchange and the streams that it needs"
+            yield Difference("note", "amendments", "none made yet", causes)
+        elif named:
+            yield Difference("warning", "amendments", "no exchange and no streams", _NOT_AMENDED)
+        return
+    for what in missing:
+        yield Difference("error", what, "missing", _NOT_AMENDED)
+    for queue in part.queues:
+        if queue.name in snapshot.queues:
+            yield from _stream(queue, arguments(snapshot.queues[queue.name]))
+    for binding in part.bindings:
+        if binding not in snapshot.bindings and not missing:
+            yield Difference(
+                "error",
+                f"binding from {binding.source} to the queue {binding.destination}",
+                f"no binding with the key {binding.key!r}",
+                _NOT_AMENDED,
+            )
+
+
+def _stream(queue: Queue, given: Mapping[str, Any]) -> Iterator[Difference]:
+    what, wanted = f"queue {queue.name}", dict(queue.arguments)
+    if given.get("x-queue-type") != "stream":
+        yield Difference("error", what, _other("x-queue-type", wanted, given), _NOT_AMENDED)
+        return
+    for name in sorted(wanted.keys() - {"x-queue-type"}):
+        if wanted[name] != given.get(name):
+            causes = "what was cancelled is remembered for another time than the settings say"
+            yield Difference("warning", what, _other(name, wanted, given), causes)
+
+
 # -- the broker itself ---------------------------------------------------------------------------
 
 
@@ -361,12 +410,12 @@ def _policy_of(
     queue: str, given: Mapping[str, Any], policies: Iterable[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
     """Find the policy that RabbitMQ would apply: of those that match, the one of most priority."""
-    kind = given.get("x-queue-type", "classic")
+    kind = str(given.get("x-queue-type", "classic"))
+    kinds = ("all", "queues", "streams" if kind == "stream" else f"{kind}_queues")
     matching = [
         policy
         for policy in policies
-        if policy["apply-to"] in ("all", "queues", f"{kind}_queues")
-        and _matches(policy["pattern"], queue)
+        if policy["apply-to"] in kinds and _matches(policy["pattern"], queue)
     ]
     return max(matching, key=lambda policy: policy["priority"], default=None)
 
@@ -391,6 +440,9 @@ def _breaks(
     strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum
     queue takes the policy's, and a classic one the argument.
     """
+    if given.get("x-queue-type") == "stream":
+        yield from _shortens(definition, given)
+        return
     declared = given.get("x-message-ttl")
     ttl = definition.get("message-ttl")
     if ttl is not None and declared is None:
@@ -423,11 +475,23 @@ def _breaks(
         yield "warning", "delivery-limit", "redrive and migrate refuse to look at what is here"
 
 
+def _shortens(
+    definition: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield what a policy does to a stream: of two limits, RabbitMQ takes the lower."""
+    forgets = "records are forgotten sooner: what was cancelled may run"
+    age, wanted = definition.get("max-age"), given.get("x-max-age")
+    if age is not None and (wanted is None or milliseconds(age) < milliseconds(wanted)):
+        yield "warning", "max-age", forgets
+    if "max-length-bytes" in definition:
+        yield "warning", "max-length-bytes", forgets
+
+
 # -- permissions ---------------------------------------------------------------------------------
 
 
 def _permissions(
-    management: Management, topology: Topology, user: str, *, declares: bool
+    management: Management, topology: Topology, user: str, amendments: Part, *, declares: bool
 ) -> Iterator[Difference]:
     try:
         rows = management.get("users", user, "permissions")
@@ -461,3 +525,12 @@ def _permissions(
                 if what == "write"
                 else "it cannot make the ladder, and its delayed publishes fail",
             )
+    streams = [each.name for each in amendments.queues]
+    lacking = [name for name in streams if _matches(mine[0]["read"] or "^$", name) is False]
+    if lacking:
+        yield Difference(
+            "note",
+            f"permissions of {user}",
+            f"no read permission on {lacking[0]}",
+            "where it consumes, what was cancelled runs",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
-from .record import REPLACES, Postpone, check_name, split
+from .door import LONGEST_KEYED
+from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
@@ -25,54 +26,62 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     revoked task. One that is running already goes on.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when the last of them is due, aware of its time zone. Without it, the cancellation
-        is remembered for the setting ``amendments_max_age``; with it, for as long after that time.
-    :param connection: of Kombu's, with our transport; None for the current Celery app's.
+    :param eta: when it is due, or the last of several; aware of its time zone. Without it, the
+        cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
+        after that time.
+    :param connection: of Kombu's, with our transport; None for the results' Celery app's, or the
+        current one's.
     :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
         cannot remember it.
     """
-    names = [check_name(name, "the id of a task") for name in _names(tasks)]
-    if not names:
-        raise AmendmentError("no task is named; give the id of one at least")
+    names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
+    # What the caller has may be a key: then, it is due soon.
+    is_soon = due is None or due - now <= LONGEST_KEYED
+    keyed = split(names, now, due, keyed=True) if is_soon else []
 
     def write(amendments: Amendments) -> None:
-        records = split(names, now, due)
-        if due is None:
-            amendments.write(records)
-            return
-        for each in records:
-            amendments.write_ahead(each, due)
+        if due is not None and len(names) == 1:
+            amendments.write(keyed)
+            amendments.write_ahead(Cancel((names[0],), now, due), due)
+        elif due is None or due - now <= amendments.max_age:
+            amendments.write([*keyed, *split(names, now, due)])
+        else:
+            raise AmendmentError(
+                f"several tasks of which the last is due in {(due - now) // 1000} s cannot be "
+                f"cancelled together, since records are kept for {amendments.max_age // 1000} s; "
+                f"cancel each with its own eta"
+            )
 
-    _amend(write, connection)
+    _amend(write, connection, tasks)
 
 
 def reschedule(
-    task: Any,
+    tasks: Any,
     *,
     eta: datetime | None = None,
     countdown: float | None = None,
     connection: Any = None,
 ) -> None:
-    """Postpone a task or message that waits; return when the broker has confirmed it.
+    """Postpone tasks or messages that wait; return when the broker has confirmed it.
 
-    At its first due time, which is to be within ``amendments_max_age`` from now, it is delayed
+    At its first due time, which is to be within ``amendments_max_age`` from now, each is delayed
     again, for what is left. An earlier time than that changes nothing: use :func:`replace`.
 
-    :param task: its id, or its result.
+    :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, aware of its time zone.
     :param countdown: or in how many seconds from now.
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
     """
-    (name,) = (check_name(each, "the id of a task") for each in _names(task))
+    names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
-    record = Postpone(name, due, now)
-    _amend(lambda amendments: amendments.write([record]), connection)
+    records = [Postpone(name, due, now) for name in names]
+    _amend(lambda amendments: amendments.write(records), connection, tasks)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
@@ -88,25 +97,40 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
         may run; the error says so.
     """
     check_name(task_id, "the id of a task")
-    headers = {**(options.pop("headers", None) or {}), REPLACES: task_id}
-    return signature.apply_async(task_id=task_id, headers=headers, **options)
+    given = getattr(signature, "options", None)
+    if not isinstance(given, Mapping) or hasattr(signature, "tasks"):
+        raise AmendmentError(
+            f"the signature of one task replaces a task, got {signature!r}; make one by task.s()"
+        )
+    headers = options.pop("headers", None) or given.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise AmendmentError(f"headers must be a mapping, got {headers!r}")
+    return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
+
+
+def _checked(tasks: Any) -> list[str]:
+    names = [check_name(name, "the id of a task") for name in _names(tasks)]
+    if not names:
+        raise AmendmentError("no task is named; give the id of one at least")
+    return list(dict.fromkeys(names))
 
 
 def _names(tasks: Any) -> Iterator[Any]:
-    if isinstance(tasks, str) or not isinstance(tasks, Iterable) or hasattr(tasks, "id"):
-        children = getattr(tasks, "results", None)
-        if children is not None:
-            # A group's.
-            yield from _names(children)
-        else:
-            yield getattr(tasks, "id", tasks)
-    else:
+    children = getattr(tasks, "results", None)
+    if isinstance(children, (list, tuple)):
+        # A group's.
+        yield from _names(children)
+    elif hasattr(tasks, "id"):
+        yield tasks.id
+    elif isinstance(tasks, Iterable) and not isinstance(tasks, (str, bytes, Mapping)):
         for each in tasks:
             yield from _names(each)
+    else:
+        yield tasks
 
 
-def _amend(write: Callable[[Amendments], None], connection: Any) -> None:
-    with _connected(connection) as connected:
+def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> None:
+    with _connected(connection, tasks) as connected:
         for attempt in range(2):
             try:
                 connected.ensure_connection(max_retries=3)
@@ -128,19 +152,35 @@ def _amend(write: Callable[[Amendments], None], connection: Any) -> None:
 
 
 @contextmanager
-def _connected(connection: Any) -> Iterator[Any]:
+def _connected(connection: Any, tasks: Any) -> Iterator[Any]:
     if connection is not None:
+        if not hasattr(connection, "connection_errors"):
+            raise AmendmentError(f"connection must be a kombu.Connection, got {connection!r}")
         yield connection
         return
+    app = _app_of(tasks) or _current_app()
+    with app.connection_or_acquire() as pooled:
+        yield pooled
+
+
+def _current_app() -> Any:
     try:
         from celery import current_app  # noqa: PLC0415 - Celery is no dependency
     except ImportError:
         raise AmendmentError("give the connection, since there is no Celery here") from None
-    with current_app.connection_or_acquire() as pooled:
-        yield pooled
+    return current_app
+
+
+def _app_of(tasks: Any) -> Any:
+    """Return the app of Celery's that a result belongs to, or the first of several; or None."""
+    if isinstance(tasks, (list, tuple)):
+        return next((app for app in map(_app_of, tasks) if app is not None), None)
+    return getattr(tasks, "app", None)
 
 
 def _after(countdown: Any) -> datetime:
+    if isinstance(countdown, bool):
+        raise AmendmentError(f"countdown must be a number of seconds, got {countdown!r}")
     try:
         return datetime.now(timezone.utc) + timedelta(seconds=countdown)
     except (TypeError, ValueError, OverflowError):

@@ -8,6 +8,7 @@ of a stream would take three times as long as they do here.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
     :raises TimeoutError: where the socket's own time is over.
     """
     method, header, size, done = b"", b"", 0, False
+    heard = time.monotonic()
     parts: list[bytes] = []
 
     def is_over() -> bool:
@@ -62,6 +64,11 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
         if method and kind != _METHOD and size == 0:
             take(*read_deliver(method), b"".join(parts), partial(_headers, header))
             method = b""
+            # Who counts what comes and goes is to know that both sides are alive.
+            connection.bytes_recv += 1
+            if connection.heartbeat and time.monotonic() - heard > connection.heartbeat / 2:
+                heard = time.monotonic()
+                connection.send_heartbeat()
         done = done or is_done()
 
 

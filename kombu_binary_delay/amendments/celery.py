@@ -10,12 +10,13 @@ Celery: a Kombu program may not have it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from kombu.serialization import loads
 
-from .record import MAX_NAME, CancelStamped, Record, split
+from .record import MAX_IDS, MAX_NAME, CancelStamped, Record, split
 
 #: The ends of the names of the exchanges that such broadcasts are published to.
 BROADCASTS = ".pidbox"
@@ -27,6 +28,7 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
     One to some of the workers is left to those.
 
     :param now: milliseconds since the epoch.
+    :raises KombuError: where it cannot be read.
     """
     content_type = properties.get("content_type")
     # This process has just written it.
@@ -43,16 +45,21 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
     if method in ("revoke", "terminate"):
         return list(split(filter(_is_name, _listed(given.get("task_id"))), now))
     if method == "revoke_by_stamped_headers":
-        headers = given.get("headers")
-        if isinstance(headers, list):
-            headers = dict(each.split("=")[:2] for each in headers if "=" in str(each))
-        if isinstance(headers, Mapping):
-            stamps = {
-                str(name): tuple(str(value) for value in _listed(values))
-                for name, values in headers.items()
-            }
-            return [CancelStamped(tuple(stamps.items()), now)] if stamps else []
+        return list(_stamped(given.get("headers"), now))
     return []
+
+
+def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
+    if isinstance(headers, list):
+        # As Celery reads what its command line sends.
+        pairs = [str(each).split("=") for each in headers]
+        headers = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
+    if not isinstance(headers, Mapping):
+        return
+    for name, values in headers.items():
+        listed = [str(value) for value in _listed(values)]
+        for begin in range(0, len(listed), MAX_IDS):
+            yield CancelStamped(((str(name), tuple(listed[begin : begin + MAX_IDS])),), now)
 
 
 def is_worker(callback: Any) -> bool:
@@ -66,6 +73,20 @@ def revoke_here(task_id: str) -> None:
     state = sys.modules.get("celery.worker.state")
     if state is not None:
         state.revoked.add(task_id)
+
+
+@contextmanager
+def revoked_here(task_id: str) -> Iterator[None]:
+    """Have this process' worker discard a task that it receives within, and no other of its id."""
+    state = sys.modules.get("celery.worker.state")
+    if state is None or task_id in state.revoked:
+        yield
+        return
+    state.revoked.add(task_id)
+    try:
+        yield
+    finally:
+        state.revoked.discard(task_id)
 
 
 def accept_here(task_id: str) -> None:

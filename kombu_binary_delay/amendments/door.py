@@ -15,11 +15,14 @@ from functools import partial
 from typing import Any
 
 import amqp
+from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
-from kombu_binary_delay.model.delay import ETA, TASK, due_time
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.delay import ETA, TASK, due_time, headers_of_body
+from kombu_binary_delay.router import Delivery
 
 from . import celery
 from .memory import POSTPONED, SUPERSEDED, Verdict
@@ -34,7 +37,7 @@ from .record import (
     names_of,
     new_generation,
 )
-from .stream import IDS, KEYS, Amendments
+from .stream import Amendments
 
 logger = get_logger(__package__)
 
@@ -43,6 +46,7 @@ _HEADERS = "application_headers"
 LONGEST_KEYED = 43_200_000
 
 Dispatch = Callable[[Any], object]
+Judge = Callable[[Mapping[str, Any]], Verdict | None]
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,28 @@ class AmendingChannel(FollowingChannel):
     def _record_broadcast(self, msg: Any) -> None:
         """Record what a broadcast of Celery's revokes, before it leaves."""
         amendments = self._amendments
-        now = time.time_ns() // 1_000_000
-        records = celery.records_of_broadcast(msg.properties, msg.body, now)
-        if not records:
+        if not amendments.is_wanted:
             return
+        now = time.time_ns() // 1_000_000
         try:
-            amendments.write(records)
-        except AmendmentError as exc:
+            records = celery.records_of_broadcast(msg.properties, msg.body, now)
+            if records:
+                amendments.write(records)
+        except KombuError as exc:
             logger.warning("a revoke will not outlive the workers that are up now: %s", exc)
 
-    def _begin_generation(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
-        """Return a message with a generation, and what to do after its publish.
+    @staticmethod
+    def begins_generation(headers: Mapping[str, Any] | None) -> bool:
+        """Return whether a message supersedes others. One with a generation is a retry of it."""
+        if not headers or GENERATION in headers:
+            return False
+        return KEY in headers or REPLACES in headers
+
+    def begin_generation(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, list[Supersede]]:
+        """Return a message with a generation, and what is to be recorded when it is published.
 
         :param asked: the headers by which it asks for a delay.
-        :raises AmendmentError: for a key that is none, or a broker that cannot.
+        :raises AmendmentError: for a key that is none, or a broker or user that cannot.
         """
         amendments = self._amendments
         amendments.require()
@@ -106,22 +118,51 @@ class AmendingChannel(FollowingChannel):
                 f"may be rolled back; publish it on a channel without tx_select"
             )
         headers = msg.properties[_HEADERS]
-        name = KEY if KEY in headers else REPLACES
         wait = check_wait(headers.get(LONGEST_WAIT))
+        if wait is not None and KEY not in headers:
+            raise AmendmentError(f"{LONGEST_WAIT} is for a message with {KEY}, and this has none")
+        if (
+            REPLACES in headers
+            and self._reads_bodies
+            and TASK in headers_of_body(msg.properties, msg.body)
+        ):
+            raise AmendmentError(
+                f"a task of protocol 1 cannot replace another by {REPLACES}, since its retries "
+                f"lose that header; set task_protocol to 2"
+            )
         now = time.time_ns() // 1000
         at = now // 1000
         due = -(-(due_time(asked, now) or now) // 1000)
         longest = max(due - at, wait or 0)
-        if name == KEY and longest > LONGEST_KEYED:
+        if KEY in headers and longest > LONGEST_KEYED:
             raise AmendmentError(
-                f"a message with {name} can wait for at most {LONGEST_KEYED // 1000} s, got "
+                f"a message with {KEY} can wait for at most {LONGEST_KEYED // 1000} s, got "
                 f"{longest / 1000:g} s; give it an id, and replace it by that"
             )
         generation = new_generation(at)
-        record = Supersede(check_name(headers[name], name), generation, due, at, wait)
+        records = [
+            Supersede(check_name(headers[name], name), generation, due, at, limit, keyed=keyed)
+            for name, limit, keyed in ((KEY, wait, True), (REPLACES, None, False))
+            if name in headers
+        ]
         amended = amqp.Message(msg.body)
         amended.properties = {**msg.properties, _HEADERS: {**headers, GENERATION: generation}}
-        return amended, partial(amendments.write, [record], KEYS if name == KEY else IDS)
+        amendments.prepare()
+        return amended, records
+
+    def record_generations(self, records: list[Supersede]) -> None:
+        """Record what published messages supersede.
+
+        :raises AmendmentError: where the broker does not take it.
+        """
+        try:
+            self._amendments.write(records)
+        except AmendmentError as exc:
+            names = ", ".join(repr(each.name) for each in records[:3])
+            raise AmendmentError(
+                f"{len(records)} messages were published, and what they supersede is delivered as "
+                f"well ({names}): {exc}"
+            ) from exc
 
     # -- inward --------------------------------------------------------------------------------
 
@@ -135,7 +176,7 @@ class AmendingChannel(FollowingChannel):
         tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         dispatch = self.callbacks.get(tag)
         if dispatch is not None:
-            self.callbacks[tag] = partial(self._deliver, dispatch, tag)
+            self.callbacks[tag] = partial(self._deliver, self._amendments.verdict, dispatch, tag)
         return tag
 
     def basic_get(
@@ -146,20 +187,28 @@ class AmendingChannel(FollowingChannel):
         **kwargs: Any,
     ) -> Any:
         """Get a message: the first that is to be delivered."""
-        self._amendments.catch_up()
+        self._amendments.look()
         while True:
             message = super().basic_get(queue, no_ack, *args, **kwargs)
             if message is None:
                 return None
             message.delivery_info["no_ack"] = no_ack
-            verdict = self._verdict(message)
+            verdict = self._amendments.verdict(message.properties)
             if verdict is None or not self._keep_to(verdict, message):
                 return message
 
-    def _deliver(self, dispatch: Dispatch, tag: str, message: Any) -> None:
+    def _deliver(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
         """Dispatch a message to a consumer, unless it was amended."""
-        verdict = self._verdict(message)
+        verdict = judge(message.properties)
         if verdict is None:
+            headers = message.properties.get(_HEADERS)
+            if (
+                headers
+                and REPLACES in headers
+                and self._amendments.memory.revives(message.properties)
+            ):
+                # A Celery worker that heard of the cancellation remembers it by itself.
+                celery.accept_here(names_of(message.properties)[0])
             dispatch(message)
         elif verdict.reason != POSTPONED and celery.is_worker(dispatch):
             self._leave_to_worker(verdict, dispatch, message)
@@ -168,18 +217,19 @@ class AmendingChannel(FollowingChannel):
             if not self._keep_to(verdict, message):
                 dispatch(message)
 
-    def _verdict(self, message: Any) -> Verdict | None:
-        return self._amendments.verdict(message.properties)
-
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
         """Have Celery's worker discard a task, as it does what was revoked."""
-        name, headers = names_of(message.properties)
-        if verdict.reason == SUPERSEDED and (REPLACES in headers or KEY not in headers):
+        name, _ = names_of(message.properties)
+        if verdict.by_key:
+            # The next task with the key may have the same id.
+            with celery.revoked_here(name):
+                dispatch(message)
+        elif verdict.reason == SUPERSEDED:
             # The task that replaces it has the same id, and is not revoked.
             self._drop(verdict, message)
-            return
-        celery.revoke_here(name)
-        dispatch(message)
+        else:
+            celery.revoke_here(name)
+            dispatch(message)
 
     def _keep_to(self, verdict: Verdict, message: Any) -> bool:
         """Drop a message or delay it again; return whether that was possible."""
@@ -196,6 +246,9 @@ class AmendingChannel(FollowingChannel):
 
     def _drop(self, verdict: Verdict, message: Any) -> None:
         self._acknowledge(message)
+        if self._mechanism.journal is not None:
+            found = self._arrived(message)
+            self._mechanism.journal.taken_back(found.properties, found.destination, again=False)
         name, _ = names_of(message.properties)
         queue = self._queue_of(message.delivery_info)
         logger.info(
@@ -212,28 +265,28 @@ class AmendingChannel(FollowingChannel):
         """
         now = time.time_ns() // 1000
         longest = now + self._router.topology.ladder.maximum * 1000
-        info = message.delivery_info
-        found = self._router.received(
-            info.get("exchange", ""),
-            info.get("routing_key", ""),
-            message.properties,
-            self._queue_of(info),
-        )
-        properties = found.properties if found else message.properties
-        headers = dict(properties.get(_HEADERS) or {})
+        found = self._arrived(message)
+        headers = dict(found.properties.get(_HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
-        again = amqp.Message(message.body)
         # To that queue alone: its twins in other queues are delayed again, each to its own.
-        plan = self.plan(
-            {**properties, _HEADERS: headers},
-            min(due, longest),
-            "",
-            self._queue_of(info),
-            now,
-        )
+        queue = self._queue_of(message.delivery_info)
+        properties = {**found.properties, _HEADERS: headers}
+        plan = self.plan(properties, min(due, longest), "", queue, now)
+        again = amqp.Message(message.body)
         again.properties = plan.properties
         self._amendments.publish(again, plan.exchange, plan.routing_key)
+        journal = self._mechanism.journal
+        if journal is not None:
+            journal.taken_back(found.properties, found.destination, again=True)
+            journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
+
+    def _arrived(self, message: Any) -> Delivery:
+        """Return how a message was published, whether it came by a ladder or not."""
+        info = message.delivery_info
+        exchange, key = info.get("exchange", ""), info.get("routing_key", "")
+        found = self._router.received(exchange, key, message.properties, self._queue_of(info))
+        return found or Delivery(Destination(exchange, key), message.properties)
 
     def _acknowledge(self, message: Any) -> None:
         if not message.delivery_info.get("no_ack"):

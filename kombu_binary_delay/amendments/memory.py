@@ -30,8 +30,12 @@ from .record import (
 
 #: How long a superseded generation is remembered after its message was due, in milliseconds.
 _ON_ITS_WAY = 600_000
+#: How long a key is remembered after its message was due, in milliseconds: as its stream does.
+_KEYS_MAX_AGE = 86_400_000
 #: How often to look for what can be forgotten, in milliseconds.
 _FORGET_EVERY = 60_000
+#: How long something is remembered is rounded up to a multiple of this, in milliseconds.
+_ROUND = 60_000
 
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
@@ -43,16 +47,27 @@ class Verdict(NamedTuple):
 
     :param reason: ``cancelled`` and ``superseded`` are dropped, ``postponed`` is delayed again.
     :param due: of what is postponed, in milliseconds since the epoch.
+    :param by_key: whether its key is the reason, and not its id.
     """
 
     reason: str
     due: int = 0
+    by_key: bool = False
 
 
 class _Amended:
     """What is known of one id or key, besides that it was cancelled."""
 
-    __slots__ = ("at", "cancelled", "due", "first", "generation", "postponed", "until")
+    __slots__ = (
+        "at",
+        "cancelled",
+        "due",
+        "first",
+        "generation",
+        "postponed",
+        "revived",
+        "until",
+    )
 
     def __init__(self) -> None:
         #: The only valid one; empty where none supersedes what was published first.
@@ -60,6 +75,8 @@ class _Amended:
         #: When that was published, when it is due, and when the first was that it put off.
         self.at = self.due = self.first = 0
         self.cancelled = False
+        #: Whether the valid one came after a cancellation.
+        self.revived = False
         self.postponed = 0
         self.until = 0
 
@@ -76,14 +93,16 @@ class Memory:
         self._cancelled: dict[str, int] = {}
         self._stamped: dict[tuple[str, str], int] = {}
         self._amended: dict[str, _Amended] = {}
+        self._keyed: dict[str, _Amended] = {}
         self._superseded: dict[str, int] = {}
         #: Generations that are to run although a later one is valid, too.
         self._kept: dict[str, int] = {}
-        self._forgotten = 0
+        self._forgotten = self._until = 0
 
     def __len__(self) -> int:
         """Return how many amendments are active."""
-        return len(self._cancelled) + len(self._stamped) + len(self._amended)
+        ids = len(self._cancelled) + len(self._amended)
+        return ids + len(self._stamped) + len(self._keyed)
 
     def learn(self, record: Record, now: int) -> None:
         """Take note of the next record of the stream.
@@ -93,24 +112,31 @@ class Memory:
         # A clock that is ahead is not to make a record stay for ever.
         written = min(record.at, now)
         due = getattr(record, "due", None)
-        until = max(written, due or 0) + self._max_age
+        keyed = getattr(record, "keyed", False)
+        max_age = min(_KEYS_MAX_AGE, self._max_age) if keyed else self._max_age
+        until = max(written, due or 0) + max_age
         if until > now:
-            match record:
-                case Cancel():
-                    for name in record.names:
-                        self._cancel(name, until)
-                case CancelStamped():
-                    for stamp, values in record.stamps:
-                        self._stamped.update(
-                            dict.fromkeys([(stamp, each) for each in values], until)
-                        )
-                case Postpone():
-                    amended = self._of(record.name, until)
-                    amended.postponed = record.due
-                case Supersede():
-                    self._supersede(record, until, now)
+            self._note(record, self._rounded(until), now)
         if now - self._forgotten > _FORGET_EVERY or now < self._forgotten:
             self._forget(now)
+
+    def _note(self, record: Record, until: int, now: int) -> None:
+        match record:
+            case Cancel(keyed=True):
+                # A key that nobody superseded has nothing to cancel: the record would be before.
+                for name in record.names:
+                    if name in self._keyed:
+                        self._keyed[name].cancelled = True
+            case Cancel():
+                for name in record.names:
+                    self._cancel(name, until)
+            case CancelStamped():
+                for stamp, values in record.stamps:
+                    self._stamped.update(dict.fromkeys([(stamp, each) for each in values], until))
+            case Postpone():
+                self._of(record.name, until).postponed = record.due
+            case Supersede():
+                self._supersede(record, until, now)
 
     def judge(self, properties: Mapping[str, Any], now: int) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes.
@@ -120,24 +146,60 @@ class Memory:
         """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
-        key, generation = headers.get(KEY) or headers.get(REPLACES), headers.get(GENERATION)
-        if isinstance(key, str) and isinstance(generation, str):
-            verdict = self._judge_generation(key, generation, now)
-        else:
-            # What has a key and no generation was published by somebody who knows of neither.
-            verdict = self._judge_first(amended) if amended and KEY not in headers else None
-        if verdict is not None:
-            return verdict
+        if amended is not None or GENERATION in headers:
+            verdict = self._judge_named(name, headers, amended, now)
+            if verdict is not None:
+                return verdict
         if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
 
-    def _judge_generation(self, key: str, generation: str, now: int) -> Verdict | None:
+    def revives(self, properties: Mapping[str, Any]) -> bool:
+        """Return whether a message that passes replaces one that was cancelled before."""
+        name, headers = names_of(properties)
+        amended = self._amended.get(name)
+        return (
+            amended is not None
+            and amended.revived
+            and not amended.cancelled
+            and headers.get(GENERATION) == amended.generation
+        )
+
+    def awaits_record(self, properties: Mapping[str, Any]) -> bool:
+        """Return whether a message replaces another, and its record has not been read."""
+        _, headers = names_of(properties)
+        replaces, generation = headers.get(REPLACES), headers.get(GENERATION)
+        if not isinstance(replaces, str) or not isinstance(generation, str):
+            return False
+        valid = self._amended.get(replaces)
+        is_known = generation in self._superseded or generation in self._kept
+        return not is_known and (valid is None or valid.generation != generation)
+
+    def _judge_named(
+        self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int
+    ) -> Verdict | None:
+        key, replaces = headers.get(KEY), headers.get(REPLACES)
+        generation = headers.get(GENERATION)
+        verdict = None
+        if isinstance(generation, str):
+            # What has a key and no generation was published by somebody who knows of neither.
+            if isinstance(key, str):
+                verdict = self._judge_generation(self._keyed.get(key), generation, now)
+                verdict = verdict and verdict._replace(by_key=True)
+            if isinstance(replaces, str):
+                replaced = self._amended.get(replaces)
+                verdict = self._judge_generation(replaced, generation, now) or verdict
+        if amended is not None and (generation is None or replaces != name):
+            verdict = self._judge_first(amended) or verdict
+        return verdict
+
+    def _judge_generation(
+        self, valid: _Amended | None, generation: str, now: int
+    ) -> Verdict | None:
         if generation in self._superseded:
             return Verdict(SUPERSEDED)
-        valid = self._amended.get(key)
         if valid is None or generation in self._kept:
             return None
         if generation == valid.generation:
@@ -158,16 +220,19 @@ class Memory:
         for name, amended in before._amended.items():
             if name not in self._cancelled:
                 self._amended.setdefault(name, amended)
+        self._keyed = {**before._keyed, **self._keyed}
         self._stamped = {**before._stamped, **self._stamped}
         self._superseded = {**before._superseded, **self._superseded}
         self._kept = {**before._kept, **self._kept}
 
-    def _of(self, name: str, until: int) -> _Amended:
-        amended = self._amended.get(name)
+    def _of(self, name: str, until: int, *, keyed: bool = False) -> _Amended:
+        known = self._keyed if keyed else self._amended
+        amended = known.get(name)
         if amended is None:
-            amended = self._amended[name] = _Amended()
-            amended.until = self._cancelled.pop(name, 0)
-            amended.cancelled = amended.until > 0
+            amended = known[name] = _Amended()
+            if not keyed:
+                amended.until = self._cancelled.pop(name, 0)
+                amended.cancelled = amended.until > 0
         amended.until = max(amended.until, until)
         return amended
 
@@ -178,7 +243,7 @@ class Memory:
             self._cancelled[name] = max(self._cancelled.get(name, 0), until)
 
     def _supersede(self, record: Supersede, until: int, now: int) -> None:
-        amended = self._of(record.name, until)
+        amended = self._of(record.name, until, keyed=record.keyed)
         before, due = amended.generation, amended.due
         if record.generation == before or record.generation in self._superseded:
             return
@@ -188,12 +253,17 @@ class Memory:
             limit = record.longest_wait
             waits = record.at < due
             if limit is None or (waits and record.due <= amended.first + limit):
-                self._superseded[before] = max(due, now) + _ON_ITS_WAY
+                # What its time does not tell to be older must be remembered for as long as the key.
+                is_older = time_of(before) < record.at
+                self._superseded[before] = (
+                    max(due, now) + _ON_ITS_WAY if is_older else amended.until
+                )
                 first = amended.first if waits else first
             else:
                 self._kept[before] = amended.until
         amended.generation, amended.at, amended.due = record.generation, record.at, record.due
         amended.first = first
+        amended.revived = amended.revived or amended.cancelled
         amended.cancelled, amended.postponed = False, 0
 
     @staticmethod
@@ -215,12 +285,20 @@ class Memory:
                     return True
         return False
 
+    def _rounded(self, until: int) -> int:
+        """Return the end of a time's minute: one object for all records of that minute."""
+        until += -until % _ROUND
+        if until != self._until:
+            self._until = until
+        return self._until
+
     def _forget(self, now: int) -> None:
         self._forgotten = now
         for each in (self._cancelled, self._stamped, self._superseded, self._kept):
             _drop_until(each, now)
-        for name in [name for name, each in self._amended.items() if each.until <= now]:
-            del self._amended[name]
+        for known in (self._amended, self._keyed):
+            for name in [name for name, each in known.items() if each.until <= now]:
+                del known[name]
 
 
 def _drop_until(remembered: dict[Any, int], now: int) -> None:

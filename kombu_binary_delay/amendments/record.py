@@ -34,15 +34,17 @@ MAX_TIME = 253_402_300_799_999
 
 @dataclass(frozen=True)
 class Cancel:
-    """Drop what has one of these ids or keys.
+    """Drop what has one of these ids, or keys.
 
     :param at: when it was written.
     :param due: when the last of it is due; None where that is not known.
+    :param keyed: whether the names are keys. An id and a key may be the same word.
     """
 
     names: tuple[str, ...]
     at: int
     due: int | None = None
+    keyed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Supersede:
     :param due: when the message of this generation is due.
     :param longest_wait: in milliseconds, since the first of those that supersede each other; None
         for without end.
+    :param keyed: whether the name is a key.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Supersede:
     due: int
     at: int
     longest_wait: int | None = None
+    keyed: bool = False
 
 
 Record: TypeAlias = Cancel | CancelStamped | Postpone | Supersede
@@ -97,6 +101,8 @@ def to_line(record: Record) -> str:
             written = {"supersede": record.name, "by": record.generation, "due": record.due}
             if record.longest_wait is not None:
                 written["longest_wait"] = record.longest_wait
+    if getattr(record, "keyed", False):
+        written["keyed"] = True
     written["at"] = record.at
     return json.dumps(written, separators=(",", ":"))
 
@@ -106,19 +112,22 @@ def from_line(line: str | bytes) -> Record | None:
     if len(line) > MAX_BYTES:
         return None
     try:
-        read = json.loads(line)
+        # Of bytes, json would find out the encoding first, which takes as long as to read them.
+        read = json.loads(line if isinstance(line, str) else str(line, "utf-8"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(read, dict) or not _is_time(read.get("at")):
         return None
-    reader = next((_READERS[word] for word in _READERS if word in read), None)
-    return reader(read, read["at"]) if reader else None
+    for word, reader in _READERS.items():
+        if word in read:
+            return reader(read, read["at"])
+    return None
 
 
 def _read_cancel(read: dict[str, Any], at: int) -> Cancel | None:
     names, due = read["cancel"], read.get("due")
     if _are_names(names) and (due is None or _is_time(due)):
-        return Cancel(tuple(names), at, due)
+        return Cancel(tuple(names), at, due, _is_keyed(read))
     return None
 
 
@@ -139,7 +148,9 @@ def _read_supersede(read: dict[str, Any], at: int) -> Supersede | None:
     wait = read.get("longest_wait")
     if not (_is_name(name) and _is_name(generation) and _is_time(due)):
         return None
-    return Supersede(name, generation, due, at, wait) if wait is None or _is_time(wait) else None
+    if not (wait is None or _is_time(wait)):
+        return None
+    return Supersede(name, generation, due, at, wait, _is_keyed(read))
 
 
 _READERS: dict[str, Callable[[dict[str, Any], int], Record | None]] = {
@@ -203,6 +214,10 @@ def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return (name if isinstance(name, str) else ""), headers
 
 
+def _is_keyed(read: dict[str, Any]) -> bool:
+    return read.get("keyed") is True
+
+
 def _is_name(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and value != ""
 
@@ -215,8 +230,10 @@ def _is_time(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= MAX_TIME
 
 
-def split(names: Iterable[str], at: int, due: int | None = None) -> list[Cancel]:
+def split(
+    names: Iterable[str], at: int, due: int | None = None, *, keyed: bool = False
+) -> list[Cancel]:
     """Write the cancellation of many names as records of a bounded size."""
     listed = list(dict.fromkeys(names))
     parts = range(0, len(listed), MAX_IDS)
-    return [Cancel(tuple(listed[each : each + MAX_IDS]), at, due) for each in parts]
+    return [Cancel(tuple(listed[each : each + MAX_IDS]), at, due, keyed) for each in parts]

@@ -38,8 +38,8 @@ from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from . import bulk
-from .memory import Memory, Verdict
-from .record import Record, from_line, to_line
+from .memory import CANCELLED, Memory, Verdict
+from .record import MAX_BYTES, Cancel, Record, from_line, to_line
 
 logger = get_logger(__package__)
 
@@ -64,13 +64,28 @@ _LOOK_EVERY = 1.0
 _LOOK_AGAIN = 30.0
 #: Where nothing comes for so long, in seconds, all has been read.
 _QUIET = 0.25
+#: How long a record can take behind the message that it is of, in seconds.
+_AWAITED = 1.0
 
 #: RabbitMQ's own: the exchange that a message was published to before it first waited.
-_ENTERED = "x-first-death-exchange"
+ENTERED = "x-first-death-exchange"
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
 _PLAIN: Mapping[str, Any] = {}
 
+#: For how long nothing is asked of a broker that blocked publishers, in seconds.
+_BLOCKED = 300.0
+#: A node that has just started takes so long, in seconds, until all streams are where they were.
+_RECOVERY = 5.0
+
 _warned: set[str] = set()
+#: When a broker last blocked a connection of this process for a marker, by its address.
+_blocked: dict[str, float] = {}
+#: The virtual hosts, and the exchanges in them, whose streams this process has read.
+_known: set[tuple[str, str]] = set()
+
+
+class _BlockedError(Exception):
+    """Nothing is published, since that would stop the consumer."""
 
 
 class _Written(NamedTuple):
@@ -110,6 +125,16 @@ def amendments_part(settings: Settings) -> Part:
     )
 
 
+def _bounded_line(record: Record) -> str:
+    line = to_line(record)
+    if len(line) > MAX_BYTES:
+        raise AmendmentError(
+            f"a record can have at most {MAX_BYTES} bytes, got {len(line)}: {line[:60]}…; "
+            f"name less, or by shorter names"
+        )
+    return line
+
+
 class Amendments:
     """The amendments that one connection writes and reads.
 
@@ -137,14 +162,28 @@ class Amendments:
         self.max_age = milliseconds(settings.amendments_max_age)
         self.memory = Memory(self.max_age)
         self._channel: _AmendmentChannel | None = None
-        self._is_reading = False
         self._can_read = self.is_possible
+        self._can_write = False
         self._looked = float("-inf")
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether all that was confirmed before has been read, and what comes is.
+
+        The broker may have ended that for one of the streams, or closed the channel.
+        """
+        channel = self._channel
+        return channel is not None and channel.is_open and channel.streams == self._streams
 
     @property
     def is_possible(self) -> bool:
         """Whether the settings want amendments, and the broker has streams."""
         return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the settings want amendments."""
+        return self._settings.amendments
 
     def require(self) -> None:
         """Raise an error where nothing can be amended.
@@ -164,14 +203,19 @@ class Amendments:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, records: Iterable[Record], key: str = IDS) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Write records, and return when the broker has confirmed them all.
 
         The streams are declared if they do not exist.
 
         :raises AmendmentError: where the broker cannot, or refuses.
         """
-        self._write([_Written(to_line(each), key) for each in records])
+        self._write(
+            [
+                _Written(_bounded_line(each), KEYS if getattr(each, "keyed", False) else IDS)
+                for each in records
+            ]
+        )
 
     def write_ahead(self, record: Record, due: int) -> None:
         """Write a record that consumers need to know shortly before a due time, and not now.
@@ -183,11 +227,13 @@ class Amendments:
         self.require()
         now = time.time_ns() // 1_000_000
         can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
-        if due - now < FAR_AHEAD or not can_ride:
+        # The stream itself is to keep it until then.
+        far, lead = min(FAR_AHEAD, self.max_age), min(LEAD, self.max_age // 2)
+        if due - now < far or not can_ride:
             self.write([record])
             return
         plan, part = self._router.plan_through(
-            self._exchange, self._streams[0], {}, (due - LEAD) * 1000, now * 1000
+            self._exchange, self._streams[0], {}, (due - lead) * 1000, now * 1000
         )
         way = Ensure(part, "the way of amendments through the ladder")
         try:
@@ -205,7 +251,9 @@ class Amendments:
             lines = self._publish(lines)
             if lines:
                 self._declare()
-                lines = self._publish(lines)
+                end = time.monotonic() + _RECOVERY
+                while (lines := self._publish(lines)) and time.monotonic() < end:
+                    time.sleep(0.1)
         except AccessRefused as exc:
             raise AmendmentError(
                 f"this user may not amend what waits: {exc.reply_text}; grant the permission "
@@ -219,6 +267,16 @@ class Amendments:
                 f"{self._exchange!r} and its streams with kombu-binary-delay create"
             )
 
+    def prepare(self) -> None:
+        """Find out whether records can be written, before what they are about is published.
+
+        :raises AmendmentError: as :meth:`write`.
+        """
+        if not self._can_write:
+            # One that names nothing.
+            self.write([Cancel((), time.time_ns() // 1_000_000)])
+            self._can_write = True
+
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
         with self._buffer.closed():
@@ -230,7 +288,7 @@ class Amendments:
             except NotFound:
                 # No exchange: the broker has taken none.
                 return lines
-        return [each for each in lines if each.line in returned]
+        return [each for each in lines if (each.key, each.line) in returned]
 
     def _declare(self) -> None:
         if self._settings.declare == "never":
@@ -266,59 +324,102 @@ class Amendments:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, wait: bool = True) -> None:
         """Read all that has been confirmed so far, if it is not being read already.
 
         What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
+
+        :param wait: for streams that have been there, and may be there again in a moment.
         """
-        if self._is_reading or not self._can_read:
+        if self.is_reading or not self._can_read:
             return
         self._looked = time.monotonic()
         try:
-            self._begin_to_read()
+            self._begin_to_read(patience=_RECOVERY if wait else 0.0)
         except AccessRefused as exc:
             self._can_read = False
+            self._leave()
             self._warn(
                 f"{exc.reply_text}; grant this user the permission read on names that begin with "
                 f"'{self._exchange}.', or set amendments to False"
             )
         except (amqp.ChannelError, BinaryDelayError) as exc:
             self._looked += _LOOK_AGAIN
+            # To go on reading where that has failed would read each record twice.
+            self._leave()
             self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
+
+    def look(self) -> None:
+        """Catch up, if that was not tried within the last second."""
+        if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
+            self.catch_up(wait=False)
+
+    def lag(self) -> float | None:
+        """Return how long a record takes from its confirm until it is read here, in seconds.
+
+        Appends a marker to both streams; of their times, this is the longer one.
+
+        :returns: None where they are not read, or this user may not write to them.
+        """
+        self.catch_up()
+        channel = self._channel
+        if not self.is_reading or channel is None:
+            return None
+        marker = json.dumps({"marker": secrets.token_hex(8)})
+        with self._buffer.closed():
+            channel.expect(marker.encode())
+            try:
+                self._mark(marker)
+            except AccessRefused:
+                return None
+            confirmed = time.monotonic()
+            channel.read_until(len(self._streams))
+            return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what becomes of a message that arrives; None where it passes."""
-        if not self._is_reading:
+        if not self.is_reading:
             # The streams may exist since the first amendment, which is after this began to consume.
             headers = properties.get("application_headers")
-            if (
-                self._can_read
-                and headers
-                and HEADER in headers
-                and time.monotonic() - self._looked > _LOOK_EVERY
-            ):
-                self.catch_up()
+            if self._can_read and headers and HEADER in headers:
+                self.look()
         if not self.memory:
             return None
-        return self.memory.judge(properties, time.time_ns() // 1_000_000)
+        verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        if (
+            verdict is not None
+            and verdict.reason == CANCELLED
+            and self.memory.awaits_record(properties)
+        ):
+            # It was published an instant ago in place of what was cancelled.
+            self._read_on(lambda: not self.memory.awaits_record(properties))
+            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
+        return verdict
 
-    def _begin_to_read(self) -> None:
-        marker = json.dumps({"marker": secrets.token_hex(8)})
+    def _read_on(self, is_enough: Callable[[], bool]) -> None:
+        """Read until it is enough, or a second has passed."""
+        end = time.monotonic() + _AWAITED
         with self._buffer.closed():
+            while self.is_reading and not is_enough() and time.monotonic() < end:
+                self._open().is_busy()
+
+    def _begin_to_read(self, patience: float) -> None:
+        with self._buffer.closed():
+            marker = ""
             try:
-                if marker in self._mark(marker):
-                    # The one that exists is of no use without the exchange, which has gone, too.
+                marker, streams = self._mark_all(patience)
+                markers = len(streams)
+                if not streams:
                     return
-                markers = len(self._streams)
-            except AccessRefused:
+            except (AccessRefused, _BlockedError) as exc:
                 # Who may not append a marker reads until no more comes.
-                markers = 0
-                self._looked += _LOOK_AGAIN
+                streams, markers = self._streams, 0
+                self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else _BLOCKED
             channel = self._open()
             # What was known counts until all is read again.
             channel.begin(Memory(self.max_age), self._exchange, marker.encode())
             try:
-                channel.read(self._streams, self._cancelled)
+                channel.read(streams, self._cancelled)
             except NotFound:
                 if markers:
                     raise
@@ -330,25 +431,74 @@ class Amendments:
             channel.has_caught_up()
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
-            self._is_reading = True
+            if streams == self._streams:
+                _known.add(self._place)
 
-    def _mark(self, marker: str) -> set[str]:
+    def _mark_all(self, patience: float) -> tuple[str, list[str]]:
+        """Append a marker to the streams; return it, and the streams that are to be read.
+
+        :param patience: in seconds, with streams that this process has read before: a broker that
+            has just started takes a moment to have them again.
+        """
+        end = time.monotonic() + patience
+        while True:
+            marker = json.dumps({"marker": secrets.token_hex(8)})
+            streams = self._mark(marker)
+            if streams == self._streams or self._place not in _known or not patience:
+                return marker, streams
+            if time.monotonic() > end:
+                # Somebody has deleted them.
+                _known.discard(self._place)
+                return marker, streams
+            time.sleep(0.1)
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self._connection.virtual_host, self._exchange
+
+    def _mark(self, marker: str) -> list[str]:
+        """Append a marker to what is not being read; return the streams that are to be read now.
+
+        None, where all that exist are being read already.
+
+        :raises _BlockedError: where the broker has just blocked who published.
+        """
+        if time.monotonic() - _blocked.get(self._connection.host, float("-inf")) < _BLOCKED:
+            raise _BlockedError
         channel = self._open()
-        for stream in self._streams:
+        read = channel.streams
+        missing = [each for each in self._streams if each not in read]
+        found = self._append(marker, missing)
+        if not found or not read:
+            return found
+        # One is there again: all are read anew, up to a marker in each.
+        self._append(marker, read)
+        self._leave()
+        return self._streams
+
+    def _append(self, marker: str, streams: list[str]) -> list[str]:
+        """Append a marker to streams; return those that exist."""
+        channel = self._open()
+        for stream in streams:
             channel.send(marker, "", stream)
-        return channel.wait_for_confirms()
+        missing = {stream for stream, _ in channel.wait_for_confirms(or_blocked=True)}
+        return [each for each in streams if each not in missing]
 
     def _cancelled(self, _: str) -> None:
-        """Look again soon: a stream was deleted, or its node has gone."""
-        channel, self._channel, self._is_reading = self._channel, None, False
-        if channel is not None:
+        """Look again with the next message: a stream was deleted, or its node has gone."""
+        self._looked = float("-inf")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close the channel without waiting; the next to need one opens another."""
+        channel, self._channel = self._channel, None
+        if channel is not None and channel.is_open:
             channel.leave()
 
     # -- the channel ---------------------------------------------------------------------------
 
     def _open(self) -> _AmendmentChannel:
         if self._channel is None or not self._channel.is_open:
-            self._is_reading = False
             channel = _AmendmentChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()
@@ -372,7 +522,8 @@ class _AmendmentChannel(ConfirmChannel):
         self._sent = 0
         #: Their numbers, ascending.
         self._unconfirmed: dict[int, None] = {}
-        self._returned: set[str] = set()
+        #: The routing keys and bodies of what found no queue.
+        self._returned: set[tuple[str, str]] = set()
         self._nacked = 0
         self.on_ack = self._confirmed
         self.events["basic_nack"].add(self._on_nack)
@@ -383,7 +534,9 @@ class _AmendmentChannel(ConfirmChannel):
         self._exchange = b""
         self._marker = b""
         self._read = self._tag = 0
-        self._is_live = False
+        #: Those of which all has been read, and each new record comes.
+        self.streams: list[str] = []
+        self._reading: list[str] = []
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -406,13 +559,23 @@ class _AmendmentChannel(ConfirmChannel):
         self._sent += 1
         self._unconfirmed[self._sent] = None
 
-    def wait_for_confirms(self) -> set[str]:
-        """Wait until all is confirmed; return the lines that found no queue.
+    def wait_for_confirms(self, *, or_blocked: bool = False) -> set[tuple[str, str]]:
+        """Wait until all is confirmed; return the keys and lines of what found no queue.
 
+        :param or_blocked: whether to end the connection where the broker blocks publishers.
         :raises AmendmentError: where the broker refuses one, or does not answer.
         """
         while self._unconfirmed:
             self.wait_for_next()
+            if or_blocked and self.connection.is_blocked:
+                # A blocked connection does not even acknowledge. So a marker would stop a consumer
+                # until the alarm ends, which may not end before something is consumed.
+                _blocked[self.connection.host] = time.monotonic()
+                self.connection.collect()
+                raise RecoverableConnectionError(
+                    "the broker, short of memory or disk, blocks connections that publish; "
+                    "connect again, to consume without a publish"
+                )
         returned, self._returned = self._returned, set()
         nacked, self._nacked = self._nacked, 0
         if nacked:
@@ -463,9 +626,9 @@ class _AmendmentChannel(ConfirmChannel):
     def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
         self._nacked += self._confirmed(number, multiple)
 
-    def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
+    def _on_return(self, _: Any, __: str, routing_key: str, message: Any) -> None:
         body = message.body
-        self._returned.add(body if isinstance(body, str) else bytes(body).decode())
+        self._returned.add((routing_key, body if isinstance(body, str) else bytes(body).decode()))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -473,12 +636,18 @@ class _AmendmentChannel(ConfirmChannel):
         """Learn what is delivered from now on."""
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self.markers = self._read = 0
+        self.streams = []
 
-    def read(self, streams: Iterable[str], cancelled: Callable[[str], object]) -> None:
+    def expect(self, marker: bytes) -> None:
+        """Wait for another marker, beside what is read."""
+        self._marker, self.markers = marker, 0
+
+    def read(self, streams: list[str], cancelled: Callable[[str], object]) -> None:
         """Begin to read streams from their first records.
 
         :param cancelled: called where the broker ends the reading.
         """
+        self._reading = streams
         try:
             self.basic_qos(0, _PREFETCH, a_global=False)
             for stream in streams:
@@ -503,10 +672,14 @@ class _AmendmentChannel(ConfirmChannel):
 
         :raises AmendmentError: where nothing comes any more.
         """
+        if self.markers >= markers:
+            # There may be nothing to read.
+            return
         connection = self.connection
         if not bulk.is_possible(connection):
-            while self.markers < markers:
+            while self.markers < markers and not self.has_left:
                 self.wait_for_next()
+            self._check()
             return
         try:
             with connection.transport.having_timeout(_PATIENCE):
@@ -514,19 +687,30 @@ class _AmendmentChannel(ConfirmChannel):
                     connection,
                     self.channel_id,
                     self._take,
-                    lambda: self.markers >= markers or self.refusal is not None,
+                    lambda: self.markers >= markers or self.has_left,
                 )
         except TimeoutError as exc:
             raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
+        self._check()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing more comes: it was closed, by the broker or by us."""
+        return self.is_closing or not self.is_open
+
+    def _check(self) -> None:
         if self.refusal is not None:
             raise self.refusal
+        if self.has_left:
+            raise AmendmentError("RabbitMQ ended the reading of the amendments")
 
     def has_caught_up(self) -> None:
         """Acknowledge what was read, and from now on each record at once.
 
         RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
         """
-        self._is_live = True
+        self._check()
+        self.streams = self._reading
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 
@@ -535,7 +719,7 @@ class _AmendmentChannel(ConfirmChannel):
     ) -> None:
         # What rode the ladder comes from there. By its first death it entered where it says.
         if exchange == self._exchange or (
-            exchange and headers().get(_ENTERED) == self._exchange.decode()
+            exchange and headers().get(ENTERED) == self._exchange.decode()
         ):
             record = from_line(body)
             if record is not None:
@@ -544,5 +728,7 @@ class _AmendmentChannel(ConfirmChannel):
             self.markers += 1
         self._read += 1
         self._tag = tag
-        if self._is_live or self._read % (_PREFETCH // 2) == 0:
+        # On a channel that is being closed, RabbitMQ would take an ack as a reason to end the
+        # connection.
+        if (self.streams or self._read % (_PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)

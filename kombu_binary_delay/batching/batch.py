@@ -30,6 +30,8 @@ from kombu_binary_delay.model.delay import due_time
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
 
+_HEADERS = "application_headers"
+
 CONFIRMED = "confirmed"
 NACKED = "nacked"
 RETURNED = "returned"
@@ -79,9 +81,11 @@ class _Pending:
         "message",
         "options",
         "packed",
+        "records",
         "returned",
         "routing_key",
         "sent",
+        "state",
         "tag",
         "until",
     )
@@ -101,6 +105,10 @@ class _Pending:
         self.packed: tuple[dict[str, Any], str, str] | None = None
         self.until = _EVER
         self.sent = False
+        #: What it supersedes, to be recorded when it is confirmed.
+        self.records: list[Any] = []
+        #: Of its outcome; empty until that is known.
+        self.state = ""
         #: By which a returned message is recognised: AMQP does not number them.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
@@ -113,7 +121,7 @@ class _Pending:
     @property
     def headers(self) -> Any:
         """The headers that it was sent with."""
-        return self.written[0].get("application_headers")
+        return self.written[0].get(_HEADERS)
 
     @property
     def name(self) -> str:
@@ -178,6 +186,8 @@ class PublishBatch:
         self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
         self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
         self._to_note: deque[_Pending] = deque()
+        #: Those that supersede others, in their order, in which it is recorded.
+        self._to_record: deque[_Pending] = deque()
         self._unreported: deque[tuple[_Pending, Outcome]] = deque()
         self._unconfirmed: list[tuple[_Pending, Outcome]] = []
         self._busy = False
@@ -206,8 +216,8 @@ class PublishBatch:
         :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
             ``timeout``, or without end. Of a window, the shortest counts.
         :param tag: what its :class:`Outcome` will call it.
-        :raises DelayError, AddressError, TopologyError: as ``basic_publish``; the message is then
-            no part of the batch.
+        :raises DelayError, AddressError, TopologyError, AmendmentError: as ``basic_publish``; the
+            message is then no part of the batch.
         :raises UnconfirmedError: where the connection or the channel has ended.
         :raises RuntimeError: where the batch is closed or discarded.
         """
@@ -218,13 +228,20 @@ class PublishBatch:
             self._check()
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
-            if asked is not None and (headers := asked(message)):
+            headers = asked and asked(message)
+            if asked and self.channel.begins_generation(message.properties.get(_HEADERS)):
+                pending.message, pending.records = self.channel.begin_generation(
+                    message, headers or {}
+                )
+            if headers:
                 now = time.time_ns() // 1000
                 # Where zero is asked for, the message is due, and loses its header all the same.
                 pending.due = due_time(headers, now) or 0
                 # What is wrong with it is to be raised here, not when it is sent.
                 self._pack(pending, now)
             self._buffer.append(pending)
+            if pending.records:
+                self._to_record.append(pending)
             # A callback that publishes while the batch waits must not make it wait in itself.
             if len(self._buffer) >= self._at_once and not self._busy:
                 self._send_all()
@@ -390,11 +407,18 @@ class PublishBatch:
         self._to_note.extend(each for each in gathered if each.due is not None)
 
     def _note(self) -> None:
-        """Write what was sent to the journal; that may run a callback, too."""
+        """Record what was sent, and what it supersedes; that may run a callback, too."""
         while self._to_note:
             pending = self._to_note.popleft()
             if self._journal is not None:
                 self._journal.scheduled(*pending.written)
+        records = []
+        while self._to_record and self._to_record[0].state:
+            pending = self._to_record.popleft()
+            if pending.state == CONFIRMED:
+                records += pending.records
+        if records:
+            self.channel.record_generations(records)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -543,6 +567,7 @@ class PublishBatch:
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)
+        pending.state = state
         if state == CONFIRMED and self._on_outcome is None:
             # Nobody asks.
             return

@@ -11,6 +11,7 @@ import click
 
 from kombu_binary_delay.spark.cli import spark
 
+from .amend import cancel, reschedule
 from .connect import Target, options
 from .create import create
 from .explain import explain
@@ -19,6 +20,7 @@ from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
 from .status import status
+from .tasks import tasks
 from .teardown import teardown
 from .verify import verify
 
@@ -76,7 +78,10 @@ for _subcommand in (
     create,
     verify,
     status,
+    tasks,
     explain,
+    cancel,
+    reschedule,
     export,
     redrive,
     migrate,

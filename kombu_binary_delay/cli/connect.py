@@ -14,13 +14,14 @@ from kombu.utils.url import parse_url
 
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay.amendments.stream import amendments_part
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
+from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_SINCE, is_since
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
@@ -141,6 +142,14 @@ class Target:
         levels = range(topology.ladder.levels)
         enter = tuple(each for level in levels for each in topology.direct_bindings(level))
         return topology.whole + topology.direct_base + Part(bindings=enter)
+
+    def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
+        """Compute what amendments need, if the settings want them and the broker has streams.
+
+        :param server: the properties that the broker has sent of itself; None for any that can.
+        """
+        can = server is None or is_since(server, STREAMS_SINCE)
+        return amendments_part(self.settings) if self.settings.amendments and can else Part()
 
     def on(self, topology: Topology) -> Target:
         """Take a ladder of our own in place of that of the settings."""

@@ -12,7 +12,7 @@ from .connect import Target
 
 
 @click.command(
-    help="""Make every level, the delivery side and the parking queue, and a journal's stream.
+    help="""Make every level, the delivery side, and the streams of amendments and the journal.
 
     Applications make what they need by themselves; this is for those that may not
     (declare: never), and for a ladder that is to exist before the first message.
@@ -42,11 +42,12 @@ def create(
     exchanges: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Make every level, the delivery side and the parking queue, and a journal's stream."""
+    """Make every level, the delivery side, and the streams of amendments and the journal."""
     with broker.plain() as connection:
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)
-        part += stream_part(broker.settings, connection.connection.server_properties)
+        server = connection.connection.server_properties
+        part += stream_part(broker.settings, server) + broker.amendments(server)
         repair = admin.Repair()
         try:
             snapshot = admin.Snapshot.read(broker.management(connection))

@@ -1,31 +1,40 @@
-"""``explain``: the way of one message."""
+"""``explain``: the way of one message, or the story of one task."""
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from typing import Any
 
 import click
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.model.address import Destination
 
-from .command import Printer, ladder, subcommand
+from . import sources
+from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
-from .values import Delay, Place
+from .sources import choose
+from .values import DelayOrId, Place
 
 
 @click.command(
     help="""Show the way of one message: bits, routing key, each queue and wait, the due time.
 
-    DELAY is 500ms, 10s, 1h30m, 2d, or a time such as 2030-01-31T12:00+00:00. Needs no broker.
+    DELAY is 500ms, 10s, 1h30m, 2d, or a time such as 2030-01-31T12:00+00:00. That needs no broker.
+
+    Or DELAY is the id of a task, as Celery makes them: then shows when that was scheduled, where it
+    waits, when it leaves, and what has become of it, as far as the journal or the node knows; ends
+    with 1 where they know nothing. An id that is no UUID goes behind --task.
 
     \b
       kombu-binary-delay explain 10s --to orders
       kombu-binary-delay explain 1h30m --to events:order.paid
       kombu-binary-delay --radix 2 explain 10s
+      kombu-binary-delay explain 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
     """
 )
-@click.argument("delay", type=Delay())
+@click.argument("delay", type=DelayOrId(), required=False)
 @click.option(
     "--to",
     "destination",
@@ -34,14 +43,35 @@ from .values import Delay, Place
     show_default=True,
     help="A queue, or exchange:key.",
 )
+@click.option("--task", metavar="ID", help="Tell of the task with this id.")
 @ladder
+@choose
 @subcommand
 def explain(
-    broker: Target, printer: Printer, delay: float, destination: Destination, ladder: str | None
-) -> None:
-    """Show the way of one message: bits, routing key, each queue with its wait, the due time."""
-    topology = broker.topology(ladder=ladder)
-    now = time.time_ns() // 1_000_000
-    settings = broker.settings if ladder is None else None
-    explanation = admin.explain(topology, delay, destination, now, settings=settings)
-    printer.show(explanation, "explanation")
+    broker: Target,
+    printer: Printer,
+    delay: float | str | None,
+    destination: Destination,
+    task: str | None,
+    ladder: str | None,
+    source: str | None,
+    node_command: str | None,
+) -> int:
+    """Show the way of one message, or the story of one task."""
+    if (delay is None) == (task is None):
+        raise click.UsageError("give a delay, or the id of a task")
+    if task is None and not isinstance(delay, str) and delay is not None:
+        topology = broker.topology(ladder=ladder)
+        now = time.time_ns() // 1_000_000
+        settings = broker.settings if ladder is None else None
+        explanation = admin.explain(topology, delay, destination, now, settings=settings)
+        printer.show(explanation, "explanation")
+        return OK
+    with ExitStack() as stack:
+        place = sources.Place.of(broker, stack, source, node_command)
+        story = place.story(task or str(delay))
+    more: dict[str, Any] = {}
+    if story.task is not None:
+        more["task"] = sources.words_of(story.task)
+    printer.show(story, "story", **more)
+    return FOUND if story.state == "unknown" else OK

@@ -16,6 +16,8 @@ from .connect import Target
 from .values import Delay
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
+#: What is made of these is to be complete; the others are to be looked at.
+_TO_BE_MADE = ("definitions", "kubernetes", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
 
 
@@ -31,6 +33,9 @@ _OF_TOPOLOGY = ("alerts", "grafana")
       svg          a picture of the ladder, and of one message's way
       grafana      a dashboard over RabbitMQ's Prometheus plugin
       alerts       rules for Prometheus: stuck levels, parked messages, lateness
+
+    The first three have the streams of amendments, too: for RabbitMQ before 3.9, which has no
+    streams, say --no-amendments.
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -64,6 +69,8 @@ def export(
     """Write the topology as FORMAT. Needs no broker."""
     lanes = broker.lanes(ladder=ladder)
     part = broker.part(lanes)
+    if format_ in _TO_BE_MADE:
+        part += broker.amendments()
     for queue in queues:
         relay = lanes[0].wants_relay(queue, broker.settings.relays)
         part += to_queue(lanes[0], queue, relay=relay)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.amendments.stream import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
@@ -73,7 +74,7 @@ def migrate(
     help="""Move what waits to the same ladder on another broker, or in another virtual host.
 
     As migrate does, and all lanes where the settings say several. Declare the destinations there
-    first: a message without one is parked there.
+    first: a message without one is parked there. What was cancelled here is not cancelled there.
 
     \b
       kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
@@ -123,7 +124,13 @@ def _move(
     with here.plain() as connection:
         management = here.management(connection)
         source: list[Topology] | str = queue or here.lanes(connection, ladder)
-        planned = admin.plan(connection, admin.Snapshot.read(management), source)
+        snapshot = admin.Snapshot.read(management)
+        planned = admin.plan(connection, snapshot, source)
+    if here is not there and stream_name(here.settings.namespace, IDS) in snapshot.queues:
+        printer.log(
+            "! what was cancelled, rescheduled or superseded here is not so there: only a "
+            "cancellation that waits in the ladder itself goes along"
+        )
     if dry_run:
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK

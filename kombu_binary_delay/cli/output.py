@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -13,6 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kombu_binary_delay.admin import (
+    Amended,
+    Count,
     Creation,
     Difference,
     Explanation,
@@ -23,9 +26,13 @@ from kombu_binary_delay.admin import (
     Redrive,
     Refill,
     Status,
+    Story,
     Teardown,
     Verification,
+    Waiters,
+    WaitingTask,
 )
+from kombu_binary_delay.admin.amend import CANCEL
 from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.model.address import Destination
 
@@ -101,6 +108,12 @@ def status(value: Status) -> RenderableType:
         ("   in relays ", "dim"),
         f"{value.relays:,}",
     )
+    if value.amendments is not None:
+        active, lag = value.amendments.active, value.amendments.lag
+        foot.append("   amendments ", style="dim")
+        foot.append("not readable" if active is None else f"{active:,}")
+        if lag is not None:
+            foot.append(f" (lag {lag:.1f} ms)", style="dim")
     shown.append(foot)
     shown += [Text(f"! {trouble}", style="bold red") for trouble in value.troubles]
     return Group(*shown)
@@ -149,7 +162,7 @@ def _axis(ladder: LadderStatus, step: int) -> str:
     line = ""
     for column, queue in enumerate(ladder.queues):
         if len(line) <= column * step and (column % 3 == 0 or len(ladder.queues) < 10):
-            line = line.ljust(column * step) + short(queue.ttl) + " "
+            line = line.ljust(column * step) + short(queue.wait) + " "
     return line
 
 
@@ -221,6 +234,154 @@ def _digits(value: Explanation) -> Text:
     return text
 
 
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Write what somebody else has named so that a terminal shows it, and obeys nothing in it."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
+        for each in text
+    )
+
+
+def moment(milliseconds: int) -> str:
+    """Write a time since the epoch in this machine's time zone."""
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ahead(milliseconds: int) -> str:
+    """Write how far from now a time since the epoch is."""
+    left = milliseconds - time.time() * 1000
+    return f"in {short(round(left))}" if left >= 1 else "now"
+
+
+def call(task: WaitingTask) -> str:
+    """Write a task as it would be called."""
+    if task.name is None:
+        return "(no task)"
+    kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
+    return plain(f"{task.name}{task.args or ''}{kwargs}")
+
+
+_WIDE = 110  # columns, from which on a task has one line
+
+
+def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
+    """Draw waiting tasks, in a line each or, on a narrow terminal, in two."""
+    width = console().width
+    if not value or width < _WIDE:
+        return Group(*task_lines(value, width), foot)
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for name, ratio in (("due", None), ("", None), ("id", None), ("task", 3), ("for", 1)):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=ratio)
+    table.add_column("retries", justify="right", no_wrap=True)
+    for each in value:
+        table.add_row(
+            moment(each.due),
+            Text(ahead(each.due), style="cyan"),
+            Text(plain(each.id or "-"), style="bold"),
+            call(each),
+            plain(each.queue),
+            "" if each.retries is None else f"{each.retries}",
+        )
+    return Group(table, foot)
+
+
+def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
+    """Draw each task in two lines, cut to the width."""
+    lines = []
+    for each in value:
+        retries = f"   retry {each.retries}" if each.retries else ""
+        head = Text.assemble(
+            moment(each.due),
+            (f"  {ahead(each.due):8}", "cyan"),
+            (f"  {plain(each.id or '-')}", "bold"),
+        )
+        rest = Text.assemble(f"  {call(each)}", (f"   for {plain(each.queue)}{retries}", "dim"))
+        room = width - len(rest.plain) + len(call(each))
+        if len(rest.plain) > width and room > 20:
+            cut = Text(f"  {call(each)}")
+            cut.truncate(room, overflow="ellipsis")
+            rest = Text.assemble(cut, (f"   for {plain(each.queue)}{retries}", "dim"))
+        for line in (head, rest):
+            line.truncate(width, overflow="ellipsis")
+            lines.append(line)
+    return lines
+
+
+def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
+    """Say how many there are, from where they were read, and what is not among them."""
+    those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
+    lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
+    lines += [
+        Text(f"! {plain(each)}", style="dim" if found.complete else "yellow")
+        for each in found.unseen()
+    ]
+    return Group(*lines)
+
+
+def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
+    """Draw how many tasks share a name or a queue."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column(what, no_wrap=True, overflow="ellipsis")
+    table.add_column("waiting", justify="right", no_wrap=True)
+    table.add_column("first due", no_wrap=True)
+    table.add_column("last due", no_wrap=True)
+    for each in value:
+        table.add_row(
+            plain(each.value) or "(no task)",
+            f"{each.tasks:,}",
+            moment(each.first),
+            moment(each.last),
+        )
+    return Group(table, foot) if value else foot
+
+
+_STATES = {
+    "waiting": "waits",
+    "due": "is due, and nobody has told what became of it",
+    "arrived": "has arrived at a consumer",
+    "executed": "was executed",
+    "cancelled": "is cancelled, and will not run",
+    "superseded": "is superseded by a later one, and will not run",
+    "postponed": "is postponed",
+    "unknown": "is not known",
+}
+
+
+def story(value: Story) -> RenderableType:
+    """Draw what is known of one task."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(no_wrap=True, overflow="ellipsis")
+    facts.add_row("task", Text(plain(value.id), style="bold"))
+    task = value.task
+    if task is not None:
+        facts.add_row("called", call(task))
+        facts.add_row("for", plain(task.queue))
+    for event in value.events:
+        words = [moment(event.at)]
+        if event.kind == "scheduled" and event.due is not None:
+            words.append(f"due {moment(event.due)}")
+        if event.retries:
+            words.append(f"retry {event.retries}")
+        if event.state:
+            words.append(event.state)
+        facts.add_row(plain(event.kind), plain(", ".join(words)))
+    if task is not None and value.state in ("waiting", "postponed"):
+        facts.add_row("waits in", plain(task.level) if task.level else "a level")
+        facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
+    state = Text(f"It {_STATES.get(value.state, value.state)}", style="bold")
+    lines = [Text(f"! {plain(each)}", style="dim") for each in value.unseen]
+    source = Text(f", by the {value.source}.", style="dim")
+    return Group(facts, Text.assemble(state, source), *lines)
+
+
 # -- the others ----------------------------------------------------------------------------------
 
 
@@ -277,6 +438,23 @@ def teardown(value: Teardown) -> RenderableType:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
+
+
+def amended(value: Amended) -> RenderableType:
+    """Draw what was cancelled or rescheduled."""
+    count = f"{len(value.ids):,} task" + ("s" if len(value.ids) != 1 else "")
+    until = datetime.fromtimestamp(value.until / 1000).astimezone()
+    if value.action == CANCEL:
+        head = f"{count} cancelled: recorded, and remembered until {until:%Y-%m-%d %H:%M}"
+    else:
+        due = datetime.fromtimestamp((value.due or 0) / 1000).astimezone()
+        head = f"{count} rescheduled to {due.isoformat(sep=' ', timespec='seconds')}: recorded"
+    lines: list[RenderableType] = [
+        Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
+    ]
+    if value.without_id:
+        lines.append(Text(f"! {value.without_id:,} have no id, and wait on", style="yellow"))
+    return Group(*lines, *_names(value.ids, "task"))
 
 
 def redriven(value: Redrive) -> RenderableType:

@@ -20,9 +20,10 @@ _HISTORY = 60  # looks
 @click.command(
     help="""Show what waits, level by level, when it leaves, and what is parked or stuck.
 
-    Every ladder of the namespace is shown. The broker's figures, but for what waits, are up to
-    ten seconds old. Ends with 1 where something is parked or stuck. With --watch --json, prints
-    one line of JSON a look.
+    Every ladder of the namespace is shown, and how many ids and keys have amendments that count:
+    these are read, and a record that amends nothing is appended, to measure their lag. The broker's
+    figures, but for what waits, are up to ten seconds old. Ends with 1 where something is parked or
+    stuck. With --watch --json, prints one line of JSON a look.
 
     \b
       kombu-binary-delay status
@@ -38,13 +39,20 @@ _HISTORY = 60  # looks
 @subcommand
 def status(broker: Target, printer: Printer, watch: bool, every: float, ladder: str | None) -> int:
     """Show what waits, level by level, when it leaves, and what is parked or stuck."""
-    with broker.plain() as connection:
+    # It connects where there are amendments to be read.
+    with broker.plain() as connection, broker.delaying() as amending:
         management = broker.management(connection)
         topology = broker.topology(connection, ladder)
         lanes = [each.prefix for each in broker.lanes(connection, ladder)]
 
         def look() -> admin.Status:
-            return admin.status(connection, management, topology, lanes)
+            return admin.status(
+                connection,
+                management,
+                topology,
+                lanes,
+                amending if broker.settings.amendments else None,
+            )
 
         if watch:
             # Ctrl-C is how it ends.

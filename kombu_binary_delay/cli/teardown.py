@@ -15,6 +15,8 @@ from .connect import Target
 
     Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
     ladder of the settings counts as one that leads there, even if no message has needed it yet.
+    With the last ladder of a namespace, its amendments go: what was cancelled, and has arrived in a
+    queue of yours already, then runs.
 
     \b
       kombu-binary-delay teardown --dry-run

@@ -20,11 +20,28 @@ _UNITS = {
     "d": 86_400_000,
     "w": 604_800_000,
 }
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 
 
 #: Generic in newer releases of Click only.
 _Type: Any = click.ParamType
+
+
+class Moment(_Type):
+    """A time: as long from now as a delay says, or an absolute one; in ms since the epoch."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Read a time in milliseconds since the epoch."""
+        if not isinstance(value, str):
+            return int(value)
+        parts = _PART.findall(value)
+        if parts and not _PART.sub("", value).strip():
+            ahead = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            return int(time.time() * 1000 + ahead)
+        return int(_time(self, value, param, ctx) * 1000)
 
 
 class Delay(_Type):
@@ -39,21 +56,36 @@ class Delay(_Type):
         parts = _PART.findall(value)
         if parts and not _PART.sub("", value).strip():
             return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
-        try:
-            at = datetime.fromisoformat(value.replace("Z", "+00:00"))
-        except ValueError:
-            self.fail(
-                f"{value!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
-                f"2030-01-31T12:00+00:00",
-                param,
-                ctx,
-            )
-        if at.tzinfo is None:
-            at = at.replace(tzinfo=timezone.utc)
-        left = at.timestamp() - time.time()
+        left = _time(self, value, param, ctx) - time.time()
         if left < 0:
             self.fail(f"{value!r} is in the past", param, ctx)
         return left * 1000
+
+
+class DelayOrId(Delay):
+    """A delay, or the id of a task: a UUID."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a delay in milliseconds, or leave an id as it is."""
+        if isinstance(value, str) and _UUID.fullmatch(value):
+            return value
+        return super().convert(value, param, ctx)
+
+
+def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
+    """Read a time in seconds since the epoch."""
+    try:
+        at = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        kind.fail(
+            f"{value!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
+            f"2030-01-31T12:00+00:00",
+            param,
+            ctx,
+        )
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=timezone.utc)
+    return at.timestamp()
 
 
 class Place(_Type):

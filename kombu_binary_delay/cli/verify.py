@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.model.parts import Part
 
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
@@ -14,9 +15,9 @@ from .connect import Target
     help="""Compare the broker with the topology, and say what each difference causes.
 
     Looks at exchanges, queues, bindings, those of your exchanges that are not repeated for delayed
-    messages or are no more, queues that could hold up others, the broker's version, policies that
-    would break the ladder, and permissions. Ends with 1 where it finds an error or a warning, or
-    nothing of the ladder that you name.
+    messages or are no more, queues that could hold up others, the streams of
+    amendments, the broker's version, policies that would break the ladder, and permissions. Ends
+    with 1 where it finds an error or a warning, or nothing of the ladder that you name.
 
     \b
       kombu-binary-delay verify
@@ -32,6 +33,7 @@ def verify(broker: Target, printer: Printer, user: str | None, ladder: str | Non
     with broker.plain() as connection:
         never = broker.settings.declare == "never"
         lanes = broker.lanes(connection, ladder, ahead=never)
+        amendments = broker.amendments(connection.connection.server_properties)
         found = [
             admin.verify(
                 broker.management(connection),
@@ -40,6 +42,8 @@ def verify(broker: Target, printer: Printer, user: str | None, ladder: str | Non
                 user=user,
                 relays=broker.settings.relays,
                 must_exist=ladder is not None,
+                # They belong to all lanes.
+                amendments=amendments if each is lanes[0] else Part(),
             )
             for each in lanes
         ]

@@ -344,7 +344,7 @@ def _levels(topology: Topology) -> list[_Json]:
     for number, queue in enumerate(queues):
         red, green, blue = hls_to_rgb(0.8 * number / len(queues), 0.55, 0.6)
         color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
-        wait = human(int(dict(queue.arguments)["x-message-ttl"]))
+        wait = human(queue.wait or 0)
         found.append(
             {
                 "matcher": {"id": "byName", "options": queue.name},

@@ -10,11 +10,11 @@ from kombu_binary_delay.model.parts import Part
 
 @dataclass(frozen=True)
 class Node:
-    """An exchange or a queue; ``ttl`` in milliseconds where a queue's messages expire."""
+    """An exchange or a queue; ``wait`` in milliseconds where a queue's messages expire."""
 
     kind: str
     name: str
-    ttl: int | None = None
+    wait: int | None = None
 
     @property
     def key(self) -> str:
@@ -46,8 +46,7 @@ def nodes(part: Part) -> tuple[Node, ...]:
     """List every node: the part's own, then those of others that its edges lead to."""
     found = {("exchange", each.name): Node("exchange", each.name) for each in part.exchanges}
     for queue in part.queues:
-        ttl = dict(queue.arguments).get("x-message-ttl")
-        found["queue", queue.name] = Node("queue", queue.name, None if ttl is None else int(ttl))
+        found["queue", queue.name] = Node("queue", queue.name, queue.wait)
     for binding in part.bindings:
         for kind, name in (
             ("exchange", binding.source),
@@ -71,7 +70,7 @@ def edges(part: Part) -> Iterator[Edge]:
         below = dict(queue.arguments).get("x-dead-letter-exchange")
         if below is not None:
             node = found["queue", queue.name]
-            label = "" if node.ttl is None else f"after {human(node.ttl)}"
+            label = "" if node.wait is None else f"after {human(node.wait)}"
             yield Edge("expiry", node, found["exchange", str(below)], label)
     for exchange in part.exchanges:
         alternate = dict(exchange.arguments).get("alternate-exchange")

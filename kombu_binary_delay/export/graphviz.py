@@ -34,7 +34,7 @@ def _look(node: Node) -> str:
     name = _escape(node.name)
     if node.kind == "exchange":
         return f'label="{name}", shape=box, style=rounded'
-    wait = "" if node.ttl is None else f"\\n{human(node.ttl)}"
+    wait = "" if node.wait is None else f"\\n{human(node.wait)}"
     return f'label="{name}{wait}", shape=box'
 
 

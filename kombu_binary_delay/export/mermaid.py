@@ -31,7 +31,7 @@ def _shape(node: Node) -> str:
     name = _escape(node.name)
     if node.kind == "exchange":
         return f'(["{name}"])'
-    wait = "" if node.ttl is None else f"<br/>{human(node.ttl)}"
+    wait = "" if node.wait is None else f"<br/>{human(node.wait)}"
     return f'["{name}{wait}"]'
 
 

@@ -152,10 +152,10 @@ class Questions:
         found: list[tuple[str, int]] = []
         below = 0
         for part in replace(self.topology, lane=0, urgent=False).levels:
-            times = [int(dict(queue.arguments)["x-message-ttl"]) for queue in part.queues]
-            for queue, time in zip(part.queues, times, strict=True):
-                found.append((self._lanes(queue.name), time + below))
-            below += max(times)
+            waits = [queue.wait or 0 for queue in part.queues]
+            for queue, wait in zip(part.queues, waits, strict=True):
+                found.append((self._lanes(queue.name), wait + below))
+            below += max(waits)
         return found
 
     def _lanes(self, queue: str) -> str:

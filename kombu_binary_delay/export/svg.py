@@ -66,11 +66,10 @@ class _Figure:
         straight = topology.to_queue(queue).bindings
         last = (replace(each, source=topology.delivery) for each in straight)
         self.part = topology.whole + Part(bindings=tuple(last))
-        arguments = {each.name: dict(each.arguments) for each in self.part.queues}
         self.below = {
-            name: (int(found["x-message-ttl"]), str(found["x-dead-letter-exchange"]))
-            for name, found in arguments.items()
-            if "x-message-ttl" in found
+            each.name: (each.wait, str(dict(each.arguments)["x-dead-letter-exchange"]))
+            for each in self.part.queues
+            if each.wait is not None
         }
         levels = range(topology.ladder.levels - 1, -2, -1)
         self.level = {topology.level_name(level): level for level in levels}
@@ -129,9 +128,9 @@ class _Figure:
                 taken[exchange] = binding
             exchange = binding.destination
             if binding.to_queue and exchange in self.below:
-                ttl, below = self.below[exchange]
-                times[exchange] = (now, now + ttl)
-                now, exchange = now + ttl, below
+                wait, below = self.below[exchange]
+                times[exchange] = (now, now + wait)
+                now, exchange = now + wait, below
             elif binding.to_queue:
                 break
         way = walk(self.part, self.entry_exchange, self.key)
@@ -232,8 +231,8 @@ class _Figure:
     def _draw_waiting(self, queue: str) -> None:
         hot = queue in self.times
         y = self.queue_y[queue]
-        ttl, below = self.below[queue]
-        self._box(QUEUE_X, y, human(ttl), self._short(queue), hot=hot)
+        wait, below = self.below[queue]
+        self._box(QUEUE_X, y, human(wait), self._short(queue), hot=hot)
         if hot:
             begin, end = map(human, self.times[queue])
             self._text(TIME_X, y + BOX_HEIGHT / 2 + 4, f"{begin} to {end}", "title")

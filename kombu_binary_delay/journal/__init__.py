@@ -2,8 +2,9 @@
 
 Three events: ``scheduled`` when a message is handed to the ladder, ``released`` when a consumer
 gets it, ``executed`` when Celery has run its task. They are compact JSON, with ids, times and the
-destination, and never the arguments of a task. They go to a stream queue of RabbitMQ or, where the
-broker has no streams, to a rotating local file.
+destination. Only ``scheduled`` has the arguments of a task, cut to a length, and it has none where
+the setting ``journal_arguments`` is off. They go to a stream queue of RabbitMQ or, where the broker
+has no streams, to a rotating local file.
 
 * ``events``: what an event says. Pure.
 * ``stream``, ``files``: the two places that events are written to.

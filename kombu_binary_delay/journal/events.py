@@ -15,20 +15,34 @@ from kombu_binary_delay.model.topology import Topology
 SCHEDULED = "scheduled"
 RELEASED = "released"
 EXECUTED = "executed"
+#: What waits under this id waits no longer. The second is followed by another ``scheduled``.
+CANCELLED = "cancelled"
+POSTPONED = "postponed"
+#: The arguments of a task, as Celery writes them out, are cut to so many characters each.
+MAX_ARGUMENTS = 256
 
 HEADERS = "application_headers"
+#: The headers that say which of several messages with one key or id is valid. Whoever lists what
+#: waits asks by them what was taken back.
+_GENERATION = ("x-delay-key", "x-delay-replaces", "x-delay-generation")
 #: Celery's count of retries is 32 bits in the tables.
 _MAX_RETRIES = 2**31 - 1
 
 
 def scheduled(
-    topology: Topology, properties: dict[str, Any], exchange: str, key: str
+    topology: Topology,
+    properties: dict[str, Any],
+    exchange: str,
+    key: str,
+    *,
+    arguments: bool = True,
 ) -> dict[str, Any] | None:
     """Describe a message as it was published; None for one that was not delayed.
 
     A message that was already due when it was published has taken no level: it has zero hops.
 
     :param properties: those that it was published with.
+    :param arguments: whether to write down the arguments of a task that waits.
     """
     headers = properties.get(HEADERS) or {}
     packed = headers.get(HEADER)
@@ -38,8 +52,16 @@ def scheduled(
             digits, destination = topology.parse(key, Destination(*to) if to else None)
         except AddressError:
             return None
-        more = {"ladder": topology.ladder.name, "hops": hops(digits)}
-        return {**about(properties, destination.exchange, destination.routing_key), **more}
+        event = about(properties, destination.exchange, destination.routing_key)
+        event["ladder"] = topology.ladder.name
+        event["hops"] = hops(digits)
+        if isinstance(headers.get("task"), str) and "id" in headers:
+            _call(event, headers, arguments=arguments)
+        if _GENERATION[-1] in headers:
+            event["generation"] = {
+                name: headers[name] for name in _GENERATION if isinstance(headers.get(name), str)
+            }
+        return event
     if due(headers) is None:
         return None
     return {**about(properties, exchange, key), "hops": 0}
@@ -65,6 +87,23 @@ def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[s
         "due": due(headers),
     }
     return {name: value for name, value in event.items() if value not in (None, "")}
+
+
+def _call(event: dict[str, Any], headers: dict[str, Any], *, arguments: bool) -> None:
+    """Add what a task that waits is called, if ``about`` has not, and its arguments."""
+    if "task" not in event:
+        event["name"] = headers["task"]
+    if not arguments:
+        return
+    for name, header in (("args", "argsrepr"), ("kwargs", "kwargsrepr")):
+        written = headers.get(header)
+        if isinstance(written, str):
+            event[name] = cut(written)
+
+
+def cut(written: str) -> str:
+    """Cut arguments that are written out, where they are longer than :data:`MAX_ARGUMENTS`."""
+    return written if len(written) <= MAX_ARGUMENTS else f"{written[: MAX_ARGUMENTS - 3]}..."
 
 
 def due(headers: dict[str, Any]) -> int | None:

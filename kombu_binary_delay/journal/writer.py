@@ -40,6 +40,7 @@ class Journal:
         #: The folder that events are written to in place of the stream, if they are.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
+        self._arguments = settings.journal_arguments
         self._failed = False
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
@@ -52,7 +53,9 @@ class Journal:
         :param exchange: where to.
         :param key: the routing key it went with.
         """
-        event = events.scheduled(self._topology, properties, exchange, key)
+        event = events.scheduled(
+            self._topology, properties, exchange, key, arguments=self._arguments
+        )
         if event is not None:
             self._note(events.SCHEDULED, event)
 
@@ -69,6 +72,18 @@ class Journal:
         # One that is not due yet was sent by somebody who does not use the ladder.
         if due is not None and due <= time.time_ns() // 1000:
             self.released(properties, destination)
+
+    def taken_back(
+        self, properties: dict[str, Any], destination: Destination, *, again: bool
+    ) -> None:
+        """Note that a message was amended as it arrived, so that no consumer has got it.
+
+        :param again: whether it is delayed again, and not dropped.
+        """
+        self._note(
+            events.POSTPONED if again else events.CANCELLED,
+            events.about(properties, destination.exchange, destination.routing_key),
+        )
 
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.

@@ -156,12 +156,11 @@ class ForeignLadder(Topology):
     def _level(self, level: int) -> Part:
         name, below = self.level_name(level), self.level_name(level - 1)
         above = "*." * (LEVELS - 1 - level)
-        ttl = self.ladder.weights[-1 - level]
-        waiting = (*self.arguments, ("x-message-ttl", ttl), ("x-dead-letter-exchange", below))
+        wait = self.ladder.weights[-1 - level]
+        waiting = (*self.arguments, ("x-message-ttl", wait), ("x-dead-letter-exchange", below))
+        queue = Queue(name, waiting, wait)
         down = Binding(name, below, f"{above}0.#", to_queue=False)
-        return Part(
-            (Exchange(name),), (Queue(name, waiting),), (Binding(name, name, f"{above}1.#"), down)
-        )
+        return Part((Exchange(name),), (queue,), (Binding(name, name, f"{above}1.#"), down))
 
 
 _AT_LEAST_ONCE = (

@@ -16,11 +16,13 @@ from kombu_binary_delay.errors import DelayError, LadderError
 
 #: RabbitMQ refuses an ``x-message-ttl`` above ten years of 365 days.
 MAX_TTL = 315_360_000_000
+#: The longest wait of a digit, in milliseconds: a level queue's TTL may be one more than its wait.
+MAX_WAIT = MAX_TTL - 1
 #: AMQP 0-9-1 writes a routing key as a short string: one octet of length.
 MAX_KEY = 255
-#: The most of it that digits take, dots included: no ladder that keeps to MAX_TTL needs more. A
+#: The most of it that digits take, dots included: no ladder that keeps to MAX_WAIT needs more. A
 #: digit of b bits takes b + 1 bytes and has a radix above 2**(b - 1), and the lower radices, times
-#: the highest less one, are at most MAX_TTL < 2**38.2. So a lower level takes at most 2 bytes for
+#: the highest less one, are at most MAX_WAIT < 2**38.2. So a lower level takes at most 2 bytes for
 #: each factor of 2, and the highest, of b bits, b + 1 bytes for b - 1 of them; together, in whole
 #: bytes, b + 1 + floor(2 * (38.2 - (b - 1))): at most 2 + 76, for 39 levels of radix 2.
 #: What is left to the destination is thus the same on all ladders.
@@ -67,7 +69,7 @@ class Ladder:
                 raise LadderError(f"every radix must be a whole number >= 2, got {radix!r}")
         weight = self.tick
         for level, radix in enumerate(reversed(self.radices)):
-            if (radix - 1) * weight > MAX_TTL:
+            if (radix - 1) * weight > MAX_WAIT:
                 raise LadderError(
                     f"level {level} would need an x-message-ttl above RabbitMQ's limit, {MAX_TTL} "
                     f"ms (10 years); use fewer levels or a smaller tick"
@@ -91,7 +93,7 @@ class Ladder:
         # The lowest level has every check that does not depend on their number.
         ladder = cls(tick, (radix,))
         while (reached := ladder.maximum // tick + 1) < REACH:
-            highest = min(radix, -(-REACH // reached), MAX_TTL // (reached * tick) + 1)
+            highest = min(radix, -(-REACH // reached), MAX_WAIT // (reached * tick) + 1)
             if highest < 2:
                 break
             ladder = cls(tick, (highest, *ladder.radices))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Arguments = tuple[tuple[str, str | int], ...]
 
@@ -18,10 +18,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Queue:
-    """A durable queue."""
+    """A durable queue.
+
+    :param wait: how long its messages are to wait, in milliseconds, where its ``x-message-ttl`` may
+        be longer; None where they do not expire.
+    """
 
     name: str
     arguments: Arguments
+    # A broker does not know of it: two queues that are the same to a broker are equal.
+    wait: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

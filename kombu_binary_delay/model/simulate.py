@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .parts import Binding, Exchange, Part, Queue
+from .parts import Binding, Exchange, Part
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Wait:
     """One queue on the way, and the milliseconds that a message waits in it."""
 
     queue: str
-    ttl: int
+    milliseconds: int
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Walk:
     @property
     def total(self) -> int:
         """The sum of all waits in milliseconds."""
-        return sum(wait.ttl for wait in self.waits)
+        return sum(wait.milliseconds for wait in self.waits)
 
 
 def walk(part: Part, exchange: str, key: str) -> Walk:
@@ -45,15 +45,18 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
     waits: list[Wait] = []
     while True:
         reached = route_message(exchanges, part.bindings, exchange, [key])
-        waiting = [queues[name] for name in reached if _ttl(queues.get(name)) is not None]
+        waiting = [
+            (queues[name], wait)
+            for name in reached
+            if name in queues and (wait := queues[name].wait) is not None
+        ]
         if not waiting:
             return Walk(tuple(waits), frozenset(reached))
         if len(reached) > 1 or len(waits) > len(queues):
             raise ValueError(f"{key!r} is in more than one queue at once: {sorted(reached)}")
-        (queue,) = waiting
-        arguments = dict(queue.arguments)
-        waits.append(Wait(queue.name, int(arguments["x-message-ttl"])))
-        exchange = str(arguments["x-dead-letter-exchange"])
+        ((queue, wait),) = waiting
+        waits.append(Wait(queue.name, wait))
+        exchange = str(dict(queue.arguments)["x-dead-letter-exchange"])
 
 
 def route_message(
@@ -129,7 +132,3 @@ def _matches(kind: str, binding: Binding, key: str, headers: Mapping[str, Any]) 
         mode = any if wanted.pop("x-match", "all") == "any" else all
         return mode(headers.get(name) == value for name, value in wanted.items())
     return matches_topic(binding.key, key) if kind == "topic" else binding.key == key
-
-
-def _ttl(queue: Queue | None) -> str | int | None:
-    return None if queue is None else dict(queue.arguments).get("x-message-ttl")

@@ -301,7 +301,7 @@ class Topology:
     def direct_queue(self, digits: tuple[str, ...]) -> Part:
         """Lead one delay through one queue, straight to delivery."""
         delay = self.ladder.delay(digits)
-        queue = Queue(f"{self.direct}.{delay}ms", self._waiting(delay, self.delivery))
+        queue = self._waiting(f"{self.direct}.{delay}ms", delay, self.delivery)
         lowest_first = "".join(f"{digit}." for digit in reversed(digits))
         return Part((), (queue,), (Binding(self.direct, queue.name, f"{lowest_first}{MARK}.#"),))
 
@@ -337,7 +337,7 @@ class Topology:
         where the message was published to, stays as it is.
         """
         name = self.queue_relay_name(queue)
-        relay = Queue(name, self._waiting(0, name))
+        relay = self._waiting(name, 0, name)
         way = f"#.{route(Destination('', queue))}"
         # Where the queue was made anew, a program that knows its arguments leads straight to it.
         behind = Exchange(name, "fanout", (("alternate-exchange", self.to_queues),))
@@ -362,6 +362,7 @@ class Topology:
                 ("x-message-ttl", 0),
                 ("x-dead-letter-exchange", exchange),
             ),
+            wait=0,
         )
         binding = Binding(self.mirror_name(exchange), relay.name, "#")
         return self.mirror(exchange) + Part((), (relay,), (binding,))
@@ -430,7 +431,7 @@ class Topology:
         name, below = self.level_name(level), self.level_name(level - 1)
         weight = self.ladder.weights[-1 - level]
         queues = tuple(
-            Queue(f"{name}.{word}", self._waiting(digit * weight, below))
+            self._waiting(f"{name}.{word}", digit * weight, below)
             for digit, word in enumerate(self._words(level))
             if digit
         )
@@ -463,10 +464,17 @@ class Topology:
         """Write the digit zero for each level from ``lowest`` to ``highest``."""
         return "".join(f"{self.ladder.word(level, 0)}." for level in range(lowest, highest + 1))
 
-    def _waiting(self, ttl: int, below: str) -> Arguments:
+    def _ttl(self, wait: int) -> int:
+        """Return the ``x-message-ttl`` of a queue whose messages are to wait, in milliseconds."""
+        # A quorum queue takes both the time of a message's arrival and the time now in whole
+        # milliseconds, cut off, so its messages leave up to one millisecond before their TTL is
+        # over. A relay waits for nothing.
+        return wait + 1 if wait and self.queue_type == "quorum" else wait
+
+    def _waiting(self, name: str, wait: int, below: str) -> Queue:
         arguments: Arguments = (
             ("x-queue-type", self.queue_type),
-            ("x-message-ttl", ttl),
+            ("x-message-ttl", self._ttl(wait)),
             ("x-dead-letter-exchange", below),
         )
         if self.queue_type == "quorum":
@@ -477,4 +485,4 @@ class Topology:
             )
             if self.lane:
                 arguments += (("x-queue-leader-locator", "balanced"),)
-        return arguments
+        return Queue(name, arguments, wait)

@@ -77,9 +77,12 @@ def audit(
         F.max("queue").alias("queue"),
         # A duplicate that was sent later may be due later: what counts is the first promise, of
         # those that the broker took, as a receipt or an arrival says.
-        F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
-            "due"
-        ),
+        # Of one that was postponed, the last.
+        F.when(F.max(F.col("event") == s.POSTPONED), F.max("due"))
+        .otherwise(
+            F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due"))
+        )
+        .alias("due"),
         # To the microsecond: a difference of doubles would be a little off.
         F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
@@ -90,6 +93,7 @@ def audit(
         _count(s.SCHEDULED).alias("scheduled"),
         _count(s.RELEASED).alias("released"),
         _count(s.EXECUTED).alias("executed"),
+        _count(s.CANCELLED).alias("cancelled"),
         F.min(F.when(F.col("event") == s.RELEASED, F.col("at"))).alias("released_at"),
         F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
         F.max("state").alias("state"),
@@ -257,6 +261,7 @@ def _verdict(late_after: float, patience: float) -> Column:
     lost = nothing_came & _passed("expected", patience)
     return (
         F.when(F.col("lateness") < 0, s.EARLY)
+        .when(nothing_came & (F.col("cancelled") > 0), s.TAKEN_BACK)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
         .when(nothing_came & _too_little_journal(), s.UNDECIDED)
         .when(lost & entered, s.LOST_IN_THE_LADDER)

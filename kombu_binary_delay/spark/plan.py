@@ -24,7 +24,7 @@ from .columns import due_micros, has
 
 #: One row for each scope and minute in which something entered or left.
 PLAN_SCHEMA = (
-    "ladder string, scope string, level int, digit bigint, queue string, ttl_ms bigint, "
+    "ladder string, scope string, level int, digit bigint, queue string, wait_ms bigint, "
     "minute timestamp, entered bigint, left bigint, waiting bigint, most bigint, "
     "waiting_bytes bigint, most_bytes bigint"
 )
@@ -38,7 +38,7 @@ QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
 )
 
 _COUNTS = (
-    "variant int, scope int, level int, digit bigint, ttl_ms bigint, bin bigint, "
+    "variant int, scope int, level int, digit bigint, wait_ms bigint, bin bigint, "
     "entered bigint, left bigint, bytes_in bigint, bytes_out bigint"
 )
 _NONE = np.iinfo(np.int64).min
@@ -134,7 +134,7 @@ def plan(
             for number, variant in enumerate(variants):
                 yield from _count(number, variant, *chunk, width)
 
-    keys = ["variant", "scope", "level", "digit", "ttl_ms", "bin"]
+    keys = ["variant", "scope", "level", "digit", "wait_ms", "bin"]
     counted = (
         rows.mapInArrow(count, _COUNTS)
         .groupBy(*keys)
@@ -154,7 +154,7 @@ def plan(
         F.when(is_queue & (F.col("level") >= 0), F.col("level")).alias("level"),
         F.when(is_queue, F.col("digit")).alias("digit"),
         F.when(is_queue, _queue_name(variants)).alias("queue"),
-        F.when(is_queue, F.col("ttl_ms")).alias("ttl_ms"),
+        F.when(is_queue, F.col("wait_ms")).alias("wait_ms"),
         F.timestamp_micros(F.col("bin") * width).alias("minute"),
         "entered",
         "left",
@@ -319,7 +319,7 @@ def _rows(
             "scope": np.full(rows, SCOPES.index(scope), np.int32),
             "level": np.full(rows, level, np.int32),
             "digit": digits,
-            "ttl_ms": digits * weight,
+            "wait_ms": digits * weight,
             "bin": np.concatenate([entered_at, left_at]),
             "entered": np.concatenate([entered, outs]),
             "left": np.concatenate([ins, left]),
@@ -376,7 +376,7 @@ def _queue_name(variants: Sequence[Variant]) -> Column:
         topology = Topology(variant.ladder)
         if variant.queue_per_delay:
             name = F.concat(
-                F.lit(f"{topology.direct}."), F.col("ttl_ms").cast("string"), F.lit("ms")
+                F.lit(f"{topology.direct}."), F.col("wait_ms").cast("string"), F.lit("ms")
             )
         else:
             levels = range(variant.ladder.levels)

@@ -27,7 +27,13 @@ JOURNAL = (
     "event string, task_id string, retries int, task string, queue string, at timestamp, "
     "due timestamp, ladder string, hops int, state string, offset bigint"
 )
-SCHEDULED, RELEASED, EXECUTED = EVENTS = ("scheduled", "released", "executed")
+SCHEDULED, RELEASED, EXECUTED, CANCELLED, POSTPONED = EVENTS = (
+    "scheduled",
+    "released",
+    "executed",
+    "cancelled",
+    "postponed",
+)
 
 #: One row a message, with its verdict.
 VERDICTS = (
@@ -44,6 +50,7 @@ VERDICTS = (
     LOST_AFTER_RELEASE,
     STILL_WAITING,
     NOT_PUBLISHED,
+    TAKEN_BACK,
     UNDECIDED,
 ) = VERDICT_NAMES = (
     "ok",
@@ -54,5 +61,6 @@ VERDICTS = (
     "lost after release",
     "still waiting",
     "not published",
+    "cancelled",
     "unknown",
 )

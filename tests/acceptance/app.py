@@ -20,7 +20,7 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from kombu_binary_delay import register
-from tests.acceptance.journal import RAN, RECEIVED, Entry, Journal, wait_until
+from tests.acceptance.journal import RAN, RECEIVED, REVOKED, Entry, Journal, wait_until
 
 OURS = "kombu_binary_delay:Transport"
 VARIABLE = "ACCEPTANCE_DEPLOYMENT"
@@ -63,6 +63,16 @@ SHAPES: dict[str, dict[str, Any]] = {
             Queue("right", Exchange("right", "direct"), "same"),
         ]
     },
+    "fan out": {
+        "task_queues": [
+            Queue("celery"),
+            Queue("images", _media, "image.*"),
+            Queue("pngs", _media, "#.png"),
+            Queue("here", Exchange("everywhere", "fanout")),
+            Queue("there", Exchange("everywhere", "fanout")),
+        ]
+    },
+    "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "protocol 1": {
         "task_protocol": 1,
@@ -130,7 +140,7 @@ def make_app(deployment: Deployment) -> Celery:
     return app
 
 
-def keep_journal_of_receipts(deployment: Deployment) -> None:
+def keep_journal_of_messages(deployment: Deployment) -> None:
     journal = Journal(Path(deployment.journal))
 
     def received(request: Any, **_: object) -> None:
@@ -145,7 +155,11 @@ def keep_journal_of_receipts(deployment: Deployment) -> None:
             )
         )
 
+    def revoked(sender: Any, request: Any, **_: object) -> None:
+        journal.write(_entry(REVOKED, sender.name, vars(request)))
+
     signals.task_received.connect(received, weak=False)
+    signals.task_revoked.connect(revoked, weak=False)
 
 
 def _add_tasks(app: Celery, journal: Journal) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 RECEIVED = "received"  # a worker took the message from the broker
 RAN = "ran"
+REVOKED = "revoked"  # a worker said so by Celery's signal
 
 PATIENCE = 60.0
 #: Lateness is the machine's as much as ours: it is only bounded.
@@ -75,6 +76,9 @@ class Journal:
 
     def ran(self, task_id: str | None = None) -> list[Entry]:
         return self._of(RAN, task_id)
+
+    def revoked(self, task_id: str | None = None) -> list[Entry]:
+        return self._of(REVOKED, task_id)
 
     def wait_for(self, *task_ids: str, times: int = 1, timeout: float = PATIENCE) -> list[Entry]:
         """Wait until each of these tasks ran so many times; return their runs in order of time."""

@@ -38,14 +38,23 @@ class LocalSystem(System):
         self._processes = processes
         self._workers: list[Worker] = []
 
-    def worker(self, *options: str, stock: bool = False, mingle: bool = False) -> Worker:
+    def worker(
+        self,
+        *options: str,
+        stock: bool = False,
+        mingle: bool = False,
+        deployment: Deployment | None = None,
+    ) -> Worker:
         """Start a worker, and wait until it is ready.
 
         :param stock: without our transport.
         :param mingle: look for other workers first, for a second, as is the default of Celery.
+        :param deployment: in place of the system's own, as another user.
         """
         options = options if mingle else ("--without-mingle", *options)
-        deployment = replace(self.deployment, transport=None) if stock else self.deployment
+        deployment = deployment or self.deployment
+        if stock:
+            deployment = replace(deployment, transport=None)
         self._workers.append(Worker(self._processes, deployment, *options))
         return self._workers[-1]
 

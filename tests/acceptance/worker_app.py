@@ -1,7 +1,7 @@
 """What `celery -A` takes: the app of the deployment that the environment names."""
 
-from tests.acceptance.app import Deployment, keep_journal_of_receipts, make_app
+from tests.acceptance.app import Deployment, keep_journal_of_messages, make_app
 
 _deployment = Deployment.from_environment()
-keep_journal_of_receipts(_deployment)
+keep_journal_of_messages(_deployment)
 app = make_app(_deployment)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import amqp
 import pytest
 from kombu import Producer, Queue
+from kombu.mixins import ConsumerMixin
 
-from kombu_binary_delay import AmendmentError, cancel, on_dropped, reschedule
+from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
 from kombu_binary_delay.amendments import door, stream
-from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, to_line
+from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 
 QUEUE = Queue("mail")
 
@@ -60,6 +63,17 @@ def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properti
     amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
 
 
+@contextmanager
+def user(vhost, **permissions):
+    """Make a user who may do everything but what is given; yield his URL."""
+    name = f"user-{uuid.uuid4().hex[:8]}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+    everything = dict.fromkeys(("configure", "write", "read"), ".*")
+    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", {**everything, **permissions})
+    yield vhost.url_of(name, "x")
+    vhost.broker.api("DELETE", f"users/{name}")
+
+
 def records_in_stream(connection):
     channel = connection.default_channel
     return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
@@ -97,29 +111,33 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
     assert [each.id for each in dropped] == ["cancelled"]
 
 
+@pytest.fixture
+def forgetful(connect):
+    """One whose stream keeps records for two seconds: what is due later than that is far ahead."""
+    return connect(binary_delay={"amendments_max_age": "2s"})
+
+
 def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
-    monkeypatch, consumer, publisher, collect
+    consumer, forgetful, publisher, collect
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     publish(publisher, "cancelled", delay=4000)
     eta = datetime.now(timezone.utc) + timedelta(seconds=4)
-    cancel("cancelled", eta=eta, connection=publisher)
+    cancel("cancelled", eta=eta, connection=forgetful)
     publish(publisher, "kept", delay=4250)
-    assert records_in_stream(publisher) == 0
-    assert len(consumer.connection.delay_mechanism.amendments.memory) == 0
+    # Who reads the stream now finds nothing.
+    amendments = publisher.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    assert len(amendments.memory) == 0
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
     assert len(consumer.connection.delay_mechanism.amendments.memory) == 1
 
 
 def test_who_may_write_to_the_ladder_alone_cannot_cancel(
-    monkeypatch, consumer, publisher, collect, topology
+    consumer, forgetful, publisher, collect, topology
 ):
-    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
-    monkeypatch.setattr(stream, "LEAD", 1000)
     # So that there is a way through the ladder.
-    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=publisher)
+    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=forgetful)
     publish(publisher, "kept", delay=1500)
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
     name = stream.stream_name("kbd", stream.IDS)
@@ -156,6 +174,74 @@ def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
     publish(publisher, "kept", delay=1750)
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(
+    vhost, consumer, publisher
+):
+    publish(publisher, "first", **{KEY: "other"})
+    arrived = []
+    with consumer.Consumer(QUEUE, callbacks=[lambda body, message: arrived.append(body)]):
+        publisher.connection.delay_mechanism.amendments.write(
+            [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(500)]
+        )
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
+        publisher.connection.delay_mechanism.amendments.write(
+            [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(500)]
+        )
+        publish(publisher, "last", delay=1)
+        while "last" not in arrived:
+            consumer.drain_events(timeout=10)
+
+
+def test_a_stream_that_is_missing_keeps_nobody_from_the_other(
+    vhost, connect, consumer, publisher, collect
+):
+    publish(publisher, "superseded", **{KEY: "document"})
+    vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
+    publish(publisher, "latest", **{KEY: "document"})
+    publish(publisher, "end", delay=1000)
+    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest", "end"]
+
+    publish(publisher, "cancelled", delay=1500)
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "superseded too", delay=1500, **{KEY: "document"})
+    publish(publisher, "latest too", delay=1500, **{KEY: "document"})
+    publish(publisher, "end too", delay=2000)
+    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest too", "end too"]
+
+
+def test_a_consumer_that_the_broker_refuses_an_amendment_goes_on_to_read(
+    vhost, connect, publisher, collect
+):
+    cancel("x", connection=publisher)
+    QUEUE(publisher.default_channel).declare()
+    with user(vhost, write="^(?!kbd.v2.amendments$).*") as url:
+        reader = connect(url=url)
+        publish(publisher, "first", delay=1)
+        assert bodies(collect(reader, [QUEUE], 1)) == ["first"]
+        with pytest.raises(AmendmentError, match="may not amend"):
+            cancel("y", connection=reader)
+        publish(publisher, "cancelled", delay=1500)
+        cancel("cancelled", connection=publisher)
+        publish(publisher, "kept", delay=1750)
+        assert bodies(collect(reader, [QUEUE], 1)) == ["kept"]
+
+
+def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
+    vhost, consumer, publisher, collect
+):
+    counts = []
+    for each in range(4):
+        cancel(f"cancelled {each}", connection=publisher)
+        publish(publisher, f"cancelled {each}", delay=1)
+        publish(publisher, f"kept {each}", delay=250)
+        assert bodies(collect(consumer, [QUEUE], 1)) == [f"kept {each}"]
+        counts.append(len(consumer.connection.channels))
+        for name in ("ids", "keys"):
+            vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.{name}")
+    assert counts == [counts[0]] * 4
+    assert len(consumer.connection.delay_mechanism.amendments.memory) == 4
 
 
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
@@ -279,3 +365,134 @@ def test_a_record_says_in_json_what_the_wire_format_says(vhost, publisher):
     written = json.loads(record.body)
     assert abs(written.pop("at") / 1000 - time.time()) < 60
     assert written == {"cancel": ["a", "b"]}
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_batch_records_what_its_messages_supersede(consumer, publisher, collect, dropped, size):
+    publish(publisher, "a", delay=1000)
+    producer = Producer(publisher.default_channel)
+    with PublishBatch(publisher.default_channel, size) as batch:
+        for number in range(10):
+            for key in "xy":
+                batch.publish(prepared(producer, f"{key}{number}", {KEY: key}), "", "mail")
+        batch.publish(prepared(producer, "a", {REPLACES: "a"}, body="new"), "", "mail")
+        batch.publish(prepared(producer, "other", {}), "", "mail")
+        with pytest.raises(AmendmentError, match="must be a string that is not empty, got 7"):
+            batch.publish(prepared(producer, "bad", {KEY: 7}), "", "mail")
+    publish(publisher, "end", delay=1500)
+    arrived = bodies(collect(consumer, [QUEUE], 5))
+    assert arrived[-1] == "end"
+    assert set(arrived) == {"x9", "y9", "new", "other", "end"}
+    assert len(dropped) == 19
+
+
+def prepared(producer, name, headers, body=None):
+    return producer.channel.prepare_message(
+        body or name,
+        content_type="text/plain",
+        content_encoding="utf-8",
+        headers={"x-delay": 1000, **headers},
+        properties={"message_id": name},
+    )
+
+
+@pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Kombu 5.7 and later have batches")
+def test_the_batch_of_a_producer_knows_keys(consumer, publisher, collect):
+    producer = Producer(publisher.default_channel)
+    with producer.batch():
+        for number in range(5):
+            producer.publish(
+                f"{number}", routing_key="mail", headers={"x-delay": 500, KEY: "document"}
+            )
+    assert bodies(collect(consumer, [QUEUE], 1, more=0.5)) == ["4"]
+
+
+def test_a_consumer_without_acks_gets_only_what_was_not_amended(consumer, publisher, dropped):
+    for name in ("cancelled", "postponed", "kept"):
+        publish(publisher, name)
+    start = time.time()
+    cancel("cancelled", connection=publisher)
+    reschedule("postponed", countdown=1.5, connection=publisher)
+    arrived: list[str] = []
+    with consumer.Consumer(
+        QUEUE, callbacks=[lambda body, _: arrived.append(body)], no_ack=True
+    ) as each:
+        while len(arrived) < 2:
+            consumer.drain_events(timeout=10)
+        assert time.time() >= start + 1.5
+        each.cancel()
+    assert arrived == ["kept", "postponed"]
+    assert [each.id for each in dropped] == ["cancelled"]
+    assert QUEUE(consumer.default_channel).queue_declare(passive=True).message_count == 0
+
+
+def test_a_consumer_that_waits_for_a_limited_time_is_not_kept_waiting(consumer, publisher, dropped):
+    """A mixin calls ``drain_events`` with a timeout, and looks after itself in between."""
+
+    class Worker(ConsumerMixin):
+        def __init__(self) -> None:
+            self.connection = consumer
+            self.arrived: list[str] = []
+            self.passes = 0
+
+        def get_consumers(self, Consumer, channel):  # noqa: N803 - Kombu's own
+            return [Consumer(QUEUE, callbacks=[self.take])]
+
+        def on_iteration(self) -> None:
+            self.passes += 1
+            self.should_stop = "end" in self.arrived
+
+        def take(self, body, message) -> None:
+            self.arrived.append(body)
+            message.ack()
+
+    for number in range(10):
+        publish(publisher, f"{number}", delay=500 + 50 * number)
+    publish(publisher, "end", delay=1500)
+    cancel([f"{number}" for number in range(10)], connection=publisher)
+    worker = Worker()
+    for _ in worker.consume(limit=None, timeout=None, safety_interval=0.1):
+        pass
+    assert worker.arrived == ["end"]
+    assert len(dropped) == 10
+
+
+def test_what_was_delivered_before_and_not_acknowledged_is_amended_too(
+    connect, consumer, publisher, collect
+):
+    for name in ("cancelled", "kept"):
+        publish(publisher, name, delay=1)
+    first = connect()
+    seen: list[Any] = []
+    with first.Consumer(QUEUE, callbacks=[lambda _, message: seen.append(message)]):
+        while len(seen) < 2:
+            first.drain_events(timeout=10)
+        cancel("cancelled", connection=publisher)
+        first.close()
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publisher, connect):
+    queue = Queue("ranked", max_priority=9)
+    consumer = connect()
+    queue(consumer.default_channel).declare()
+    producer = Producer(publisher.default_channel)
+    for name, options in (
+        ("low", {"priority": 1}),
+        ("high", {"priority": 9}),
+        ("between", {"priority": 5, "expiration": 60}),
+    ):
+        producer.publish(
+            name, routing_key="ranked", message_id=name, headers={"x-delay": 500}, **options
+        )
+    reschedule(["low", "high", "between"], countdown=2, connection=publisher)
+    with consumer.Consumer(queue, callbacks=[lambda *_: None]), suppress(TimeoutError):
+        while True:
+            consumer.drain_events(timeout=1)
+    time.sleep(1.5)
+    got = []
+    while (message := queue(consumer.default_channel).get()) is not None:
+        properties = message.properties
+        got.append((message.body, properties["priority"], properties.get("expiration")))
+        message.ack()
+    assert got == [("high", 9, None), ("between", 5, "60000"), ("low", 1, None)]

@@ -365,7 +365,7 @@ def test_export_writes_each_format_to_a_file(run, tmp_path, name):
 def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     run, tick, connect, small, vhost
 ):
-    old = (*tick, "create"), (*tick, "teardown", "--ladder", small.prefix)
+    old = (*tick, "--no-amendments", "create"), (*tick, "teardown", "--ladder", small.prefix)
     new = ("--queue-type", small.queue_type)
     # A worker of the new settings: it has consumed, and no message of theirs was delayed yet.
     worker = connect(binary_delay={"queue_type": small.queue_type})

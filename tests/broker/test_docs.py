@@ -32,8 +32,12 @@ PAGES = [
 ]
 
 
-#: They are about ladders of other systems, which are of quorum queues.
-SINCE_3_10 = ["docs/how-to/interoperate.md"]
+#: They are about ladders of other systems, which are of quorum queues, and about streams.
+SINCE_3_10 = [
+    "docs/how-to/cancel-and-list.md",
+    "docs/how-to/interoperate.md",
+    "docs/how-to/list-what-waits.md",
+]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 

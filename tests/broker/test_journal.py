@@ -105,21 +105,43 @@ def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, s
     assert released == {"event": "released", **same}
 
 
-def test_a_task_is_named_where_celery_knows_its_eta_and_its_arguments_are_not(
-    connect, events, setting
-):
-    connection = connect(binary_delay={"journal": setting})
-    headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
+def task(connection, **asked):
     Queue("mail")(connection.default_channel).declare()
+    headers = {"task": "shop.pay", "id": "t-1", "retries": 3, "argsrepr": "('secret',)"}
+    connection.Producer().publish("x", routing_key="mail", headers={**headers, **asked})
+
+
+def hence(seconds):
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
+
+def test_a_task_is_called_a_task_only_where_celery_knows_its_eta(journalling, events):
+    task(journalling, eta=hence(60))
+    task(journalling, **{"x-delay": 60_000})
     # For the second, no event would say that it has been executed.
-    hence = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
-    for asked in ({"eta": hence}, {"x-delay": 60_000}):
-        connection.Producer().publish("x", routing_key="mail", headers={**headers, **asked})
-    found = events(2)
-    assert [(each["id"], each.get("task"), each["retries"]) for each in found] == [
-        ("t-1", "shop.pay", 3),
-        ("t-1", None, 3),
+    called = [(each.get("task"), each.get("name"), each["retries"]) for each in events(2)]
+    assert called == [("shop.pay", None, 3), (None, "shop.pay", 3)]
+
+
+def test_the_arguments_of_a_task_that_waits_are_noted_up_to_a_length(
+    journalling, collect, events, setting
+):
+    task(journalling, eta=hence(1), kwargsrepr="{}" * 1000)
+    task(journalling, eta=hence(-60))
+    task(journalling, eta=hence(60), argsrepr=["no text"])
+    collect(journalling, [Queue("mail")], 2)
+    noted = [(each.get("args"), each.get("kwargs")) for each in events(5)]
+    assert sorted(noted, key=str) == [
+        ("('secret',)", "{}" * 126 + "{..."),
+        *[(None, None)] * 4,
     ]
+
+
+def test_arguments_stay_out_of_a_journal_that_is_not_to_have_them(connect, events, setting):
+    connection = connect(binary_delay={"journal": setting, "journal_arguments": False})
+    task(connection, eta=hence(60))
+    [found] = events(1)
+    assert found["task"] == "shop.pay"
     assert "secret" not in json.dumps(found)
 
 
@@ -391,6 +413,7 @@ def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatc
         ({"journal": ""}, "got ''"),
         ({"journal_max_age": "7"}, "a number and a unit such as '7D' or '12h', got '7'"),
         ({"journal_max_age": 7}, "got 7"),
+        ({"journal_arguments": 1}, "journal_arguments must be True or False, got 1"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(options, words):

@@ -18,7 +18,9 @@ import pytest
 from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
-from kombu_binary_delay import AmendmentError, Topology, TopologyError, cancel
+from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel
+from kombu_binary_delay.admin import Management, status
+from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
@@ -415,6 +417,45 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     other = connect(url=granted(less), binary_delay={"declare": "never"})
     assert [each.body for each in collect(other, [bare], 1)] == ["cancelled"]
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
+
+
+def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_a_record(
+    vhost, connect, granted
+):
+    amended(vhost)
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    declare(administrator, Topology(), stream.amendments_part(Settings()))
+    # A stream that has just been declared may not have started.
+    time.sleep(1)
+    less = replace(together(CONSUMER_NEVER, READER), write=())
+    reader = connect(url=granted(less), binary_delay={"declare": "never"})
+    reader.connect()
+
+    begin = time.monotonic()
+    reader.Consumer(Queue("mail", no_declare=True)).consume()
+
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize(
+    ("grant", "active"),
+    [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],
+    ids=["none", "reads", "reads-and-marks"],
+)
+def test_status_counts_amendments_for_those_who_may_read_them(
+    vhost, connect, granted, grant, active
+):
+    amended(vhost)
+    administrator = connect()
+    cancel("cancelled", connection=administrator)
+    management = Management.of(administrator, vhost.broker.management_url)
+
+    found = status(administrator, management, Topology(), (), connect(url=granted(grant)))
+
+    assert found.amendments is not None
+    assert found.amendments.active == active
+    assert (found.amendments.lag is None) == (DEFAULT not in grant.write)
 
 
 # -- without the right to declare --------------------------------------------------------------

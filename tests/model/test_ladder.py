@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import DelayError, Ladder, LadderError
-from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_TTL, hops
+from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_WAIT, hops
 
 
 def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
@@ -56,8 +56,8 @@ def test_a_delay_outside_the_ladder_is_refused_by_name(delay):
         (0, (2,), "tick .* >= 1, got 0"),
         (True, (2,), "tick"),
         (1.5, (2,), "tick"),
-        (MAX_TTL + 1, (2,), "x-message-ttl"),
-        (MAX_TTL // 2, (4,), "x-message-ttl"),
+        (MAX_WAIT + 1, (2,), "x-message-ttl"),
+        (MAX_WAIT // 2, (4,), "x-message-ttl"),
         (1, (2,) * 40, "level 39 .*x-message-ttl.*fewer levels"),
         (1, (2,) * 10_000, "fewer levels"),
         (1, (2**10_000,), "fewer levels"),
@@ -89,7 +89,7 @@ def test_a_ladder_reaches_the_default_range_and_not_much_more_or_what_rabbitmq_c
     ladder = Ladder.uniform(radix, tick=tick)
 
     assert ladder.name == name
-    assert ladder.maximum >= (2**31 - 1) * tick or ladder.maximum + tick > MAX_TTL
+    assert ladder.maximum >= (2**31 - 1) * tick or ladder.maximum + tick > MAX_WAIT
 
 
 @pytest.mark.parametrize("levels", [0, -1, 2.5, "4"])
@@ -109,7 +109,7 @@ def test_digits_of_another_ladder_are_refused(digits):
 @example([3] + [2] * 37)
 def test_the_digits_of_every_ladder_that_rabbitmq_can_time_fit_into_a_key(radices):
     highest, *lower = radices
-    assume((highest - 1) * prod(lower) <= MAX_TTL)
+    assume((highest - 1) * prod(lower) <= MAX_WAIT)
 
     longest = Ladder(1, tuple(radices)).digits((prod(radices)) - 1)
 

@@ -4,11 +4,12 @@ import pytest
 
 from kombu_binary_delay import AddressError, Ladder, Topology
 from kombu_binary_delay.model.address import Destination, format_address
-from kombu_binary_delay.model.foreign import CELERY
-from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL
+from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS
+from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL, MAX_WAIT
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.simulate import matches_topic, walk
+from kombu_binary_delay.model.v1 import TopologyV1
 from kombu_binary_delay.model.versions import can_be_denied
 
 SECONDS = Topology(Ladder.binary(4, 1000))
@@ -19,16 +20,12 @@ def test_a_level_is_an_exchange_and_a_queue_per_digit_that_expires_into_the_leve
 
     *entry_exchanges, exchange = level.exchanges
     assert (exchange.name, exchange.type) == ("ns.v2-2000ms-4x2.level-01", "topic")
-    assert [dict(queue.arguments)["x-message-ttl"] for queue in level.queues] == [
-        8000,
-        16000,
-        24000,
-    ]
+    assert [queue.wait for queue in level.queues] == [8000, 16000, 24000]
     assert [queue.name[-3:] for queue in level.queues] == [".01", ".10", ".11"]
     for queue in level.queues:
-        assert dict(queue.arguments) | {"x-message-ttl": 0} == {
+        assert dict(queue.arguments) == {
             "x-queue-type": "quorum",
-            "x-message-ttl": 0,
+            "x-message-ttl": (queue.wait or 0) + 1,
             "x-dead-letter-exchange": "ns.v2-2000ms-4x2.level-00",
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
@@ -74,7 +71,7 @@ def test_factor_n_waits_once_in_place_value():
     )
 
     assert factor.ladder.weights == (128_000, 32_000, 8_000, 2_000)
-    assert [wait.ttl for wait in path.waits] == [2 * 128_000]
+    assert [wait.milliseconds for wait in path.waits] == [2 * 128_000]
 
 
 def test_a_delay_with_a_direct_queue_waits_in_one_place_and_one_without_on_the_levels():
@@ -91,8 +88,8 @@ def test_a_delay_with_a_direct_queue_waits_in_one_place_and_one_without_on_the_l
     without = walk(part, SECONDS.direct, address)
     served = walk(part + SECONDS.direct_queue(digits), SECONDS.direct, address)
 
-    assert [wait.ttl for wait in without.waits] == [8000, 2000, 1000]
-    assert [wait.ttl for wait in served.waits] == [11_000]
+    assert [wait.milliseconds for wait in without.waits] == [8000, 2000, 1000]
+    assert [wait.milliseconds for wait in served.waits] == [11_000]
     assert without.arrived == served.arrived == {"q"}
 
 
@@ -179,7 +176,7 @@ def test_ten_seconds_wait_eight_and_then_two():
     )
 
     assert address == "0.1.0.1.@..destination"
-    assert [wait.ttl for wait in path.waits] == [8000, 2000]
+    assert [wait.milliseconds for wait in path.waits] == [8000, 2000]
     assert path.arrived == {"destination"}
 
 
@@ -268,9 +265,47 @@ def test_all_names_and_keys_fit_into_a_short_string():
     assert len(part.queues) == len({each.name for each in part.queues})
 
 
-def test_no_ttl_is_beyond_what_rabbitmq_takes():
-    for queue in Topology().whole.queues:
-        assert int(dict(queue.arguments).get("x-message-ttl", 0)) <= MAX_TTL
+@pytest.mark.parametrize(
+    ("topology", "more"),
+    [
+        (Topology(), 1),
+        (Topology(layout="skip", lane=2), 1),
+        (Topology(Ladder(MAX_WAIT, (2,))), 1),
+        (Topology(queue_type="classic"), 0),
+        (TopologyV1(), 0),
+        *((foreign, 0) for foreign in FOREIGN_LADDERS.values()),
+    ],
+    ids=lambda value: getattr(value, "prefix", None),
+)
+def test_a_queues_ttl_is_its_wait_and_what_a_quorum_queue_cuts_off(topology, more):
+    """Those that are not ours, or no longer made, stay as they are."""
+    part = sum(topology.levels, Part())
+    weights = reversed(topology.ladder.weights)
+    radices = reversed(topology.ladder.radices)
+    waits = [
+        digit * weight
+        for weight, radix in zip(weights, radices, strict=True)
+        for digit in range(1, radix)
+    ]
+    if topology.mirrors:
+        direct = topology.direct_queue(topology.ladder.digits(topology.ladder.tick))
+        part, waits = part + direct, [*waits, topology.ladder.tick]
+
+    assert [queue.wait for queue in part.queues] == waits
+    assert [dict(queue.arguments)["x-message-ttl"] for queue in part.queues] == [
+        wait + more for wait in waits
+    ]
+    assert max(waits) + more <= MAX_TTL
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(queue_type="classic"), TopologyV1()])
+def test_a_relay_waits_for_nothing(topology):
+    part = topology.queue_relay("q") + topology.exchange_relay("x")
+
+    assert [(queue.wait, dict(queue.arguments)["x-message-ttl"]) for queue in part.queues] == [
+        (0, 0),
+        (0, 0),
+    ]
 
 
 @pytest.mark.parametrize(

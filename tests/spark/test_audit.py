@@ -86,6 +86,21 @@ def test_every_planted_fate_gets_its_verdict(judge):
             [released("redelivered", 101), *arrives("redelivered", 102)],
             s.OK,
         ),
+        "cancelled": (
+            receipt("cancelled"),
+            [scheduled("cancelled"), event(s.CANCELLED, "cancelled", 101)],
+            s.TAKEN_BACK,
+        ),
+        "postponed": (
+            receipt("postponed"),
+            [
+                scheduled("postponed"),
+                event(s.POSTPONED, "postponed", 101),
+                scheduled("postponed", 101, due=200),
+                *arrives("postponed", 201, due=200),
+            ],
+            s.OK,
+        ),
         "nacked": (receipt("nacked", status=s.NACKED), [scheduled("nacked")], s.NOT_PUBLISHED),
         "nacked, yet it came": (
             receipt("nacked, yet it came", status=s.NACKED),

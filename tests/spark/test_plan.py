@@ -112,7 +112,7 @@ def test_a_plan_agrees_with_the_walk_through_the_topology(spark, ladder):
         at = published
         for wait in way.waits:
             entered[wait.queue, at.replace(second=0, microsecond=0)] += 1
-            at += timedelta(milliseconds=wait.ttl)
+            at += timedelta(milliseconds=wait.milliseconds)
             left[wait.queue, at.replace(second=0, microsecond=0)] += 1
     found = minutes(plan(df, ladder), QUEUE)
     key = lambda row: (row.queue, row.minute.replace(tzinfo=timezone.utc))  # noqa: E731

@@ -1,6 +1,7 @@
 """Scenarios of faults; each module has its `CASES`."""
 
 from dev.faults.scenarios import (
+    amended,
     bad_destination,
     broker_alarm,
     broker_killed,
@@ -24,5 +25,6 @@ _FAMILY = (
     bad_destination,
     destination_changed,
     broker_upgraded,
+    amended,
 )
 CASES = tuple(case for module in _FAMILY for case in module.CASES)

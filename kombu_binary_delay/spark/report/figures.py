@@ -180,21 +180,21 @@ def _planned(plan: DataFrame, start: float, end: float, width: float) -> Figures
         plan.where(F.col("scope").isin(QUEUE, LADDER))
         .withColumn("bin", F.greatest(_bin("minute", start, width), F.lit(-1)))
         .where(F.col("bin") < number)
-        .groupBy("scope", "queue", "ttl_ms", "bin")
+        .groupBy("scope", "queue", "wait_ms", "bin")
         .agg(F.max_by("waiting", "minute").alias("waiting"))
-        .orderBy("ttl_ms", "bin")
+        .orderBy("wait_ms", "bin")
         .collect()
     )
     levels: dict[str, dict[str, Any]] = {}
     for row in rows:
         level = levels.setdefault(
-            row["queue"] or "", {"ttl": row["ttl_ms"], "held": [None] * number, "before": 0}
+            row["queue"] or "", {"wait": row["wait_ms"], "held": [None] * number, "before": 0}
         )
         if row["bin"] < 0:
             level["before"] = row["waiting"]
         else:
             level["held"][row["bin"]] = row["waiting"]
-    return {name: {"ttl": each["ttl"], "waiting": _filled(each)} for name, each in levels.items()}
+    return {name: {"wait": each["wait"], "waiting": _filled(each)} for name, each in levels.items()}
 
 
 def _filled(level: dict[str, Any]) -> list[int]:

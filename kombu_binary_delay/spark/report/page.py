@@ -191,7 +191,7 @@ def _levels(figures: dict[str, Any]) -> str:
     if not planned:
         return ""
     x, clock = _axis(figures), _clock(figures)
-    named = {name: svg.seconds(each["ttl"] / 1000) for name, each in planned.items()}
+    named = {name: svg.seconds(each["wait"] / 1000) for name, each in planned.items()}
     rows = [(named[name], each["waiting"]) for name, each in planned.items()]
     charts = f"<h3 class='note'>planned</h3>{svg.heat(rows, x, clock, 'planned depth')}"
     if figures["seen"]:

@@ -1,0 +1,101 @@
+"""Cancel or reschedule many tasks that wait, by their ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from kombu_binary_delay.amendments import api
+from kombu_binary_delay.amendments.record import check_name
+
+from .waiting import WaitingTask
+
+CANCEL, RESCHEDULE = "cancel", "reschedule"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tasks to amend.
+
+    :param dues: by their ids, when they are due, in milliseconds since the epoch; None where that
+        is not known.
+    :param without_id: how many messages cannot be amended, since they have no id.
+    """
+
+    dues: Mapping[str, int | None]
+    without_id: int = 0
+
+
+@dataclass(frozen=True)
+class Amended:
+    """What was recorded, or would be.
+
+    :param action: ``cancel`` or ``reschedule``.
+    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
+    :param until: when the last of it is forgotten, in milliseconds since the epoch.
+    """
+
+    action: str
+    ids: tuple[str, ...]
+    due: int | None
+    until: int
+    without_id: int = 0
+
+
+def choose(tasks: Iterable[WaitingTask]) -> Chosen:
+    """Choose tasks that wait, such as :func:`from_journal` or :func:`from_node` return."""
+    dues: dict[str, int | None] = {}
+    without_id = 0
+    for task in tasks:
+        if task.id:
+            dues[task.id] = max(dues.get(task.id) or 0, task.due)
+        else:
+            without_id += 1
+    return Chosen(dues, without_id)
+
+
+def amend(
+    connection: Any, action: str, chosen: Chosen, due: int | None = None, *, dry_run: bool = False
+) -> Amended:
+    """Record that tasks are cancelled or rescheduled; return when the broker has confirmed it.
+
+    :param connection: a :class:`kombu.Connection` by our transport.
+    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
+    :raises AmendmentError: for a bad id or time, and where the broker cannot.
+    """
+    ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
+    now = time.time_ns() // 1_000_000
+    amendments = connection.connection.delay_mechanism.amendments
+    amendments.require()
+    last = due or now
+    if action == CANCEL:
+        for names, eta in _together(chosen.dues, now + amendments.max_age):
+            last = max(eta, last)
+            if not dry_run:
+                api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
+    elif ids and not dry_run and due is not None:
+        api.reschedule(ids, eta=_time(due), connection=connection)
+    return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
+
+
+def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:
+    """Yield what can be cancelled together, and when the last of it is due; 0 where not known.
+
+    What is due later than records are kept is cancelled one by one: consumers learn of each shortly
+    before its time.
+
+    :param until: for how long records are kept, in milliseconds since the epoch.
+    """
+    soon = [name for name, due in dues.items() if (due or 0) < until]
+    if soon:
+        yield soon, max(dues[name] or 0 for name in soon)
+    for name, due in dues.items():
+        if due is not None and due >= until:
+            yield [name], due
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)

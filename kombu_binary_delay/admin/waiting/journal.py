@@ -1,0 +1,395 @@
+"""What waits by the journal: scheduled, less what arrived, was executed, cancelled or postponed.
+
+The journal's stream is read from its first event to its last. What may still wait is kept in a
+temporary database on disk, not in memory. A task whose due time has passed waits no longer, whether
+or not the journal says where it went: so of what is past, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import amqp
+from amqp.exceptions import NotFound
+
+from kombu_binary_delay.admin.errors import OperationError, UnreachableError
+from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay.journal import events, stream_name
+from kombu_binary_delay.model.topology import Topology
+
+from .task import (
+    JOURNAL,
+    POSTPONED,
+    Event,
+    Judge,
+    Selection,
+    Story,
+    Waiters,
+    WaitingTask,
+    amend,
+    taken_back,
+    text_of,
+)
+
+_PREFETCH = 1000
+#: Seconds without an event after which the journal does not answer.
+_SILENCE = 20
+#: The same in a journal that seems to be empty, and at the end of one, to be taken for the end.
+_NEW, _END = 2.0, 0.3
+#: SQLite's own memory, in KiB; the rest is on disk.
+_CACHE = 8192
+_GONE = (events.RELEASED, events.EXECUTED)
+_TAKEN_BACK = (events.CANCELLED, events.POSTPONED)
+
+#: What is known of a task after an event.
+_STATES = {
+    events.SCHEDULED: "waiting",
+    events.RELEASED: "arrived",
+    events.EXECUTED: "executed",
+    events.CANCELLED: "cancelled",
+    events.POSTPONED: "postponed",
+}
+_TABLE = """
+create table waiting (
+    id text, name text, args text, kwargs text, exchange text, key text, due integer,
+    retries integer, at integer, ladder text, generation text)
+"""
+_INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def has_journal(connection: Any, namespace: str) -> bool:
+    """Return whether the stream of a namespace's journal exists.
+
+    :param connection: a :class:`kombu.Connection`.
+    """
+    with Probe(connection) as probe:
+        return probe.has_queue(stream_name(namespace))
+
+
+def judge_of(connection: Any) -> Judge:
+    """Read what was taken back, and return what judges by it.
+
+    :param connection: a :class:`kombu.Connection` by our transport, open while it is used. It
+        appends a marker to the streams of amendments, if they exist.
+    """
+    amendments = connection.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    judge: Judge = amendments.verdict
+    return judge
+
+
+def from_journal(
+    connection: Any,
+    topology: Topology,
+    select: Selection | None = None,
+    judge: Judge | None = None,
+) -> Waiters:
+    """Read what waits out of the journal's stream.
+
+    :param connection: a :class:`kombu.Connection`, open while the tasks are read.
+    :param topology: the ladder that publishers use, by which the queue is computed in which a task
+        waits now.
+    :param select: which tasks to return; all, unless it is given.
+    :param judge: knows what was taken back, as :func:`judge_of` returns it.
+    :raises OperationError: where there is no such stream.
+    """
+    return JournalWaiters(connection, topology, select or Selection(), judge)
+
+
+def story_by_journal(
+    connection: Any, topology: Topology, task_id: str, judge: Judge | None = None
+) -> Story:
+    """Tell what the journal knows of one task.
+
+    :param connection: a :class:`kombu.Connection`.
+    :raises OperationError: where there is no journal.
+    """
+    waiters = JournalWaiters(connection, topology, Selection(), judge)
+    told, scheduled, state = [], None, "unknown"
+    for event in waiters.events():
+        if event.get("id") != task_id:
+            continue
+        told.append(_event(event))
+        state = _after(told[-1], state)
+        if told[-1].kind == events.SCHEDULED:
+            scheduled = event
+    task = None
+    if scheduled is not None and (row := _row(scheduled)) is not None:
+        task, amended = waiters.task(row, time.time_ns() // 1000)
+        if state == "waiting":
+            passed = task.due <= time.time_ns() // 1_000_000
+            state = amended or ("due" if passed else state)
+    return Story(task_id, state, JOURNAL, task, tuple(told), waiters.unseen())
+
+
+class JournalWaiters:
+    """The tasks that wait by the journal; see :class:`~.task.Waiters`."""
+
+    source = JOURNAL
+    #: It is read to its end, or an error is raised.
+    complete = True
+
+    def __init__(
+        self, connection: Any, topology: Topology, select: Selection, judge: Judge | None
+    ) -> None:
+        self._connection = connection
+        self._topology = topology
+        self._select = select
+        self._judge = judge
+        self._taken_back = 0
+        #: When the oldest event was written, in milliseconds since the epoch; None before reading.
+        self.since: int | None = None
+        if not has_journal(connection, topology.namespace):
+            raise OperationError(
+                f"there is no journal {stream_name(topology.namespace)!r} in this virtual host: "
+                f"set journal to 'stream' in the settings of publishers and workers; or read the "
+                f"node itself, with --source node on the broker's host, or with --node-command"
+            )
+
+    def __iter__(self) -> Iterator[WaitingTask]:
+        self._taken_back = 0
+        # Without a name, SQLite keeps it in a file that goes when it is closed.
+        with closing(sqlite3.connect("")) as database:
+            database.execute(f"pragma cache_size = -{_CACHE}")
+            database.execute("pragma journal_mode = off")
+            database.execute("pragma synchronous = off")
+            database.execute(_TABLE)
+            database.execute("create index by_id on waiting (id)")
+            self._read(database)
+            now = time.time_ns() // 1000
+            for row in database.execute("select * from waiting"):
+                task, amended = self.task(row, now)
+                if row[6] <= now or not self._select.takes(task):
+                    continue
+                if amended in ("", POSTPONED):
+                    yield task
+                else:
+                    self._taken_back += 1
+
+    def unseen(self) -> tuple[str, ...]:
+        """Say in sentences what the journal cannot know."""
+        said = ["what was published without the journal is not in it"]
+        if self.since is not None:
+            age = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since / 1000))
+            said.append(f"it begins at {age}; what was scheduled before is not in it")
+        else:
+            said.append("it is empty")
+        if self._taken_back:
+            said.append(taken_back(self._taken_back))
+        return tuple(said)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield all events, and note when the first was written."""
+        self.since = None
+        for event in _events(self._connection, stream_name(self._topology.namespace)):
+            if self.since is None:
+                self.since = _milliseconds(event.get("at"))
+            yield event
+
+    def task(self, row: tuple[Any, ...], now: int) -> tuple[WaitingTask, str]:
+        """Make the waiting task of a row, and say how it was amended.
+
+        :param now: microseconds since the epoch.
+        """
+        id_, name, args, kwargs, exchange, key, due, retries, at, ladder, generation = row
+        level = None
+        if ladder == self._topology.ladder.name:
+            level = level_at(self._topology, (due - at) / 1000, (now - at) / 1000)
+        task = WaitingTask(
+            id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
+        )
+        if self._judge is None or id_ is None:
+            return task, ""
+        headers = json.loads(generation) if generation else {}
+        if name is not None:
+            headers = {"id": id_, "task": name, **headers}
+        return amend(task, self._judge({"application_headers": headers, "message_id": id_}))
+
+    def _read(self, database: sqlite3.Connection) -> None:
+        for event in self.events():
+            id_, due = text_of(event.get("id")), event.get("due")
+            kind = event.get("event")
+            if kind == events.SCHEDULED:
+                self._schedule(database, event)
+            elif id_ is None:
+                continue
+            elif kind in _GONE:
+                if type(due) is int and due > time.time_ns() // 1000:
+                    database.execute("delete from waiting where id = ? and due = ?", (id_, due))
+            elif kind in _TAKEN_BACK:
+                # The due time says which, where an id was scheduled anew meanwhile.
+                if type(due) is int:
+                    database.execute("delete from waiting where id = ? and due = ?", (id_, due))
+                else:
+                    database.execute("delete from waiting where id = ?", (id_,))
+
+    def _schedule(self, database: sqlite3.Connection, event: dict[str, Any]) -> None:
+        row = _row(event)
+        if row is None or row[6] <= time.time_ns() // 1000:
+            return
+        if self._select.ids and row[0] not in self._select.ids:
+            return
+        with suppress(OverflowError, UnicodeEncodeError):
+            # Nobody who writes a journal writes a number or text that SQLite cannot hold.
+            database.execute(_INSERT, row)
+
+
+def _after(event: Event, state: str) -> str:
+    """Return what is known of a task after an event."""
+    if event.kind == events.EXECUTED and event.state == "REVOKED":
+        return "cancelled"
+    if event.kind == events.RELEASED and state == "cancelled":
+        # It came to the door, and no further.
+        return state
+    return _STATES.get(event.kind, state)
+
+
+def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Read a ``scheduled`` event; None where it says no time."""
+    due, at, retries = event.get("due"), event.get("at"), event.get("retries")
+    generation = event.get("generation")
+    if type(due) is not int or type(at) is not int:
+        return None
+    return (
+        text_of(event.get("id")),
+        text_of(event.get("task")) or text_of(event.get("name")),
+        text_of(event.get("args")),
+        text_of(event.get("kwargs")),
+        text_of(event.get("exchange")) or "",
+        text_of(event.get("key")) or "",
+        due,
+        retries if type(retries) is int else None,
+        at,
+        text_of(event.get("ladder")),
+        json.dumps(generation) if isinstance(generation, dict) else None,
+    )
+
+
+def _event(event: dict[str, Any]) -> Event:
+    exchange, key = text_of(event.get("exchange")), text_of(event.get("key"))
+    retries = event.get("retries")
+    return Event(
+        str(event.get("event")),
+        _milliseconds(event.get("at")) or 0,
+        _milliseconds(event.get("due")),
+        retries if type(retries) is int else None,
+        f"{exchange}:{key or ''}" if exchange else key,
+        text_of(event.get("state")),
+    )
+
+
+def level_at(topology: Topology, delay: float, passed: float) -> str | None:
+    """Name the queue in which a message waits some time after it was published.
+
+    :param delay: for which it was published, in milliseconds.
+    :param passed: since then, in milliseconds.
+    :returns: None where it has left the ladder by then, or there is no such ladder.
+    """
+    ladder = topology.ladder
+    if not 0 <= delay <= ladder.maximum:
+        return None
+    digits = ladder.digits(delay)
+    for place, digit in enumerate(digits):
+        value = int(digit, 2)
+        height = len(digits) - 1 - place
+        passed -= value * ladder.weights[-1 - height]
+        if passed < 0:
+            name = topology.level_name(height)
+            return f"{name}.{digit}" if topology.mirrors else name
+    return None
+
+
+def _milliseconds(microseconds: object) -> int | None:
+    return -(-microseconds // 1000) if type(microseconds) is int else None
+
+
+def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream, from its first to the one that was its last at the beginning.
+
+    :raises OperationError: where it is no stream, or does not exist.
+    :raises UnreachableError: where the broker stops sending it.
+    """
+    last = _last(connection, stream)
+    if last is None:
+        return
+    with closing(_Reader(connection, stream, "first")) as reader:
+        for offset, body in reader:
+            try:
+                event = json.loads(body)
+            except (ValueError, RecursionError):
+                event = None
+            if isinstance(event, dict):
+                yield event
+            if offset >= last:
+                return
+
+
+def _last(connection: Any, stream: str) -> int | None:
+    """Return the offset of the last event of a stream; None where it is empty."""
+    with Probe(connection) as probe:
+        # The count is some seconds old: a stream that says it is empty may have begun since.
+        silence = _SILENCE if probe.ready(stream) else _NEW
+    last = None
+    # It begins with the chunk that the last event is in.
+    with closing(_Reader(connection, stream, "last", silence)) as reader:
+        for offset, _ in reader:
+            last = offset
+            reader.silence = _END
+    return last
+
+
+class _Reader:
+    """A consumer of a stream on a channel of its own, page by page.
+
+    :param silence: seconds without an event after which it ends; None for an error then.
+    """
+
+    def __init__(
+        self, connection: Any, stream: str, offset: str, silence: float | None = None
+    ) -> None:
+        self.silence = silence
+        self._connection = connection.connection
+        self._arrived: list[Any] = []
+        channel = amqp.Channel(self._connection)
+        channel.open()
+        self._channel: Any = channel
+        channel.basic_qos(0, _PREFETCH, a_global=False)
+        try:
+            self._consumer = channel.basic_consume(
+                stream,
+                callback=self._arrived.append,
+                arguments={"x-stream-offset": offset},
+            )
+        except (NotFound, amqp.exceptions.PreconditionFailed) as exc:
+            raise OperationError(f"the journal {stream!r} cannot be read: {exc}") from exc
+
+    def __iter__(self) -> Iterator[tuple[int, bytes | str]]:
+        acknowledged = 0
+        while True:
+            try:
+                self._connection.drain_events(timeout=self.silence or _SILENCE)
+            except TimeoutError:
+                if self.silence is None:
+                    raise UnreachableError(
+                        f"the broker has sent nothing of the journal for {_SILENCE} s"
+                    ) from None
+                return
+            arrived, self._arrived[:] = self._arrived[:], []
+            for message in arrived:
+                headers = message.properties.get("application_headers") or {}
+                yield int(headers.get("x-stream-offset", -1)), message.body
+            if arrived and arrived[-1].delivery_tag >= acknowledged + _PREFETCH // 2:
+                acknowledged = arrived[-1].delivery_tag
+                self._channel.basic_ack(acknowledged, multiple=True)
+
+    def close(self) -> None:
+        """Close the channel, after what is on its way there has come."""
+        # Where the connection broke, the channel went with it.
+        with suppress(OSError, amqp.AMQPError):
+            self._channel.basic_cancel(self._consumer)
+            self._channel.close()

@@ -1,0 +1,351 @@
+"""What waits, read on the broker's node: exact, without a journal, and without touching a message.
+
+Needs a command that runs ``rabbitmqctl`` on the broker's host. It is run twice, whatever the number
+of messages: to list the queues, and to read them.
+"""
+
+from __future__ import annotations
+
+import binascii
+import shlex
+import struct
+import subprocess
+import tempfile
+import time
+import zlib
+from base64 import b64decode
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import PurePath
+from typing import IO, Any
+
+from amqp.basic_message import Message
+
+from kombu_binary_delay.admin.errors import OperationError, UnreachableError
+from kombu_binary_delay.admin.reading import UNREADABLE_ERRORS, Source, read, sources
+from kombu_binary_delay.journal.events import cut
+from kombu_binary_delay.model.foreign import ForeignLadder
+from kombu_binary_delay.model.recognise import topology_of_name
+from kombu_binary_delay.model.topology import VERSIONS, Topology
+
+from . import script
+from .task import (
+    NODE,
+    POSTPONED,
+    Judge,
+    Selection,
+    Story,
+    Waiters,
+    WaitingTask,
+    amend,
+    taken_back,
+    text_of,
+)
+
+_MARK = b"kbd "
+_BASIC = 60  # AMQP's class of messages
+_QUORUM = "rabbit_quorum_queue"
+#: A message that leaves its queue within so many milliseconds may be met again in the next one.
+_SOON = 600_000
+#: No more of them are remembered, so that the memory is bounded.
+_REMEMBERED = 200_000
+_WORDS = 2000  # characters of an error that are shown
+_HEADERS = "application_headers"
+
+
+def from_node(
+    command: str | Sequence[str],
+    vhost: str,
+    topology: Topology,
+    select: Selection | None = None,
+    judge: Judge | None = None,
+) -> Waiters:
+    """Read what waits in the levels of all ladders of a namespace, on their node.
+
+    :param command: what ``rabbitmqctl`` is put behind to run on the broker's host, as
+        ``docker exec rabbit``; empty on the host itself.
+    :param vhost: the virtual host.
+    :param topology: a ladder of the namespace, or another system's.
+    :param select: which tasks to return; all, unless it is given.
+    :param judge: knows what was taken back, as :func:`judge_of` returns it.
+    :raises UnreachableError: where the command fails.
+    :raises OperationError: where there are levels, and none of them can be read.
+    """
+    return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge)
+
+
+def story_by_node(
+    command: str | Sequence[str],
+    vhost: str,
+    topology: Topology,
+    task_id: str,
+    judge: Judge | None = None,
+) -> Story:
+    """Tell where a task waits, by what its node holds; the parameters are those of ``from_node``.
+
+    :raises OperationError, UnreachableError: as :func:`from_node`.
+    """
+    select = Selection(ids=frozenset({task_id}))
+    waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge)
+    task, state = None, "unknown"
+    with closing(waiters.judged()) as found:
+        for each, amended in found:
+            if task is None or amended in ("", POSTPONED):
+                task, state = each, amended or "waiting"
+            # What a later one has superseded may come first.
+            if amended in ("", POSTPONED):
+                break
+    return Story(task_id, state, NODE, task, (), waiters.unseen())
+
+
+class NodeWaiters:
+    """The tasks that wait in quorum queues, read page by page; see :class:`~.task.Waiters`."""
+
+    source = NODE
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        vhost: str,
+        topology: Topology,
+        select: Selection,
+        judge: Judge | None,
+    ) -> None:
+        self._command = command
+        self._vhost = vhost
+        self._topology = topology
+        self._select = select
+        self._judge = judge
+        self._taken_back = 0
+        self._unread: dict[str, str] = {}
+        self._missed = self._unreadable = 0
+        types = dict(self._queues())
+        every = self._levels(types)
+        levels = [each for each in every if types[each.name] == _QUORUM]
+        #: The levels that can be read, the longest wait first: a message that moves down meanwhile
+        #: is met again, and none is missed.
+        self._sources = levels
+        classic = len(every) - len(levels)
+        if classic and not levels:
+            raise OperationError(
+                f"all {classic} levels are classic queues, which cannot be looked into without "
+                f"taking their messages; use the journal: set journal to 'stream' in the settings "
+                f"of publishers, and list with --source journal"
+            )
+        self._classic = classic
+
+    def __iter__(self) -> Generator[WaitingTask]:
+        self._taken_back = 0
+        for task, amended in self.judged():
+            if amended in ("", POSTPONED):
+                yield task
+            else:
+                self._taken_back += 1
+
+    def judged(self) -> Generator[tuple[WaitingTask, str]]:
+        """Yield each task, and how it was amended; an empty word where it was not."""
+        self._unread = {}
+        self._missed = self._unreadable = 0
+        if not self._sources:
+            return
+        met: set[int] = set()
+        start = time.time_ns() // 1_000_000
+        source = self._sources[0]
+        names = [each.name for each in self._sources]
+        for word, *rest in self._run(script.read_queues(self._vhost, names)):
+            if word == b"begin":
+                source = self._sources[int(rest[0])]
+            elif word == b"skip":
+                self._unread[names[int(rest[0])]] = b64decode(rest[1]).decode("utf-8", "replace")
+            elif word == b"page":
+                pairs = _pairs(b64decode(rest[1]))
+                self._missed += int(rest[0]) - len(pairs)
+                for key, written in pairs:
+                    found = self._task(source, key, written, start, met)
+                    if found is not None and self._select.takes(found[0]):
+                        yield found
+
+    @property
+    def complete(self) -> bool:
+        """Whether all levels could be read, and every message in them."""
+        return not (self._classic or self._unread or self._unreadable)
+
+    def unseen(self) -> tuple[str, ...]:
+        """Say in sentences what was not seen."""
+        said = []
+        if self._classic:
+            said.append(
+                f"{self._classic} classic queues of the ladder were left out: a node cannot look "
+                f"into them"
+            )
+        said += [f"the queue {name} was not read: {why}" for name, why in self._unread.items()]
+        if self._taken_back:
+            said.append(taken_back(self._taken_back))
+        if self._missed:
+            said.append(f"{self._missed} messages left their queue while it was read")
+        if self._unreadable:
+            said.append(f"{self._unreadable} messages say nothing that can be read")
+        return tuple(said)
+
+    # -- what a message says ---------------------------------------------------------------------
+
+    def _task(
+        self, source: Source, key: bytes, written: bytes, start: int, met: set[int]
+    ) -> tuple[WaitingTask, str] | None:
+        now = time.time_ns() // 1_000_000
+        try:
+            properties = _properties(written)
+            routing_key = key.decode("utf-8", "surrogateescape")
+            found = read(source, routing_key, properties, now)
+            if found is None:
+                return None
+            leaves = found.due - self._rest(source, routing_key)
+        except (*UNREADABLE_ERRORS, struct.error, KeyError):
+            self._unreadable += 1
+            return None
+        headers = found.properties.get(_HEADERS) or {}
+        id_, name = text_of(headers.get("id")), text_of(headers.get("task"))
+        if name is None or id_ is None:
+            id_, name = (
+                text_of(properties.get("message_id")) or text_of(properties.get("correlation_id")),
+                None,
+            )
+        if leaves < start + _SOON:
+            # It may have been met in the queue that it came from; or will be, in the next.
+            seen = hash((id_, name, found.due, found.destination))
+            if id_ is not None and seen in met:
+                return None
+            if len(met) < _REMEMBERED:
+                met.add(seen)
+        retries = headers.get("retries")
+        args, kwargs = text_of(headers.get("argsrepr")), text_of(headers.get("kwargsrepr"))
+        task = WaitingTask(
+            id_,
+            name,
+            None if args is None else cut(args),
+            None if kwargs is None else cut(kwargs),
+            found.destination.exchange,
+            found.destination.routing_key,
+            found.due,
+            retries if name is not None and type(retries) is int else None,
+            source.name,
+            NODE,
+        )
+        return amend(task, self._judge(found.properties) if self._judge else None)
+
+    def _rest(self, source: Source, key: str) -> int:
+        """Return how long a message is still to wait behind this queue, in milliseconds."""
+        topology = source.topology
+        if topology is None or not source.level or not topology.mirrors:
+            return 0
+        lower = key.split(".", source.level)[: source.level]
+        return topology.ladder.delay(tuple(reversed(lower)))
+
+    # -- what the node is asked ------------------------------------------------------------------
+
+    def _queues(self) -> Iterator[tuple[str, str]]:
+        topology = self._topology
+        if isinstance(topology, ForeignLadder):
+            prefixes = [topology.namespace]
+        else:
+            prefixes = [f"{topology.namespace}.{version}-" for version in VERSIONS]
+        for word, *rest in self._run(script.list_queues(self._vhost, prefixes)):
+            if word == b"queue":
+                name = b64decode(rest[1]).decode("utf-8", "replace")
+                if self._is_level(name):
+                    yield name, rest[0].decode()
+
+    def _is_level(self, name: str) -> bool:
+        return isinstance(self._topology, ForeignLadder) or topology_of_name(name) is not None
+
+    def _levels(self, types: Mapping[str, str]) -> list[Source]:
+        ladders: set[Topology] = {self._topology}
+        if not isinstance(self._topology, ForeignLadder):
+            ladders = {each for each in map(topology_of_name, types) if each is not None}
+        found = [each for ladder in ladders for each in sources(ladder, types)]
+        return sorted(found, key=lambda each: (-each.wait, each.name))
+
+    def _run(self, expression: str) -> Iterator[list[bytes]]:
+        """Have the node evaluate an expression, and yield the words of each line that it prints.
+
+        :raises UnreachableError: where it does not come to its end.
+        """
+        arguments = [*self._command, "rabbitmqctl", "--quiet", "eval", expression]
+        if self._command and PurePath(self._command[0]).name == "ssh":
+            # What ssh is given, a shell on the other side reads once more.
+            arguments[-1] = shlex.quote(expression)
+        shown = " ".join([*self._command, "rabbitmqctl"])
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - it is the operator's own
+                    arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+                )
+            except OSError as exc:
+                raise UnreachableError(f"{shown!r} cannot be run: {exc}") from exc
+            try:
+                last = yield from _words(process.stdout)
+                process.wait()
+            finally:
+                # Whoever reads may have enough; the node stops when nobody takes what it prints.
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+            if last != b"end":
+                errors.seek(0)
+                said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
+                raise UnreachableError(
+                    f"{shown!r} has not read the node: {said or 'it said nothing'}; run this on "
+                    f"the broker's host, as a user who may run rabbitmqctl, or say by "
+                    f"--node-command how to get there"
+                )
+
+
+def _arguments(command: str | Sequence[str]) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else list(command)
+
+
+def _words(lines: IO[bytes] | None) -> Any:
+    """Yield the words of each line that the expression printed, and return its last word."""
+    last = b""
+    for line in lines or ():
+        # What the command itself has to say is no line of ours.
+        if line.startswith(_MARK):
+            words = line.split()[1:]
+            last = words[0]
+            yield words
+    return last
+
+
+def _properties(written: bytes) -> dict[str, Any]:
+    message = Message()
+    message._load_properties(_BASIC, written, 0)  # noqa: SLF001 - no other door to it
+    properties: dict[str, Any] = message.properties
+    return properties
+
+
+def _pairs(term: bytes) -> list[tuple[bytes, bytes]]:
+    """Read a list of pairs of binaries, in Erlang's external term format.
+
+    :raises UnreachableError: where it is none.
+    """
+    with suppress(IndexError, struct.error, zlib.error, binascii.Error, ValueError):
+        if term[:2] == b"\x83P":
+            term = b"\x83" + zlib.decompress(term[6:])
+        if term == b"\x83j":
+            return []
+        kind, count = struct.unpack_from(">xcI", term)
+        if kind == b"l":
+            return list(_read_pairs(term, 6, count))
+    raise UnreachableError("the node printed what is no page of messages")
+
+
+def _read_pairs(term: bytes, at: int, count: int) -> Iterator[tuple[bytes, bytes]]:
+    for _ in range(count):
+        pair = []
+        at += 2
+        for _ in range(2):
+            [length] = struct.unpack_from(">xI", term, at)
+            pair.append(term[at + 5 : at + 5 + length])
+            at += 5 + length
+        yield pair[0], pair[1]

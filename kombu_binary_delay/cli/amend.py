@@ -1,0 +1,193 @@
+"""``cancel`` and ``reschedule``: amend what waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import IO, Any
+
+import click
+
+from kombu_binary_delay import admin
+from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
+
+from .command import FOUND, OK, Printer, dry_run, subcommand
+from .connect import Target
+from .sources import Place
+from .sources import choose as source
+from .values import Moment
+
+
+def _select(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a subcommand its tasks: by their ids, or by what the source of ``tasks`` finds."""
+    options: list[Callable[..., Any]] = [
+        click.argument("ids", metavar="[ID]...", nargs=-1),
+        click.option(
+            "--file",
+            type=click.File(encoding="utf-8"),
+            help="A file with an id a line; - for standard input, and so is an ID of -.",
+        ),
+        click.option("--name", metavar="PATTERN", help="All that wait with such a name."),
+        click.option("--queue", metavar="PATTERN", help="All that wait for such a queue."),
+        click.option("--due-after", type=Moment(), metavar="WHEN", help="All due then or later."),
+        click.option("--due-before", type=Moment(), metavar="WHEN", help="All due before."),
+        source,
+        click.option("--yes", is_flag=True, help="Do not ask on a terminal."),
+        dry_run,
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command(
+    help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
+
+    Records it on the broker, and ends when the broker has confirmed that: each is dropped when it
+    arrives at a consumer with the transport, and a Celery worker reports it as revoked. What has
+    been delivered already goes on. An id need not be known: whether it waits is not looked at.
+
+    A cancellation by id is remembered for the setting amendments_max_age; with --eta for as long
+    after that time. By a pattern, the due times are known. Says how many there are before it
+    acts, and asks on a terminal. Ends with 1 where not all could be found or cancelled.
+
+    \b
+      kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
+      kombu-binary-delay -A shop cancel --name 'shop.mail.*' --queue celery --dry-run
+      kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
+      psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
+    """
+)
+@click.option("--eta", type=Moment(), metavar="WHEN", help="When the last of them is due.")
+@_select
+@subcommand
+def cancel(
+    broker: Target, printer: Printer, eta: int | None, yes: bool, dry_run: bool, **given: Any
+) -> int:
+    """Cancel tasks or messages that wait."""
+    if eta is not None and _is_pattern(given):
+        raise click.UsageError("--eta goes with ids: a pattern finds the due times by itself")
+    return _amend(broker, printer, CANCEL, eta, given, yes=yes, dry_run=dry_run)
+
+
+@click.command(
+    help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
+
+    Records it on the broker, and ends when the broker has confirmed that: each is delayed again
+    when it is first due, for what is left. An earlier time than that changes nothing. The rest is
+    as for cancel.
+
+    \b
+      kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 --countdown 7200
+      kombu-binary-delay -A shop reschedule --queue mail --eta 2030-01-31T12:00+00:00 --dry-run
+    """
+)
+@click.option("--eta", type=Moment(), metavar="WHEN", help="The later time.")
+@click.option(
+    "--countdown",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Or in how many seconds from now.",
+)
+@_select
+@subcommand
+def reschedule(
+    broker: Target,
+    printer: Printer,
+    eta: int | None,
+    countdown: float | None,
+    yes: bool,
+    dry_run: bool,
+    **given: Any,
+) -> int:
+    """Postpone tasks or messages that wait."""
+    if (eta is None) == (countdown is None):
+        raise click.UsageError("say when: --eta or --countdown")
+    if countdown is not None:
+        eta = int((time.time() + countdown) * 1000)
+    return _amend(broker, printer, RESCHEDULE, eta, given, yes=yes, dry_run=dry_run)
+
+
+def _amend(
+    broker: Target,
+    printer: Printer,
+    action: str,
+    due: int | None,
+    given: dict[str, Any],
+    *,
+    yes: bool,
+    dry_run: bool,
+) -> int:
+    if due is not None and due <= time.time() * 1000:
+        raise click.UsageError("the time has passed; give one that is still to come")
+    more: dict[str, Any] = {}
+    if _is_pattern(given):
+        if given["ids"] or given["file"]:
+            raise click.UsageError("give ids or a pattern, not both")
+        chosen, more = _found(broker, **given)
+    else:
+        ids = _ids(given["ids"], given["file"])
+        if not ids:
+            raise click.UsageError("say what to amend: ids, --file, --name, --queue or a due time")
+        chosen = admin.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
+    for sentence in more.get("unseen", ()):
+        printer.log(f"! {sentence}")
+    with broker.delaying() as connection:
+        act = partial(
+            admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
+        )
+        # Bad ids, and a broker that cannot, before anybody is asked.
+        planned = act(dry_run=True)
+        if not dry_run and chosen.dues:
+            printer.log(f"{action} {_tasks(len(chosen.dues))}")
+            if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
+                raise admin.OperationError("nothing was changed, as you did not confirm it")
+        done = planned if dry_run else act()
+    printer.show(done, "amended", dry=dry_run, **more)
+    return OK if more.get("complete", True) and not chosen.without_id else FOUND
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _is_pattern(given: dict[str, Any]) -> bool:
+    words = "name", "queue", "due_after", "due_before"
+    return any(given[each] is not None for each in words)
+
+
+def _found(
+    broker: Target,
+    *,
+    name: str | None,
+    queue: str | None,
+    due_after: int | None,
+    due_before: int | None,
+    source: str | None,
+    node_command: str | None,
+    **_: Any,
+) -> tuple[admin.Chosen, dict[str, Any]]:
+    select = admin.Selection(name, queue, frozenset(), due_after, due_before)
+    with ExitStack() as stack:
+        found = Place.of(broker, stack, source, node_command).waiters(select)
+        chosen = admin.choose(found)
+        more = {"source": found.source, "complete": found.complete, "unseen": found.unseen()}
+        return chosen, more
+
+
+def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:
+    listed = [each for each in given if each != "-"]
+    for lines in (file, sys.stdin if "-" in given else None):
+        if lines is not None:
+            try:
+                listed += filter(None, (line.strip() for line in lines))
+            except UnicodeDecodeError as exc:
+                raise click.UsageError(f"the ids cannot be read: {exc}") from exc
+    return tuple(dict.fromkeys(listed))
+
+
+def _tasks(count: int) -> str:
+    return f"{count:,} task" + ("s" if count != 1 else "")

@@ -1,0 +1,118 @@
+"""Where the tasks that wait are read from: options, and the choice where nobody has chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import amqp
+import click
+from kombu.exceptions import OperationalError
+
+from kombu_binary_delay import admin
+from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay.admin.waiting import JOURNAL, NODE
+from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.model.topology import Topology
+
+from .connect import Target
+
+_CTL = "rabbitmqctl"
+
+
+def choose(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a subcommand the options ``--source`` and ``--node-command``."""
+    source = click.option(
+        "--source",
+        type=click.Choice([JOURNAL, NODE]),
+        help="What to read.  [default: the node with --node-command; else the journal, if there "
+        "is one; else the node, if rabbitmqctl is on this machine]",
+    )
+    command = click.option(
+        "--node-command",
+        metavar="COMMAND",
+        envvar="BINARY_DELAY_NODE_COMMAND",
+        help="What runs rabbitmqctl on the broker's host, such as 'docker exec rabbit', "
+        "'kubectl exec rabbit-0 --', 'ssh rabbit sudo'.  [default: nothing, this is the host]",
+    )
+    return source(command(function))
+
+
+class Place:
+    """One source of tasks, ready to be read.
+
+    :param connection: an open one, for the journal; None for the node.
+    """
+
+    def __init__(self, broker: Target, connection: Any, command: str) -> None:
+        self._connection = connection
+        self._command = command
+        self._vhost = broker.plain().virtual_host or "/"
+        self._topology: Topology = broker.topology(connection)
+        self.name = NODE if connection is None else JOURNAL
+        self._judge: Any = None
+
+    @classmethod
+    def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
+        """Take the source that is asked for, or that there is.
+
+        :param stack: closes the connection.
+        :raises OperationError: where there is none.
+        """
+        if source == NODE or (source is None and command is not None):
+            place = cls(broker, None, command or "")
+        elif source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
+            place = cls(broker, None, "")
+        else:
+            place = cls(broker, stack.enter_context(broker.plain()), "")
+        place._judge = _judge(broker, stack)
+        return place
+
+    def waiters(self, select: admin.Selection) -> admin.Waiters:
+        """Return the tasks that wait there."""
+        if self._connection is None:
+            return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
+        return admin.from_journal(self._connection, self._topology, select, self._judge)
+
+    def story(self, task_id: str) -> admin.Story:
+        """Return what is known there of one task."""
+        if self._connection is None:
+            return admin.story_by_node(
+                self._command, self._vhost, self._topology, task_id, self._judge
+            )
+        return admin.story_by_journal(self._connection, self._topology, task_id, self._judge)
+
+
+def _judge(broker: Target, stack: ExitStack) -> Any:
+    """Return what knows of tasks that were taken back; None, with a warning, where nothing does."""
+    try:
+        connection = stack.enter_context(broker.delaying())
+        judge = admin.judge_of(connection)
+        amendments = connection.connection.delay_mechanism.amendments
+        with Probe(connection) as probe:
+            exist = probe.has_queue(stream_name(broker.settings.namespace, IDS))
+        if amendments.is_reading or not exist:
+            return judge
+        why = "this user may not read the stream of amendments"
+    except (amqp.AMQPError, OperationalError, OSError) as exc:
+        # The node can be read where its broker cannot be reached.
+        why = f"the broker cannot be reached, or refused: {exc}"
+    click.echo(f"! what was taken back is listed, too: {why}", err=True)
+    return None
+
+
+def words_of(task: admin.WaitingTask) -> dict[str, Any]:
+    """Return a task as JSON has it."""
+    return {**dataclasses.asdict(task), "queue": task.queue}
+
+
+def _has_journal(broker: Target) -> bool:
+    """Whether there is a journal; there is none where the broker cannot be reached."""
+    try:
+        with broker.plain() as connection:
+            return admin.has_journal(connection, broker.settings.namespace)
+    except (amqp.AMQPError, OperationalError, OSError):
+        return False

@@ -1,0 +1,159 @@
+"""``tasks``: what waits, task by task."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import click
+
+from kombu_binary_delay import admin
+from kombu_binary_delay.admin.waiting import COUNTED
+
+from .command import FOUND, OK, Printer, subcommand
+from .connect import Target
+from .sources import Place, choose, words_of
+from .values import Moment
+
+
+@click.command(
+    help="""List the tasks that wait, those due first before the others.
+
+    From the journal, which knows what was published with it, or from the node, which is exact, and
+    needs rabbitmqctl on the broker's host. The output says from which, and what it cannot see.
+    Nothing is changed: no message is taken, and no count of deliveries grows.
+
+    WHEN is a time from now, as 10m or 2d, or a time such as 2030-01-31T12:00+00:00. A pattern is
+    as in a shell: * and ? and [abc]. A queue is named as exchange:key where it is addressed so.
+    Ends with 1 where a part of what waits could not be read.
+
+    \b
+      kombu-binary-delay tasks
+      kombu-binary-delay tasks --name 'shop.*' --due-before 1h
+      kombu-binary-delay tasks --count-by name
+      kombu-binary-delay tasks --node-command 'docker exec rabbit' --limit 0 --json
+      kombu-binary-delay tasks --id 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
+    """
+)
+@click.option("--name", metavar="PATTERN", help="Only tasks with such a name.")
+@click.option("--queue", metavar="PATTERN", help="Only those for such a queue.")
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Only this one; may be repeated.")
+@click.option("--due-after", type=Moment(), metavar="WHEN", help="Only those due then or later.")
+@click.option("--due-before", type=Moment(), metavar="WHEN", help="Only those due before.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Show so many; 0 shows all, as they are read, in no order.",
+)
+@click.option(
+    "--count-by", type=click.Choice(COUNTED), help="Count them by name or queue in place of a list."
+)
+@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.5), default=5.0, show_default=True, metavar="SECONDS"
+)
+@choose
+@subcommand
+def tasks(
+    broker: Target,
+    printer: Printer,
+    name: str | None,
+    queue: str | None,
+    ids: tuple[str, ...],
+    due_after: int | None,
+    due_before: int | None,
+    limit: int,
+    count_by: str | None,
+    watch: bool,
+    every: float,
+    source: str | None,
+    node_command: str | None,
+) -> int:
+    """List the tasks that wait."""
+    select = admin.Selection(name, queue, frozenset(ids), due_after, due_before)
+    if watch and not limit and count_by is None:
+        raise click.UsageError("--watch needs a --limit above 0, or --count-by")
+    with ExitStack() as stack:
+        place = Place.of(broker, stack, source, node_command)
+
+        def look() -> admin.Waiters:
+            return place.waiters(select)
+
+        if watch:
+            # Ctrl-C is how it ends.
+            with suppress(KeyboardInterrupt):
+                _watch(printer, look, limit, count_by, every)
+            return OK
+        found = look()
+        if printer.as_json:
+            _print_json(found, limit, count_by)
+        else:
+            _print(found, limit, count_by)
+        return OK if found.complete else FOUND
+
+
+def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
+    """Print one object; task by task, so that no more than one of them is in memory."""
+    passed = admin.Tally(found)
+    head = json.dumps({"source": found.source})[:-1]
+    if count_by is not None:
+        counts = [dataclasses.asdict(each) for each in admin.count_by(passed, count_by)]
+        body = f'"count_by": "{count_by}", "counts": {json.dumps(counts)}'
+        click.echo(f"{head}, {body}, {_foot(passed, found)}}}")
+        return
+    click.echo(f'{head}, "tasks": [', nl=False)
+    comma = ""
+    for task in admin.earliest(passed, limit) if limit else passed:
+        click.echo(f"{comma}{json.dumps(words_of(task))}", nl=False)
+        comma = ", "
+    click.echo(f"], {_foot(passed, found)}}}")
+
+
+def _foot(passed: admin.Tally, found: admin.Waiters) -> str:
+    return json.dumps(
+        {"matched": passed.count, "complete": found.complete, "unseen": found.unseen()}
+    )[1:-1]
+
+
+def _print(found: admin.Waiters, limit: int, count_by: str | None) -> None:
+    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+    console = output.console()
+    if count_by is None and not limit:
+        passed = admin.Tally(found)
+        for task in passed:
+            console.print(*output.task_lines([task], console.width))
+        console.print(output.task_foot(found, passed.count, passed.count))
+        return
+    console.print(_drawn(found, limit, count_by))
+
+
+def _drawn(found: admin.Waiters, limit: int, count_by: str | None) -> Any:
+    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+    passed = admin.Tally(found)
+    if count_by is not None:
+        counts = admin.count_by(passed, count_by)
+        return output.counts(counts, count_by, output.task_foot(found, passed.count, passed.count))
+    listed = admin.earliest(passed, limit)
+    return output.tasks(listed, output.task_foot(found, len(listed), passed.count))
+
+
+def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every: float) -> None:
+    if printer.as_json:
+        while True:
+            _print_json(look(), limit, count_by)
+            time.sleep(every)
+    from rich.live import Live  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+    from . import output  # noqa: PLC0415 - see above
+
+    with Live(console=output.console(), auto_refresh=False, screen=False) as live:
+        while True:
+            live.update(_drawn(look(), limit, count_by), refresh=True)
+            time.sleep(every)

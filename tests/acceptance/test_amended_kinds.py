@@ -1,0 +1,105 @@
+"""Tasks of every kind are amended: of protocol 1, with a priority, redelivered, retried."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
+from tests.acceptance.journal import LATE
+from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.revoked import assert_revoked, skip_without_streams
+
+
+@pytest.fixture(autouse=True)
+def _streams(broker) -> None:
+    skip_without_streams(broker)
+
+
+@pytest.mark.parametrize("shape", ["protocol 1", "priority", "quorum on a topic exchange"])
+def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, shape: str):
+    system: LocalSystem = new_system(shape)
+    worker = system.worker("--pool=threads")
+    options = {"priority": 3} if shape == "priority" else {}
+    revoked, cancelled, other = (system.send("note", countdown=2, **options) for _ in range(3))
+    postponed = system.send("retry", 1, 0.5, countdown=2, **options)
+    keyed = [
+        system.send("note", number, countdown=2, headers={"x-delay-key": "k"}, **options)
+        for number in range(3)
+    ]
+    retried = system.send("retry", 2, 0.5, countdown=2, headers={"x-delay-key": "r"}, **options)
+    # when
+    start = time.time()
+    revoked.revoke()
+    cancel(cancelled)
+    reschedule(postponed, countdown=4)
+    # then
+    system.journal.wait_for(other.id, keyed[2].id)
+    system.journal.wait_for(retried.id, times=3)
+    assert_revoked(system, [revoked, cancelled, *keyed[:2]], worker.log)
+    runs = system.journal.wait_for(postponed.id, times=2)
+    assert runs[0].at >= start + 4
+    assert [run.retries for run in runs] == [0, 1]
+    if shape == "priority":
+        assert {run.priority for run in runs} == {3}
+
+
+def test_a_task_of_protocol_1_replaces_none_since_its_retries_would_be_dropped(new_system):
+    system: LocalSystem = new_system("protocol 1")
+    system.worker("--pool=solo")
+    old = system.send("retry", 1, 0.5, countdown=1)
+    with pytest.raises(AmendmentError, match="set task_protocol to 2"):
+        replace(system.task("retry", 2, 0.5), old.id, countdown=1)
+    assert old.get(timeout=LATE) == 1
+
+
+def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_system, tmp_path):
+    system: LocalSystem = new_system("careful")
+    first = system.worker("--pool=threads")
+    held = system.send("hold", str(tmp_path / "never"), countdown=0.5)
+    retried = system.send("retry", 1, 4, countdown=0.5)
+    system.journal.wait_for(held.id)
+    first.kill()
+    # It is given to the next worker, unless it was revoked.
+    second = system.worker("--pool=threads", "--concurrency=2")
+    system.journal.wait_for(held.id, times=2)
+    system.journal.wait_for(retried.id)
+    second.kill()
+    held.revoke()
+    retried.revoke()
+    third = system.worker("--pool=solo")
+    for result in (held, retried):
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LATE)
+        assert len(system.journal.revoked(result.id)) == 1
+    assert len(system.journal.ran(held.id)) == 2
+    assert len(system.journal.ran(retried.id)) == 1
+    assert not third.complaints()
+
+
+def test_what_expires_before_its_new_time_does_not_run(new_system):
+    system: LocalSystem = new_system()
+    system.worker("--pool=solo")
+    expired, kept = (system.send("note", countdown=2, expires=each) for each in (3, 60))
+    reschedule([expired, kept], countdown=4)
+    system.journal.wait_for(kept.id)
+    assert not system.journal.ran(expired.id)
+
+
+def test_a_task_that_is_terminated_while_it_runs_does_not_come_back(new_system, tmp_path):
+    system: LocalSystem = new_system("careful")
+    worker = system.worker("--pool=prefork")
+    held = system.send("hold", str(tmp_path / "never"), countdown=0.5)
+    system.journal.wait_for(held.id)
+    system.app.control.terminate(held.id, signal="SIGKILL")
+    with pytest.raises(TaskRevokedError):
+        held.get(timeout=LATE)
+    assert not Path(tmp_path / "never").exists()
+    worker.kill()
+    other = system.send_note()
+    system.worker("--pool=solo")
+    system.journal.wait_for(other)
+    assert len(system.journal.ran(held.id)) == 1

@@ -1,0 +1,216 @@
+"""Whom a revoke reaches, and where it cannot last."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from urllib.parse import quote
+
+import pytest
+
+from kombu_binary_delay import AmendmentError, cancel
+from kombu_binary_delay import replace as replace_task
+from kombu_binary_delay.model.versions import STREAMS_SINCE
+from tests.acceptance.app import make_app
+from tests.acceptance.journal import LATE, wait_until
+from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.worker import Worker
+
+WAIT = 4
+
+
+@pytest.fixture
+def _streams(broker) -> None:
+    skip_without_streams(broker)
+
+
+@pytest.mark.usefixtures("_streams")
+def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_system):
+    system: LocalSystem = new_system()
+    results = [system.send("note", countdown=4) for _ in range(100)]
+    ids = [result.id for result in results]
+    end = threading.Event()
+
+    def revoke() -> None:
+        for number, task_id in enumerate(ids):
+            # Of a thousand each, as of a program that revokes all it has.
+            others = [f"{number}-{each}" for each in range(1000 if number % 10 == 0 else 2)]
+            system.app.control.revoke([task_id, *others])
+        end.set()
+
+    thread = threading.Thread(target=revoke)
+    thread.start()
+    worker = system.worker("--pool=threads")
+    thread.join()
+    other = system.send_note(countdown=4)
+    system.journal.wait_for(other, timeout=60)
+    assert not [run for run in system.journal.ran() if run.id in ids]
+    assert not worker.complaints()
+
+
+@pytest.mark.usefixtures("_streams")
+def test_what_a_stock_app_revokes_or_is_revoked_for_some_workers_is_left_to_those(new_system):
+    """The broadcast reaches who is up; the next worker knows nothing of it."""
+    system: LocalSystem = new_system()
+    first = system.worker("--pool=solo")
+    by_stock, for_some, for_others = (system.send("note", countdown=WAIT) for _ in range(3))
+    with make_app(replace(system.deployment, transport=None)) as stock:
+        stock.control.revoke(by_stock.id)
+        stock.pool.force_close_all()
+    system.app.control.revoke(for_some.id, destination=[first.name])
+    system.app.control.revoke(for_others.id, destination=["nobody@nowhere"])
+    wait_until(
+        lambda: {by_stock.id, for_some.id} <= set(revoked_in(system, first)), "the broadcasts"
+    )
+    assert for_others.id not in revoked_in(system, first)
+    assert not {name for name in system.exchanges() | system.queues() if "amendments" in name}
+    first.kill()
+    system.worker("--pool=solo")
+    system.journal.wait_for(by_stock.id, for_some.id, for_others.id)
+
+
+def revoked_in(system: LocalSystem, worker: Worker) -> list[str]:
+    answer = system.app.control.inspect([worker.name], timeout=LATE).revoked()
+    return list((answer or {}).get(worker.name, []))
+
+
+@pytest.mark.usefixtures("_streams")
+def test_virtual_hosts_do_not_hear_of_each_others_revokes(new_system):
+    here, there = new_system(), new_system()
+    for system in (here, there):
+        system.send("note", system.vhost.name, task_id="same", countdown=1)
+    here.app.control.revoke("same")
+    for system in (here, there):
+        system.worker("--pool=solo")
+    there.journal.wait_for("same")
+    wait_until(lambda: here.journal.revoked("same"), "the discarding")
+    assert not here.journal.ran("same")
+
+
+# -- where the broker cannot, or may not -----------------------------------------------------------
+
+
+def test_where_amendments_are_off_a_revoke_is_what_it_is_in_celery(new_system, caplog):
+    system: LocalSystem = new_system("no amendments")
+    worker = system.worker("--pool=solo")
+    revoked, other = (system.send("note", countdown=1) for _ in range(2))
+    revoked.revoke()
+    system.journal.wait_for(other.id)
+    assert_revoked(system, [revoked], worker.log)
+    assert not {name for name in system.exchanges() | system.queues() if "amendments" in name}
+    assert "outlive" not in caplog.text
+    assert "amendments" not in worker.log()
+
+
+def test_without_streams_a_revoke_says_that_it_will_not_outlive_the_workers(
+    broker, new_system, caplog
+):
+    if broker.release >= STREAMS_SINCE:
+        pytest.skip("this RabbitMQ has streams")
+    system: LocalSystem = new_system()
+    worker = system.worker("--pool=solo")
+    revoked, other = (system.send("note", countdown=1) for _ in range(2))
+    revoked.revoke()
+    system.journal.wait_for(other.id)
+    assert_revoked(system, [revoked], worker.log)
+    (warning,) = [each for each in caplog.messages if "outlive" in each]
+    assert warning.startswith("a revoke will not outlive the workers that are up now: what waits ")
+    assert warning.endswith("which has no streams; RabbitMQ 3.9 has them")
+    assert "amend" not in worker.log()
+    # When the worker is gone, so is the revoke.
+    again = system.send("note", countdown=WAIT)
+    again.revoke()
+    worker.kill()
+    system.worker("--pool=solo")
+    system.journal.wait_for(again.id)
+
+
+@pytest.fixture
+def limited_user(broker):
+    """Make users who may do all but what their names say."""
+    made = []
+
+    def make(system: LocalSystem, **refused: str) -> str:
+        name, password = f"limited-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        broker.api("PUT", f"users/{name}", {"password": password, "tags": ""})
+        made.append(name)
+        allowed = dict.fromkeys(("configure", "write", "read"), ".*")
+        for right, pattern in refused.items():
+            allowed[right] = f"^(?!{pattern})"
+        broker.api("PUT", f"permissions/{system.vhost.name}/{name}", allowed)
+        return system.vhost.url_of(name, password)
+
+    yield make
+    for name in made:
+        broker.api("DELETE", f"users/{name}")
+
+
+@pytest.mark.usefixtures("_streams")
+def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
+    new_system, limited_user, caplog
+):
+    system: LocalSystem = new_system()
+    worker = system.worker("--pool=solo")
+    url = limited_user(system, write=r"kbd\.v2\.amendments")
+    with make_app(replace(system.deployment, url=url)) as app:
+        revoked, kept = (app.tasks["note"].apply_async(countdown=1) for _ in range(2))
+        app.control.revoke(revoked.id)
+        with pytest.raises(AmendmentError, match=r"grant the permission write on 'kbd.v2.amend"):
+            cancel(kept)
+        with pytest.raises(AmendmentError, match="may not amend"):
+            replace_task(app.tasks["note"].s("replaced"), kept.id, countdown=1)
+        with pytest.raises(AmendmentError, match="may not amend"):
+            app.tasks["note"].apply_async(("keyed",), headers={"x-delay-key": "k"})
+        app.pool.force_close_all()
+    assert_revoked(system, [system.app.AsyncResult(revoked.id)], worker.log)
+    system.journal.wait_for(kept.id)
+    # Nothing was half-done.
+    assert [run.args for run in system.journal.ran()] == [[]]
+    (warning,) = [each for each in caplog.messages if "outlive" in each]
+    assert "grant the permission write on 'kbd.v2.amendments'" in warning
+
+
+@pytest.mark.usefixtures("_streams")
+def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_system, limited_user):
+    system: LocalSystem = new_system()
+    cancelled, revoked = (system.send("note", countdown=1) for _ in range(2))
+    cancel(cancelled)
+    url = limited_user(system, read=r"kbd\.v2\.amendments")
+    limited = replace(system.deployment, url=url)
+    worker = system.worker("--pool=solo", deployment=limited)
+    system.journal.wait_for(cancelled.id)
+    system.journal.wait_for(revoked.id)
+    later = system.send("note", countdown=1)
+    later.revoke()
+    assert_revoked(system, [later], worker.log)
+    (line,) = [line for line in worker.log().splitlines() if "amendments" in line]
+    assert "grant this user the permission read on names that begin with 'kbd.v2.amend" in line
+    # Its user is about to go.
+    worker.kill()
+
+
+@pytest.mark.usefixtures("_streams")
+def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(broker, new_system):
+    system: LocalSystem = new_system(url="amqp://guest:guest@127.0.0.1:1//;amqp://{broker}")
+    worker = system.worker("--pool=solo")
+    results = [system.send("note", countdown=2 * WAIT) for _ in range(3)]
+    results[0].revoke()
+    cancel(results[1])
+    # The management API knows of a connection when its first figures have come.
+    wait_until(lambda: connections(system), "the worker's connections")
+    for name in connections(system):
+        broker.api("DELETE", f"connections/{quote(name)}")
+    wait_until(lambda: "Connection to broker lost" in worker.log(), "the loss of the connection")
+    cancel(results[2])
+    other = system.send("note", countdown=2 * WAIT)
+    system.journal.wait_for(other.id)
+    assert_revoked(system, results, worker.log)
+    # Its log has what it complained of.
+    worker.kill()
+
+
+def connections(system: LocalSystem) -> list[str]:
+    rows = system.vhost.broker.api("GET", f"vhosts/{system.vhost.name}/connections")
+    return [row["name"] for row in rows]

@@ -1,0 +1,331 @@
+"""``cancel`` and ``reschedule`` on a real broker: what they record, refuse and print."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
+from click.testing import CliRunner
+from kombu import Queue
+
+from kombu_binary_delay.amendments import stream
+from kombu_binary_delay.cli import amend, binary_delay
+
+
+@pytest.fixture(autouse=True)
+def streams(broker):
+    """Amendments are in streams."""
+    if broker.release < (3, 9):
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+
+
+@pytest.fixture
+def run(broker, vhost):
+    """Run the command on the test's own virtual host."""
+
+    def run(*arguments, **more):
+        place = ["-b", vhost.url, "-m", broker.management_url]
+        return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
+
+    return run
+
+
+@pytest.fixture
+def publish(connect):
+    """Publish messages that wait two seconds, each with an id."""
+    connection = connect(confirm_publish=True, binary_delay={"journal": "stream"})
+    Queue("mail")(connection.default_channel).declare()
+
+    def publish(*ids, name="app.mail", delay=2000):
+        for each in ids:
+            connection.Producer().publish(
+                each,
+                routing_key="mail",
+                headers={"x-delay": delay, "task": name, "id": each},
+            )
+
+    return publish
+
+
+def arrived(collect, connect, count):
+    bare = Queue("mail", no_declare=True)
+    return [each.body for each in collect(connect(), [bare], count, more=1.5)]
+
+
+def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
+    run, publish, connect, collect, tmp_path
+):
+    publish("argument", "file", "input", "kept")
+    file = tmp_path / "ids.txt"
+    file.write_text("file\n\n  file\n")
+
+    planned = run("cancel", "kept", "--dry-run", "--json")
+    done = run("cancel", "argument", "-", "--file", str(file), input="input\n")
+
+    assert json.loads(planned.output)["dry_run"] is True
+    assert done.exit_code == 0, done.output
+    assert "cancel 3 tasks" in done.output
+    assert "3 tasks cancelled: recorded" in done.output
+    assert arrived(collect, connect, 1) == ["kept"]
+
+
+def test_what_is_rescheduled_arrives_at_the_later_time_and_once(run, publish, connect, collect):
+    begin = time.time()
+    publish("early", "late")
+
+    done = run("reschedule", "late", "--countdown", "5", "--json")
+
+    assert done.exit_code == 0, done.output
+    assert abs(json.loads(done.stdout)["due"] - (begin + 5) * 1000) < 1000
+    arrivals = collect(connect(), [Queue("mail", no_declare=True)], 2, more=1)
+    assert [each.body for each in arrivals] == ["early", "late"]
+    assert arrivals[1].at - begin >= 5
+
+
+def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, connect, collect):
+    publish("one", "two", delay=6000)
+    publish("other", name="app.report", delay=6000)
+    select = "cancel", "--name", "app.m*", "--queue", "mail", "--source", "journal"
+
+    planned = run(*select, "--dry-run", "--json")
+    done = run(*select, "--json")
+
+    assert json.loads(planned.stdout)["ids"] == ["one", "two"]
+    assert (done.exit_code, json.loads(done.stdout)["complete"]) == (0, True), done.output
+    assert json.loads(done.stdout)["source"] == "journal"
+    assert arrived(collect, connect, 1) == ["other"]
+
+
+def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_last_of_it(
+    run, publish, connect, collect, topology
+):
+    publish("soon")
+    publish("far", delay=40 * 86_400_000)
+
+    done = run("cancel", "--name", "app.*", "--source", "journal", "--json")
+
+    assert json.loads(done.stdout)["ids"] == ["soon", "far"]
+    publish("kept")
+    assert arrived(collect, connect, 1) == ["kept"]
+    status = json.loads(run("status", "--json").stdout)
+    assert status["amendments"]["active"] == 1
+    [ladder] = status["ladders"]
+    waiting = sum(each["messages"] for each in ladder["queues"])
+    assert waiting == 2, "the task that is due in forty days, and the record that cancels it"
+    verified = run("verify")
+    assert verified.exit_code == 0, verified.output
+    # The way of that record is mended as well.
+    queues, stream = f"{topology.delivery_prefix}.to-queues", "kbd.v2.amendments.ids"
+    channel = connect("amqp").default_channel
+    channel.queue_unbind(stream, queues, f"#.@..{stream}")
+    assert "the ladder does not lead to it" in run("verify").output
+    mended = run("create")
+    verified = run("verify")
+    assert (mended.exit_code, verified.exit_code) == (0, 0), mended.output + verified.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["cancel"], 2, "say what to amend"),
+        (["cancel", ""], 2, "must be a string that is not empty"),
+        (["cancel", "x" * 256], 2, "at most 255 bytes"),
+        (["cancel", "a", "--name", "b"], 2, "not both"),
+        (["cancel", "a", "--eta", "2001-01-31T12:00"], 2, "has passed"),
+        (["cancel", "a", "--eta", "9999d"], 2, "ladder"),
+        (["cancel", "--name", "a", "--eta", "40d"], 2, "goes with ids"),
+        (["cancel", "--name", "a", "--source", "journal"], 2, "there is no journal"),
+        (["reschedule", "a"], 2, "--eta or --countdown"),
+        (["reschedule", "a", "--eta", "1h", "--countdown", "3"], 2, "--eta or --countdown"),
+        (["--no-amendments", "cancel", "a"], 2, "the setting amendments is False"),
+        (["--declare", "never", "cancel", "a"], 2, "kombu-binary-delay create"),
+    ],
+)
+def test_what_cannot_be_amended_is_refused_with_the_reason_and_nothing_is_made(
+    run, vhost, arguments, code, said
+):
+    for json_or_not in ([], ["--json"]):
+        done = run(*arguments, *json_or_not)
+        assert (done.exit_code, said in done.output) == (code, True), done.output
+    assert not vhost.queues()
+
+
+def test_on_a_terminal_it_asks_and_a_no_changes_nothing(run, vhost, monkeypatch):
+    monkeypatch.setattr(amend, "_is_terminal", lambda: True)
+
+    refused = run("cancel", "one", "two", input="n\n")
+    nothing = vhost.queues()
+    agreed = run("cancel", "one", "two", input="y\n")
+    unasked = run("cancel", "three", "--yes")
+
+    assert (refused.exit_code, nothing) == (2, [])
+    assert "cancel 2 tasks" in refused.output
+    assert "nothing was changed" in refused.output
+    assert "2 tasks cancelled" in agreed.output
+    assert (unasked.exit_code, "Go on?" in unasked.output) == (0, False)
+
+
+def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
+    app = Celery("shop", broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.worker_hijack_root_logger = False
+    monkeypatch.setattr("celery.bin.celery.find_app", lambda *_, **__: app)
+    monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
+
+    done = CliRunner().invoke(
+        celery_command, ["-A", "shop", "binary-delay", "cancel", "one", "--json"]
+    )
+
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["ids"] == ["one"]
+
+
+# -- the streams, as the other subcommands see them ----------------------------------------------
+
+AMENDMENTS = {"kbd.v2.amendments.ids", "kbd.v2.amendments.keys"}
+SMALL = ("--tick", "1000", "--radix", "2", "--levels", "4")
+
+
+@pytest.fixture
+def ladder(topology):
+    return *SMALL, "--queue-type", topology.queue_type
+
+
+def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder, vhost):
+    other = *ladder, "--levels", "3"
+    made = [run(*each, "create") for each in (ladder, other)]
+    sound = run(*ladder, "--declare", "never", "verify")
+    cancelled = run(*ladder, "--declare", "never", "cancel", "one", "two")
+    first = run(*ladder, "teardown")
+    kept = {row["name"] for row in vhost.queues()} & AMENDMENTS
+    last = run(*other, "teardown", "--json")
+
+    assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
+    assert kept == AMENDMENTS
+    assert json.loads(last.stdout)["lost"] == 0, "a record is no message that waits"
+    assert set(json.loads(last.stdout)["queues"]) >= AMENDMENTS
+    assert not vhost.queues()
+
+
+def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
+    run(*ladder, "create")
+    before = run(*ladder, "status", "--json")
+    run("cancel", "one", "two")
+    run("reschedule", "three", "--countdown", "60")
+    queues = {row["name"] for row in vhost.queues()}
+    counted = run(*ladder, "status", "--json")
+    shown = run(*ladder, "status")
+    off = run(*ladder, "--no-amendments", "status", "--json")
+
+    assert json.loads(before.stdout)["amendments"]["active"] == 0
+    assert json.loads(counted.stdout)["amendments"]["active"] == 3
+    assert 0 <= json.loads(counted.stdout)["amendments"]["lag"] < 5000
+    assert "amendments 3 (lag " in shown.output
+    assert json.loads(off.stdout)["amendments"] is None
+    assert {row["name"] for row in vhost.queues()} == queues
+
+
+def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect):
+    def found(*arguments):
+        done = run(*ladder, *arguments, "verify", "--json")
+        return {
+            (each["severity"], each["what"], each["found"])
+            for each in json.loads(done.stdout)["differences"]
+            if "amendments" in each["what"] or "streams" in each["what"]
+        }
+
+    run(*ladder, "--no-amendments", "create")
+    none = ("amendments", "none made yet"), ("amendments", "no exchange and no streams")
+    assert found() == {("note", *none[0])}
+    assert found("--declare", "never") == {("warning", *none[1])}
+    assert not found("--declare", "never", "--no-amendments")
+
+    run(*ladder, "create")
+    assert not found("--declare", "never")
+    ids = "queue kbd.v2.amendments.ids"
+    other = "x-max-age is '31D', should be '7D'"
+    assert found("--amendments-max-age", "7D") == {("warning", ids, other)}
+
+    policy = {"pattern": "^kbd", "definition": {"message-ttl": 1, "expires": 1, "max-age": "1h"}}
+    vhost.broker.api("PUT", f"policies/{vhost.name}/short", policy)
+    done = run(*ladder, "--declare", "never", "verify")
+    assert "max-age applies to kbd.v2.amendments.ids and 1 more queues" in done.output
+    assert "amendments.ids" not in done.output.replace(
+        "max-age applies to kbd.v2.amendments.ids", ""
+    )
+
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+    grant = {"configure": ".*", "write": ".*", "read": r"^kbd\.v2[.-](?!amendments)"}
+    try:
+        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", grant)
+        done = run(*ladder, "verify", "--user", name)
+    finally:
+        vhost.broker.api("DELETE", f"users/{name}")
+    assert "no read permission on kbd.v2.amendments.ids" in done.output
+
+    channel = connect("amqp").default_channel
+    channel.queue_delete("kbd.v2.amendments.keys")
+    assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
+    channel.exchange_delete("kbd.v2.amendments")
+    assert ("error", "exchange kbd.v2.amendments", "missing") in found()
+
+
+def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladder):
+    run(*ladder, "create")
+    for name in ("definitions", "terraform", "kubernetes"):
+        assert "kbd.v2.amendments.keys" in run(*ladder, "export", name).output
+        assert "amendments" not in run(*ladder, "--no-amendments", "export", name).output
+    assert "amendments" not in run(*ladder, "export", "mermaid").output
+    # As RabbitMQ itself has them.
+    exported = run(*ladder, "export", "definitions", "--vhost", vhost.name).output
+    vhost.broker.api("POST", "definitions", json.loads(exported))
+    assert run(*ladder, "--declare", "never", "verify").exit_code == 0
+
+
+def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noqa: PLR0913, PLR0917
+    run, publish, connect, collect, monkeypatch, topology
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    publish("cancelled", "kept", delay=12_000)
+    cancelled = run("cancel", "cancelled", "--eta", "12s", "--json")
+    before = json.loads(run("status", "--json").stdout)["amendments"]["active"]
+
+    moved = run("--tick", "250", "migrate", "--from", topology.prefix, "--json")
+
+    assert (cancelled.exit_code, before) == (0, 0), cancelled.output
+    assert json.loads(moved.stdout)["moved"] == 3, moved.output
+    arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, timeout=20, more=2)
+    assert [each.body for each in arrivals] == ["kept"]
+
+
+def test_a_transfer_says_that_amendments_stay(run, publish, broker):
+    publish("one", delay=60_000)
+    run("cancel", "one")
+    other = broker.vhost()
+    try:
+        done = run("transfer", "--to-broker", other.url, "--dry-run")
+    finally:
+        other.delete()
+
+    assert done.exit_code == 0, done.output
+    assert "what was cancelled, rescheduled or superseded here is not so there" in done.output
+
+
+def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
+    run(*ladder, "create")
+    run("cancel", "one")
+    other = *ladder, "--levels", "3"
+
+    pruned = run(*ladder, "prune")
+    moved = run(
+        *other, "migrate", "--from", "1000ms-2x4" if "quorum" in ladder else "1000ms-2x4-classic"
+    )
+
+    assert (pruned.exit_code, moved.exit_code) == (0, 0), pruned.output + moved.output
+    assert {row["name"] for row in vhost.queues()} >= AMENDMENTS
+    assert json.loads(run(*ladder, "status", "--json").stdout)["amendments"]["active"] == 1

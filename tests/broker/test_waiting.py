@@ -1,0 +1,564 @@
+"""What waits is listed, from the journal and from the node, and nothing is disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import amqp
+import pytest
+from click.testing import CliRunner
+from kombu import Exchange, Queue
+
+import kombu_binary_delay
+from dev.cluster import Cluster
+from kombu_binary_delay import PublishBatch, Topology, admin
+from kombu_binary_delay.cli import binary_delay
+
+HAS_STREAMS = (3, 9)
+STREAM = "kbd.v2.journal"
+MANY = 10_000
+#: Bytes that reading many tasks may hold at a time: a page, and not all of them, which take 15 MB.
+FLAT = 4_000_000
+
+#: Runs a program of the broker's beside the node that a test has for its own.
+BESIDE = """\
+#!{python}
+import os, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from dev.broker import CTL, Node
+node = Node({root}, {name!r}, Path({folder!r}), {ports})
+assert sys.argv[1] == "rabbitmqctl"
+argv, env = node._command([CTL, "-n", node.node, *sys.argv[2:]])
+os.execvpe(argv[0], argv, env)
+"""
+
+
+def reach(node, folder):
+    """Write a program that runs rabbitmqctl on the host of a node."""
+    script = folder / f"beside-{node.node}"
+    root = node._root  # noqa: SLF001 - as its own control program has it
+    script.write_text(
+        BESIDE.format(
+            python=sys.executable,
+            here=str(Path(__file__).parents[2]),
+            root=f"Path({str(root)!r})" if root else None,
+            name=node.node,
+            folder=str(node.folder),
+            ports=node.ports,
+        )
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def beside(own_broker, tmp_path):
+    return reach(own_broker, tmp_path)
+
+
+@pytest.fixture
+def on_node(vhost, beside, own_broker):
+    """List what waits by the node; RabbitMQ before 3.10 has no quorum queues with a TTL."""
+    if own_broker.release < (3, 10):
+        pytest.skip("the levels of this RabbitMQ are classic queues")
+
+    def on_node(**select):
+        return admin.from_node(beside, vhost.name, Topology(), admin.Selection(**select))
+
+    return on_node
+
+
+@pytest.fixture
+def journalling(connect, broker):
+    if broker.release < HAS_STREAMS:
+        pytest.skip("this RabbitMQ has no streams")
+    return connect(binary_delay={"journal": "stream"})
+
+
+@pytest.fixture
+def by_journal(connect, vhost):
+    """List what waits by the journal, once it has ``events``."""
+
+    def by_journal(events, **select):
+        settle(vhost, events)
+        return admin.from_journal(connect("amqp"), Topology(), admin.Selection(**select))
+
+    return by_journal
+
+
+def settle(vhost, events):
+    """Wait until the journal has so many events: they are written without confirms."""
+    end = time.monotonic() + 15
+    while vhost.waiting(STREAM).get(STREAM, 0) < events:
+        assert time.monotonic() < end, vhost.waiting(STREAM)
+        time.sleep(0.1)
+
+
+def hence(seconds):
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
+
+def publish(connection, *tasks, exchange="", key="mail", name="shop.pay", **more):
+    """Publish tasks: pairs of an id and the seconds that it is to wait."""
+    channel = connection.default_channel
+    Queue("mail")(channel).declare()
+    with PublishBatch(channel, 1000) as batch:
+        for number, (id_, seconds) in enumerate(tasks):
+            headers = {
+                "id": id_,
+                "task": name,
+                "eta": hence(seconds),
+                "retries": 2,
+                "argsrepr": f"({number},)",
+                "kwargsrepr": "{'a': 1}",
+                **more,
+            }
+            message = channel.prepare_message(
+                b"[[], {}, {}]",
+                content_type="application/json",
+                content_encoding="utf-8",
+                headers=headers,
+                properties={"delivery_mode": 2},
+            )
+            batch.publish(message, exchange, key)
+
+
+def write(vhost, *events):
+    """Write to the journal as others might; what is no text is sent as JSON."""
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        for event in events:
+            body = event if isinstance(event, (str, bytes)) else json.dumps(event)
+            channel.basic_publish(amqp.Message(body), "", STREAM)
+
+
+def ids(tasks):
+    return sorted(str(task.id) for task in tasks)
+
+
+def soon():
+    return time.time_ns() // 1000 + 60_000_000
+
+
+# -- the node ------------------------------------------------------------------------------------
+
+
+@pytest.mark.own_broker
+def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_node, vhost):
+    connection = connect()
+    channel = connection.default_channel
+    events = Exchange("events", "topic")
+    Queue("all", events, "#")(channel).declare()
+    publish(connection, ("later", 3600))
+    publish(connection, ("paid", 600), exchange="events", key="order.paid", name="shop.paid")
+    plain = {"x-delay": 60_000}
+    connection.Producer().publish("x", routing_key="mail", headers=plain, message_id="m-1")
+    connection.Producer().publish("x", routing_key="mail", headers=plain, priority=9)
+    before = time.time() * 1000
+    publish(connection, ("soon", 10))
+
+    for _ in range(2):
+        found = on_node()
+        tasks = {task.id: task for task in found}
+        assert (found.complete, found.unseen()) == (True, ())
+        # By now it may have arrived.
+        assert set(tasks) | {"soon"} == {"soon", "later", "paid", "m-1", None}
+    later = tasks["later"]
+    assert (later.name, later.args, later.kwargs) == ("shop.pay", "(0,)", "{'a': 1}")
+    assert (later.queue, later.retries, later.source) == ("mail", 2, "node")
+    assert abs(later.due - before - 3_600_000) < 30_000
+    assert later.level in {row["name"] for row in vhost.queues()}
+    levels = [row for row in vhost.queues() if ".level-" in row["name"]]
+    assert not [row for row in levels if row.get("messages_unacknowledged")]
+    told = [name for row in levels for name in row.get("message_stats", {})]
+    assert not [name for name in told if name.startswith(("get", "deliver", "redeliver", "ack"))]
+    assert tasks["paid"].queue == "events:order.paid"
+    assert (tasks["m-1"].name, tasks["m-1"].queue, tasks["m-1"].retries) == (None, "mail", None)
+
+    [arrived] = collect(connect(), [Queue("mail")], 1, timeout=30)
+    assert arrived.headers["id"] == "soon"
+    assert "x-delivery-count" not in arrived.headers
+    assert set(ids(on_node())) == {"later", "paid", "m-1", "None"}
+
+
+@pytest.mark.own_broker
+def test_the_node_shows_what_is_asked_for(connect, on_node):
+    connection = connect()
+    publish(connection, *((f"{number}", 60 + number) for number in range(9)))
+    publish(connection, ("x", 65), name="other.task")
+    middle = int(time.time() * 1000) + 64_500
+    assert ids(on_node(name="other.*")) == ["x"]
+    assert ids(on_node(ids=frozenset({"3", "x", "nobody"}))) == ["3", "x"]
+    assert ids(on_node(after=middle, name="shop.*")) == ["5", "6", "7", "8"]
+    assert ids(on_node(before=middle)) == ["0", "1", "2", "3", "4"]
+    assert ids(on_node(queue="m*l", before=middle - 3000)) == ["0", "1"]
+    assert ids(on_node(queue="other")) == []
+
+
+@pytest.mark.own_broker
+def test_what_moves_meanwhile_is_listed_once(connect, on_node):
+    connection = connect()
+    # From half a minute on, each takes several levels while it is looked at.
+    publish(connection, *((f"{number}", 20 + number / 20) for number in range(400)))
+    end = time.monotonic() + 12
+    while time.monotonic() < end:
+        found = ids(on_node())
+        assert found == sorted(map(str, range(400)))
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+def test_a_listing_of_the_node_holds_a_page_and_no_more(connect, on_node):
+    publish(connect(), *((f"{number}", 3600 + number) for number in range(MANY)))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in on_node()) == MANY
+        assert tracemalloc.get_traced_memory()[1] < FLAT
+    finally:
+        tracemalloc.stop()
+
+
+#: Counts the processes of a node that wait in an expression that was evaluated there.
+EVALUATING = """
+length([P || P <- processes(), P =/= self(),
+  process_info(P, current_function) =:= {current_function, {prim_eval, 'receive', 2}}
+  orelse process_info(P, initial_call) =:= {initial_call, {erl_eval, expr, 5}}])."""
+
+
+@pytest.mark.own_broker
+def test_a_listing_that_nobody_reads_on_ends_on_the_node(connect, on_node, own_broker):
+    publish(connect(), *((f"{number}", 3600) for number in range(3000)))
+    found = iter(on_node())
+    assert next(found).name == "shop.pay"
+    found.close()
+    end = time.monotonic() + 20
+    while own_broker.ctl("--quiet", "eval", EVALUATING).strip() != "0":
+        assert time.monotonic() < end, "the node goes on"
+        time.sleep(0.5)
+    assert sum(1 for _ in on_node()) == 3000
+
+
+@pytest.mark.own_broker
+def test_headers_of_any_kind_are_shown_or_counted(connect, on_node):
+    connection = connect()
+    publish(connection, ("\x1b[31m\x00é", 60), name="a\r\nb", argsrepr="x" * 9000, kwargsrepr=[1])
+    publish(connection, ("y", 60), retries="many", argsrepr=None)
+    publish(connection, ("z", 60), id=7, extra={"deep": [{"er": [1, 2**40, b"\xff"]}]})
+    tasks = {task.id: task for task in on_node()}
+    assert set(tasks) == {"\x1b[31m\x00é", "y", None}
+    odd = tasks["\x1b[31m\x00é"]
+    assert (odd.name, len(odd.args), odd.kwargs) == ("a\r\nb", 256, None)
+    assert (tasks["y"].retries, tasks["y"].args) == (None, None)
+    assert tasks[None].name is None
+
+
+@pytest.mark.own_broker
+def test_classic_levels_are_not_looked_into_and_the_journal_is_named(
+    connect, vhost, beside, own_broker
+):
+    publish(connect(binary_delay={"queue_type": "classic"}), ("c", 60))
+    with pytest.raises(admin.OperationError, match="classic queues, which cannot be looked into"):
+        admin.from_node(beside, vhost.name, Topology())
+    if own_broker.release >= (3, 10):
+        publish(connect(), ("q", 60))
+        found = admin.from_node(beside, vhost.name, Topology())
+        assert ids(found) == ["q"]
+        assert not found.complete
+        assert "classic queues of the ladder were left out" in found.unseen()[0]
+
+
+@pytest.mark.own_broker
+def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside, own_broker):
+    if own_broker.release < (3, 10):
+        pytest.skip("the levels of this RabbitMQ are classic queues")
+    options = {"binary_delay": {"foreign_ladder": "nservicebus"}}
+    publish(connect(**options), ("n", 3600))
+    done = run(vhost, "--foreign-ladder", "nservicebus", "tasks", "--node-command", beside)
+    assert done["tasks"][0]["id"] == "n"
+    assert done["tasks"][0]["level"].startswith("nsb.v2.delay-level-")
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
+    with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
+        if cluster.nodes[0].release < (3, 10):
+            pytest.skip("the levels of this RabbitMQ are classic queues")
+        options = {"binary_delay": {"lanes": 3}}
+        publish(
+            connect(url=cluster.nodes[0].url, **options),
+            *((f"{number}", 3600 + number) for number in range(200)),
+        )
+        paths = [reach(node, tmp_path) for node in cluster]
+        for path in paths:
+            found = admin.from_node(path, "/", Topology())
+            assert ids(found) == sorted(map(str, range(200)))
+        cluster.nodes[0].kill()
+        time.sleep(15)
+        found = admin.from_node(paths[1], "/", Topology())
+        assert ids(found) == sorted(map(str, range(200)))
+        assert found.complete
+
+
+@pytest.mark.own_broker
+def test_where_rabbitmqctl_runs_elsewhere_it_is_reached_by_ssh(
+    connect, on_node, vhost, beside, tmp_path
+):
+    publish(connect(), ("s", 60))
+    shell = tmp_path / "ssh"
+    # As ssh does it: the words become one, for a shell on the other side.
+    shell.write_text(f'#!/bin/sh\nshift\nexec sh -c "{beside} $*"\n')
+    shell.chmod(0o755)
+    assert ids(admin.from_node(f"{shell} rabbit", vhost.name, Topology())) == ["s"]
+
+
+@pytest.mark.own_broker
+def test_the_command_reads_the_node_and_tells_of_one_task(connect, on_node, vhost, beside):
+    del on_node  # it skips where there is nothing to read
+    publish(connect(), ("a-1", 60), ("a-2", 600))
+    listed = run(vhost, "tasks", "--node-command", beside, "--limit", "1")
+    assert (listed["source"], listed["matched"], listed["complete"]) == ("node", 2, True)
+    assert [each["id"] for each in listed["tasks"]] == ["a-1"]
+    everything = run(vhost, "tasks", "--node-command", beside, "--limit", "0")
+    assert len(everything["tasks"]) == 2
+    told = run(vhost, "explain", "--task", "a-2", "--node-command", beside)
+    assert (told["state"], told["task"]["queue"]) == ("waiting", "mail")
+    run(vhost, "explain", "--task", "nobody", "--node-command", beside, code=1)
+
+
+def run(vhost, *words, code=0):
+    done = CliRunner().invoke(binary_delay, ["-b", vhost.url, *words, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+# -- the journal ---------------------------------------------------------------------------------
+
+
+def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal):
+    publish(journalling, ("soon", 1), ("later", 3600))
+    publish(journalling, ("paid", 600), exchange="amq.topic", key="order.paid")
+    headers = {"x-delay": 60_000, "task": "shop.now", "id": "no-eta"}
+    journalling.Producer().publish("x", routing_key="mail", headers=headers)
+    journalling.Producer().publish("x", routing_key="mail", headers={"x-delay": 60_000})
+    collect(journalling, [Queue("mail")], 1)
+    found = by_journal(6)
+    tasks = {task.id: task for task in found}
+    assert set(tasks) == {"later", "paid", "no-eta", None}
+    later = tasks["later"]
+    assert (later.name, later.args, later.kwargs) == ("shop.pay", "(1,)", "{'a': 1}")
+    assert (later.queue, later.retries, later.source) == ("mail", 2, "journal")
+    assert later.level.startswith(f"{Topology().prefix}.level-")
+    assert tasks["paid"].queue == "amq.topic:order.paid"
+    assert tasks["no-eta"].name == "shop.now"
+    assert "it begins at 20" in found.unseen()[1]
+
+
+def test_what_is_cancelled_or_postponed_waits_no_longer(journalling, vhost, by_journal):
+    publish(journalling, *((name, 60) for name in ("kept", "cancelled", "postponed", "gone")))
+    settle(vhost, 4)
+    due = {task.id: task.due for task in by_journal(4)}
+    at = time.time_ns() // 1000
+    write(
+        vhost,
+        {"event": "cancelled", "at": at, "id": "cancelled"},
+        {"event": "postponed", "at": at, "id": "postponed"},
+        {"event": "scheduled", "at": at, "id": "postponed", "key": "mail", "due": soon()},
+        {"event": "executed", "at": at, "id": "gone", "due": due["gone"] * 1000 + 1},
+        {"event": "cancelled", "at": at, "id": "nobody"},
+        {"event": "invented", "at": at, "id": "kept"},
+    )
+    assert ids(by_journal(10)) == ["gone", "kept", "postponed"]
+
+
+def test_the_journal_shows_what_is_asked_for(journalling, by_journal):
+    publish(journalling, *((f"{number}", 60 + number) for number in range(9)))
+    publish(journalling, ("x", 65), name="other.task")
+    middle = int(time.time() * 1000) + 64_500
+    assert ids(by_journal(10, name="other.*")) == ["x"]
+    assert ids(by_journal(10, ids=frozenset({"3", "x", "nobody"}))) == ["3", "x"]
+    assert ids(by_journal(10, after=middle, name="shop.*")) == ["5", "6", "7", "8"]
+
+
+def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_journal):
+    publish(journalling, ("kept", 60))
+    settle(vhost, 1)
+    odd = {"event": "scheduled", "at": 1, "due": soon(), "id": "odd"}
+    write(
+        vhost,
+        "no JSON",
+        b"\xff\xfe",
+        "[" * 100_000,
+        [1],
+        7,
+        None,
+        {},
+        {"event": ["scheduled"]},
+        {"event": "cancelled", "id": ["kept"]},
+        {"event": "released", "id": "kept", "due": "soon"},
+        {**odd, "due": 10**40},
+        {**odd, "due": "soon"},
+        {**odd, "at": True, "key": {}},
+        {**odd, "retries": 10**40},
+        {**odd, "task": "\ud800", "key": "lone"},
+        {**odd, "task": ["a"], "args": 7, "retries": "x", "exchange": None, "ladder": 1},
+    )
+    tasks = {task.id: task for task in by_journal(17)}
+    assert set(tasks) == {"kept", "odd"}
+    assert (tasks["odd"].name, tasks["odd"].args, tasks["odd"].retries) == (None, None, None)
+
+
+def take_back(connection):
+    """Take back some of four tasks, and return what is to be listed, and to be told of them."""
+    publish(connection, ("cancelled", 600), ("kept", 600), ("postponed", 600), ("replaced", 600))
+    later = datetime.now(timezone.utc) + timedelta(hours=3)
+    kombu_binary_delay.cancel("cancelled", connection=connection)
+    kombu_binary_delay.reschedule("postponed", eta=later, connection=connection)
+    states = {"cancelled": "cancelled", "kept": "waiting", "postponed": "postponed"}
+    return {"kept", "postponed", "replaced"}, later.timestamp() * 1000, states
+
+
+@pytest.mark.own_broker
+def test_the_node_leaves_out_what_was_taken_back(connect, vhost, beside, on_node):
+    assert ids(on_node()) == []
+    listed, later, states = take_back(connect())
+    done = run(vhost, "tasks", "--node-command", beside)
+    due = {each["id"]: each["due"] for each in done["tasks"]}
+    assert set(due) == listed
+    assert abs(due["postponed"] - later) < 1000
+    assert done["unseen"] == ["1 more wait that are cancelled or superseded, and will not run"]
+    for id_, state in states.items():
+        told = run(vhost, "explain", "--task", id_, "--node-command", beside)
+        assert told["state"] == state
+    assert len(ids(on_node())) == 4
+
+
+def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
+    listed, later, states = take_back(journalling)
+    settle(vhost, 4)
+    done = run(vhost, "tasks", "--source", "journal")
+    due = {each["id"]: each["due"] for each in done["tasks"]}
+    assert set(due) == listed
+    assert abs(due["postponed"] - later) < 1000
+    assert "1 more wait that are cancelled or superseded" in done["unseen"][-1]
+    for id_, state in states.items():
+        assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        ([], "waiting"),
+        (["released"], "arrived"),
+        (["released", "executed"], "executed"),
+        (["released", "executed REVOKED"], "cancelled"),
+        (["cancelled"], "cancelled"),
+        (["cancelled", "released"], "cancelled"),
+        (["cancelled", "released", "executed"], "executed"),
+        (["cancelled", "scheduled"], "waiting"),
+        (["postponed"], "postponed"),
+        (["postponed", "scheduled"], "waiting"),
+        (["released", "scheduled"], "waiting"),
+        (["of another kind"], "waiting"),
+    ],
+    ids=str,
+)
+def test_the_story_of_a_task_ends_with_what_was_last_known(
+    journalling, vhost, connect, kinds, state
+):
+    publish(journalling, ("t", 60))
+    settle(vhost, 1)
+    told = [
+        {
+            "event": kind.removesuffix(" REVOKED"),
+            "state": "REVOKED" if kind.endswith(" REVOKED") else "SUCCESS",
+            "at": 1,
+            "id": "t",
+            "due": soon(),
+        }
+        for kind in kinds
+    ]
+    write(vhost, *told, {"event": "cancelled", "id": "another"})
+    settle(vhost, 2 + len(told))
+    story = admin.story_by_journal(connect("amqp"), Topology(), "t")
+    assert (story.state, len(story.events)) == (state, 1 + len(told))
+
+
+@pytest.mark.slow
+def test_a_listing_of_the_journal_holds_little_of_it(journalling, by_journal):
+    publish(journalling, *((f"{number}", 3600 + number) for number in range(MANY)))
+    found = by_journal(MANY)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in found) == MANY
+        assert tracemalloc.get_traced_memory()[1] < FLAT
+    finally:
+        tracemalloc.stop()
+
+
+def test_without_a_journal_its_remedies_are_named(connect, vhost, broker):
+    connection = connect("amqp")
+    with pytest.raises(admin.OperationError, match="set journal to 'stream'"):
+        admin.from_journal(connection, Topology())
+    run(vhost, "tasks", "--source", "journal", code=2)
+    if broker.release < HAS_STREAMS:
+        return
+    connection.channel().queue_declare(STREAM, durable=True, auto_delete=False)
+    with pytest.raises(admin.OperationError, match="cannot be read"):
+        list(admin.from_journal(connection, Topology()))
+
+
+def test_the_command_lists_counts_and_tells_of_one_task(
+    journalling, connect, collect, vhost, monkeypatch
+):
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202e"
+    publish(journalling, ("arrived", 1), ("waits", 600), name=f"shop.{hostile}", argsrepr=hostile)
+    publish(journalling, *((f"b-{number}", 60) for number in range(3)), name="shop.b")
+    collect(journalling, [Queue("mail")], 1)
+    settle(vhost, 6)
+
+    listed = run(vhost, "tasks", "--limit", "2")
+    assert (listed["source"], listed["matched"], len(listed["tasks"])) == ("journal", 4, 2)
+    assert ids(map(Named, listed["tasks"])) == ["b-0", "b-1"]
+    counted = run(vhost, "tasks", "--count-by", "name", "--name", "*.b")
+    assert [(each["value"], each["tasks"]) for each in counted["counts"]] == [("shop.b", 3)]
+
+    told = run(vhost, "explain", "--task", "waits")
+    assert [each["kind"] for each in told["events"]] == ["scheduled"]
+    assert (told["state"], told["task"]["queue"]) == ("waiting", "mail")
+    gone = run(vhost, "explain", "--task", "arrived")
+    assert [each["kind"] for each in gone["events"]] == ["scheduled", "released"]
+    assert gone["state"] == "arrived"
+    run(vhost, "explain", "2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1", code=1)
+
+    for words in (["tasks"], ["tasks", "--limit", "0"], ["explain", "--task", "waits"]):
+        done = CliRunner().invoke(binary_delay, ["-b", vhost.url, *words])
+        assert done.exit_code == 0, done.output
+        assert "waits" in done.output
+        assert all(line.isprintable() for line in done.output.splitlines())
+
+
+class Named:
+    def __init__(self, task):
+        self.id = task["id"]
+
+
+def test_celerys_own_command_lists_too(journalling, vhost):
+    publish(journalling, ("one", 60))
+    settle(vhost, 1)
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-b", vhost.url, "binary-delay", "tasks", "--json"],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    assert [each["id"] for each in json.loads(done.stdout)["tasks"]] == ["one"]

@@ -1,0 +1,265 @@
+"""Waiting tasks as values: which are asked for, how they are sorted, counted and shown."""
+
+from __future__ import annotations
+
+import io
+import time
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+
+import amqp
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from kombu_binary_delay import Ladder, Topology, admin
+from kombu_binary_delay.admin.waiting import node, script
+from kombu_binary_delay.admin.waiting.journal import level_at
+from kombu_binary_delay.amendments.memory import Verdict
+from kombu_binary_delay.cli import binary_delay, output
+from kombu_binary_delay.model.address import Destination
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe\x9b31m"
+
+
+def a_task(number=1, **given):
+    told = {
+        "id": f"{number:036}",
+        "name": "shop.pay",
+        "args": "(1,)",
+        "kwargs": "{}",
+        "exchange": "",
+        "routing_key": "mail",
+        "due": 1_800_000_000_000 + number,
+        "retries": 0,
+        "level": None,
+        "source": "node",
+    }
+    return admin.WaitingTask(**{**told, **given})
+
+
+class Found:
+    source = "node"
+
+    def __init__(self, *unseen: str) -> None:
+        self._unseen = unseen
+
+    @property
+    def complete(self) -> bool:
+        return not self._unseen
+
+    def __iter__(self) -> Iterator[admin.WaitingTask]:
+        return iter(())
+
+    def unseen(self) -> tuple[str, ...]:
+        return self._unseen
+
+
+@pytest.mark.parametrize(
+    ("select", "takes"),
+    [
+        ({}, True),
+        ({"name": "shop.*"}, True),
+        ({"name": "SHOP.*"}, False),
+        ({"name": ""}, False),
+        ({"queue": "ma?l"}, True),
+        ({"queue": "events:*"}, False),
+        ({"ids": frozenset({f"{1:036}"})}, True),
+        ({"ids": frozenset({"x"})}, False),
+        ({"after": 1_800_000_000_001}, True),
+        ({"after": 1_800_000_000_002}, False),
+        ({"before": 1_800_000_000_001}, False),
+        ({"before": 1_800_000_000_002, "name": "*.pay", "queue": "mail"}, True),
+    ],
+    ids=str,
+)
+def test_a_selection_takes_what_has_all_of_it(select, takes):
+    assert admin.Selection(**select).takes(a_task()) is takes
+
+
+def test_a_destination_is_named_with_its_exchange():
+    assert a_task().queue == "mail"
+    assert a_task(exchange="events", routing_key="a.b").queue == "events:a.b"
+
+
+def test_the_earliest_are_in_order_and_all_are_counted():
+    passed = admin.Tally(a_task(number) for number in (5, 3, 9, 1, 7))
+    assert [task.due % 10 for task in admin.earliest(passed, 3)] == [1, 3, 5]
+    assert passed.count == 5
+
+
+def test_tasks_are_counted_by_name_and_by_queue():
+    tasks = [a_task(1), a_task(2), a_task(3, name=None, exchange="e")]
+    assert admin.count_by(tasks, "name") == [
+        admin.Count("shop.pay", 2, 1_800_000_000_001, 1_800_000_000_002),
+        admin.Count("", 1, 1_800_000_000_003, 1_800_000_000_003),
+    ]
+    assert [(each.value, each.tasks) for each in admin.count_by(tasks, "queue")] == [
+        ("mail", 2),
+        ("e:mail", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("passed", "level"),
+    [
+        (0, "level-02.1"),
+        (3_999, "level-02.1"),
+        (4_000, "level-00.1"),
+        (4_999, "level-00.1"),
+        (5_000, None),
+    ],
+)
+def test_the_journal_computes_the_level_from_the_time_that_has_passed(passed, level):
+    topology = Topology(Ladder.binary(4, 1000))
+    expected = level and f"{topology.prefix}.{level}"
+    assert level_at(topology, 5_000, passed) == expected
+    assert level_at(topology, 99_000_000, passed) is None
+
+
+def page(*pairs, compressed=True):
+    """Write a page as Erlang does: pairs of a routing key and the properties."""
+
+    def binary(words):
+        return b"m" + len(words).to_bytes(4, "big") + words
+
+    listed = b"".join(b"h\x02" + binary(key) + binary(rest) for key, rest in pairs)
+    term = b"l" + len(pairs).to_bytes(4, "big") + listed + b"j" if pairs else b"j"
+    if compressed:
+        return b"\x83P" + len(term).to_bytes(4, "big") + zlib.compress(term)
+    return b"\x83" + term
+
+
+def on_the_way(topology, left, number, **headers):
+    """Write a message that has so many milliseconds left, as a node shows it in its level."""
+    due = time.time_ns() // 1_000_000 + left
+    headers = {"id": f"{number}", "task": "t", "x-binary-delay": {"due": due}, **headers}
+    message = amqp.Message("", application_headers=headers)
+    digits = topology.ladder.digits(left)
+    key = topology.address(digits, Destination("", "mail"))
+    return key.encode(), message._serialize_properties()  # noqa: SLF001 - as it is sent
+
+
+def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
+    topology = Topology(Ladder.binary(4, 1000))
+    high, low = (f"{topology.prefix}.level-0{level}.1" for level in (2, 1))
+    twice = on_the_way(topology, 6_000, 1)
+    # The queue of level 1 is read when the message has left that of level 2.
+    pages = {high: [twice, on_the_way(topology, 7_000, 2)], low: [twice, (b"no address", b"")]}
+
+    def run(_, expression):
+        if "list_names" in expression:
+            names = [*pages, f"{topology.prefix}.level-00.1"]
+            kinds = [b"rabbit_quorum_queue"] * 2 + [b"rabbit_classic_queue"]
+            for name, kind in zip(names, kinds, strict=True):
+                yield [b"queue", kind, b64encode(name.encode())]
+        else:
+            for number, name in enumerate((high, low)):
+                yield [b"begin", b"%d" % number]
+                yield [b"page", b"3", b64encode(page(*pages[name]))]
+            yield [b"skip", b"1", b64encode(b"timeout")]
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    found = admin.from_node("", "/", topology)
+    assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
+    assert not found.complete
+    assert found.unseen() == (
+        "1 classic queues of the ladder were left out: a node cannot look into them",
+        f"the queue {low} was not read: timeout",
+        "2 messages left their queue while it was read",
+        "1 messages say nothing that can be read",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "left"),
+    [
+        (["superseded", None], "waiting", 7_000),
+        (["superseded", "postponed"], "postponed", 7_000),
+        (["superseded", "cancelled"], "superseded", 6_000),
+        ([None, "superseded"], "waiting", 6_000),
+    ],
+    ids=str,
+)
+def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state, left):
+    topology = Topology(Ladder.binary(4, 1000))
+    name = f"{topology.prefix}.level-02.1"
+    both = [on_the_way(topology, 6_000, 1, place=0), on_the_way(topology, 7_000, 1, place=1)]
+
+    def run(_, expression):
+        if "list_names" in expression:
+            yield [b"queue", b"rabbit_quorum_queue", b64encode(name.encode())]
+        else:
+            yield [b"begin", b"0"]
+            yield [b"page", b"2", b64encode(page(*both))]
+
+    def judge(properties):
+        reason = reasons[properties["application_headers"]["place"]]
+        return reason and Verdict(reason)
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    story = admin.story_by_node("", "/", topology, "1", judge)
+    assert story.state == state
+    assert story.task is not None
+    assert abs(story.task.due - time.time() * 1000 - left) < 900
+    listed = list(admin.from_node("", "/", topology, judge=judge))
+    assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
+    for pairs in ([], [(b"k", b"")], [(b"a.b", b"x" * 1000), (b"", b"\x00")]):
+        assert node._pairs(page(*pairs, compressed=compressed)) == pairs  # noqa: SLF001 - its reader
+    for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page((b"k", b""))[:-9]):
+        with pytest.raises(admin.UnreachableError, match="no page of messages"):
+            node._pairs(wrong)  # noqa: SLF001 - its reader
+
+
+def test_nothing_that_somebody_names_is_erlang_or_shell():
+    hostile = '">>), init:stop(), (<<"$(reboot)`\'\\'
+    for written in (script.read_queues(hostile, [hostile]), script.list_queues(hostile, [hostile])):
+        assert "reboot" not in written
+        assert "stop" not in written
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--node-command", "false"], 4, "'false rabbitmqctl' has not read the node"),
+        (["--node-command", "nonesuch"], 4, "cannot be run"),
+        (["--node-command", "echo kbd"], 4, "has not read the node"),
+        (["--due-before", "soon"], 2, "is no delay"),
+        (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_an_error(words, code, said):
+    done = CliRunner().invoke(binary_delay, ["tasks", *words])
+    assert (done.exit_code, said in done.stderr) == (code, True), done.output
+
+
+def drawn(value, width):
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system=None).print(value)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkeypatch):
+    monkeypatch.setattr(output, "console", lambda: Console(width=width))
+    words = HOSTILE * size
+    hostile = a_task(name=words, args=words, kwargs=words, routing_key=words, id=words)
+    listed = [hostile, a_task(), a_task(due=2**63 - 1), a_task(name=None, id=None, args=None)]
+    foot = output.task_foot(Found("a queue was not read"), 4, 9)
+    shown = drawn(output.tasks(listed, foot), width)
+    story = admin.Story(words, "waiting", "node", hostile, (admin.Event(words, 1, state=words),))
+    shown += drawn(output.story(story), width)
+    shown += drawn(output.counts(admin.count_by(listed, "name"), "name", foot), width)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width
+    # A line or two for each, and no stairs.
+    assert len(lines) < 40
+    assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
+    assert "4 of 9 waiting" in shown
