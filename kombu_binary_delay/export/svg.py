@@ -19,7 +19,8 @@ from .graph import human
 WIDTH = 760
 ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
 BOX_WIDTH, BOX_HEIGHT = 150, 46
-TOP, ROW, NEXT = 84, 104, 58
+TOP, ROW, NEXT = 24, 104, 58
+ENTRY = 60  # pixels above the level where the message enters, for what is said of it
 
 #: Literal colours, since not everything that draws SVG knows variables; a dark page has its own.
 STYLE = """
@@ -73,8 +74,6 @@ class _Figure:
         }
         levels = range(topology.ladder.levels - 1, -2, -1)
         self.level = {topology.level_name(level): level for level in levels}
-        self.near: dict[str, set[str]] = {}
-        self.y, self.queue_y = self._places()
         self.hot: list[str] = []
         self.cool: list[str] = []
 
@@ -83,6 +82,8 @@ class _Figure:
         self.key = topology.address(digits, Destination("", queue))
         self.entry_exchange = topology.entry_exchange(digits)
         self.highest = topology.level_of(digits)
+        self.near: dict[str, set[str]] = {}
+        self.y, self.queue_y = self._places()
         self.taken, self.times = self._follow()
 
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -102,6 +103,10 @@ class _Figure:
                     or self.below[each.destination][1] == self._under(exchange)
                 )
             ]
+            if exchange == (
+                self.entry_exchange if self.entry_exchange in self.level else self.highest
+            ):
+                y += ENTRY
             exchanges[exchange] = y
             queues |= {name: y + NEXT * place for place, name in enumerate(waiting)}
             self.near[exchange] = {*waiting, self._under(exchange)}
