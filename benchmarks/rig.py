@@ -147,6 +147,8 @@ def machine(broker: Broker) -> Row:
         "python": platform.python_version(),
         **{name: version(name) for name in ("kombu", "amqp", "celery")},
         "commit": _commit(),
+        # Of the last fifteen minutes: what was measured here is a part of it.
+        "load": round(os.getloadavg()[2], 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

@@ -167,12 +167,15 @@ def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> Amendments
     if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
         return None
     amendments = amending.connection.delay_mechanism.amendments
+    amendments.catch_up()
+    # To be refused the marker ends the reading, too.
+    could_read = amendments.is_reading
     try:
         lag = amendments.lag()
     except AmendmentError:
         # It does not answer; what waits is to be seen all the same.
         return AmendmentsStatus(None, None)
-    active = len(amendments.memory) if amendments.is_reading else None
+    active = len(amendments.memory) if could_read else None
     return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
 
 

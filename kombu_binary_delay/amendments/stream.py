@@ -67,6 +67,8 @@ _QUIET = 0.25
 #: How long a record can take behind the message that it is of, in seconds.
 _AWAITED = 1.0
 
+#: RabbitMQ's words for a node that joined after the stream was declared, or is just starting.
+_NO_REPLICA = "replica on the local node"
 #: RabbitMQ's own: the exchange that a message was published to before it first waited.
 ENTERED = "x-first-death-exchange"
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
@@ -333,21 +335,22 @@ class Amendments:
         """
         if self.is_reading or not self._can_read:
             return
-        self._looked = time.monotonic()
+        now = time.monotonic()
+        # Not where it failed a moment ago.
+        end = now + _RECOVERY if wait and now > self._looked else now
+        self._looked = now
         try:
-            self._begin_to_read(patience=_RECOVERY if wait else 0.0)
+            self._begin_again_until(end)
         except AccessRefused as exc:
             self._can_read = False
-            self._leave()
             self._warn(
                 f"{exc.reply_text}; grant this user the permission read on names that begin with "
                 f"'{self._exchange}.', or set amendments to False"
             )
         except (amqp.ChannelError, BinaryDelayError) as exc:
             self._looked += _LOOK_AGAIN
-            # To go on reading where that has failed would read each record twice.
-            self._leave()
-            self._warn(f"{exc}; it is tried again in {_LOOK_AGAIN:g} s")
+            remedy = ", which rabbitmq-streams add_replica makes" if _NO_REPLICA in str(exc) else ""
+            self._warn(f"{exc}{remedy}; it is tried again in {_LOOK_AGAIN:g} s")
 
     def look(self) -> None:
         """Catch up, if that was not tried within the last second."""
@@ -369,11 +372,11 @@ class Amendments:
         with self._buffer.closed():
             channel.expect(marker.encode())
             try:
-                self._mark(marker)
+                marked = self._append(marker, self._streams)
             except AccessRefused:
                 return None
             confirmed = time.monotonic()
-            channel.read_until(len(self._streams))
+            channel.read_until(len(marked))
             return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
@@ -403,11 +406,25 @@ class Amendments:
             while self.is_reading and not is_enough() and time.monotonic() < end:
                 self._open().is_busy()
 
-    def _begin_to_read(self, patience: float) -> None:
+    def _begin_again_until(self, end: float) -> None:
+        """Catch up; try that again until a time, where a node that starts has no replica yet."""
+        while True:
+            try:
+                self._begin_to_read(end)
+            except (amqp.ChannelError, BinaryDelayError) as exc:  # noqa: PERF203 - a retry
+                # To go on reading where that has failed would read each record twice.
+                self._leave()
+                if _NO_REPLICA not in str(exc) or time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def _begin_to_read(self, end: float) -> None:
         with self._buffer.closed():
             marker = ""
             try:
-                marker, streams = self._mark_all(patience)
+                marker, streams = self._mark_all(end)
                 markers = len(streams)
                 if not streams:
                     return
@@ -434,19 +451,18 @@ class Amendments:
             if streams == self._streams:
                 _known.add(self._place)
 
-    def _mark_all(self, patience: float) -> tuple[str, list[str]]:
+    def _mark_all(self, end: float) -> tuple[str, list[str]]:
         """Append a marker to the streams; return it, and the streams that are to be read.
 
-        :param patience: in seconds, with streams that this process has read before: a broker that
+        :param end: until when to wait for streams that this process has read before: a broker that
             has just started takes a moment to have them again.
         """
-        end = time.monotonic() + patience
         while True:
             marker = json.dumps({"marker": secrets.token_hex(8)})
             streams = self._mark(marker)
-            if streams == self._streams or self._place not in _known or not patience:
+            if streams == self._streams or self._place not in _known:
                 return marker, streams
-            if time.monotonic() > end:
+            if time.monotonic() >= end:
                 # Somebody has deleted them.
                 _known.discard(self._place)
                 return marker, streams
@@ -484,10 +500,12 @@ class Amendments:
         missing = {stream for stream, _ in channel.wait_for_confirms(or_blocked=True)}
         return [each for each in streams if each not in missing]
 
-    def _cancelled(self, _: str) -> None:
+    def _cancelled(self, tag: str) -> None:
         """Look again with the next message: a stream was deleted, or its node has gone."""
         self._looked = float("-inf")
-        self._leave()
+        channel = self._channel
+        if channel is not None and not channel.goes_on_without(tag):
+            self._leave()
 
     def _leave(self) -> None:
         """Close the channel without waiting; the next to need one opens another."""
@@ -536,7 +554,8 @@ class _AmendmentChannel(ConfirmChannel):
         self._read = self._tag = 0
         #: Those of which all has been read, and each new record comes.
         self.streams: list[str] = []
-        self._reading: list[str] = []
+        #: The streams that its consumers read, by their tags.
+        self._reading: dict[str, str] = {}
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -647,13 +666,14 @@ class _AmendmentChannel(ConfirmChannel):
 
         :param cancelled: called where the broker ends the reading.
         """
-        self._reading = streams
+        self._reading = {}
         try:
             self.basic_qos(0, _PREFETCH, a_global=False)
             for stream in streams:
-                self.basic_consume(
+                tag = self.basic_consume(
                     stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
                 )
+                self._reading[tag] = stream
         except RecoverableConnectionError:
             # Closed while it waited, which it does not say.
             if self.refusal is not None:
@@ -693,6 +713,15 @@ class _AmendmentChannel(ConfirmChannel):
             raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
         self._check()
 
+    def goes_on_without(self, tag: str) -> bool:
+        """Take note that the broker ended one consumer; return whether what others read counts."""
+        self._reading.pop(tag, None)
+        if not self.streams:
+            # In the middle of catching up: the marker does not come any more.
+            return False
+        self.streams = list(self._reading.values())
+        return True
+
     @property
     def has_left(self) -> bool:
         """Whether nothing more comes: it was closed, by the broker or by us."""
@@ -710,7 +739,7 @@ class _AmendmentChannel(ConfirmChannel):
         RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
         """
         self._check()
-        self.streams = self._reading
+        self.streams = list(self._reading.values())
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 

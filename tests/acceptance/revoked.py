@@ -34,6 +34,8 @@ def assert_revoked(system: System, results: list[AsyncResult], log: Callable[[],
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LATE)
         assert result.state == "REVOKED"
+        # Celery sends its signal last.
+        wait_until(partial(system.journal.revoked, result.id), f"the signal for {result.id}")
         assert len(system.journal.revoked(result.id)) == 1
         assert not system.journal.ran(result.id)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
-from tests.acceptance.journal import LATE
+from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked, skip_without_streams
 
@@ -74,7 +75,7 @@ def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_sy
     for result in (held, retried):
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LATE)
-        assert len(system.journal.revoked(result.id)) == 1
+        wait_until(partial(system.journal.revoked, result.id), "the signal")
     assert len(system.journal.ran(held.id)) == 2
     assert len(system.journal.ran(retried.id)) == 1
     assert not third.complaints()

@@ -10,7 +10,7 @@ import pytest
 from celery import chord
 from celery.exceptions import TaskRevokedError
 
-from kombu_binary_delay import replace
+from kombu_binary_delay import cancel, replace
 from tests.acceptance.journal import LATE, Entry
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import skip_without_streams
@@ -138,9 +138,16 @@ def test_one_that_goes_at_once_supersedes_those_that_wait(system: LocalSystem):
 def test_a_worker_that_starts_late_runs_the_latest_only(new_system):
     system: LocalSystem = new_system()
     ids = [system.send_note(number, countdown=2, **keyed("doc")) for number in range(5)]
-    time.sleep(3)
+    cancelled = system.send("note", countdown=2, **keyed("cancelled"))
+    with system.app.connection_for_write() as connection:
+        cancel("cancelled", connection=connection)
+        before = system.send_note(countdown=2, **keyed("cancelled, and sent again"))
+        cancel("cancelled, and sent again", connection=connection)
+        again = system.send_note(countdown=2, **keyed("cancelled, and sent again"))
     system.worker("--pool=solo")
-    system.journal.wait_for(ids[-1])
+    system.journal.wait_for(ids[-1], again)
     other = system.send_note()
     system.journal.wait_for(other)
     assert [run.args for run in runs_of(system, ids)] == [[4]]
+    assert not runs_of(system, [cancelled.id, before])
+    assert cancelled.state == "REVOKED"

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 
     Ways = dict[Callable[[LocalSystem, list[AsyncResult]], None], int]
 
-#: How long tasks wait here, in seconds.
+#: How long tasks wait here while a worker runs, in seconds; without one, time does not matter.
 WAIT = 5
-#: Longer than the command line takes.
-LONGER = 14
+SHORT = 0.5
 
 STAMP = "tenant"
 
@@ -107,14 +105,12 @@ def send(system: LocalSystem, count: int, **options: Any) -> list[AsyncResult]:
 
 
 def revoke_by_all(ways: Ways, system: LocalSystem, countdown: float = WAIT) -> list[AsyncResult]:
-    start = time.time()
     sent = {way: send(system, count, countdown=countdown) for way, count in ways.items()}
     threads = [threading.Thread(target=way, args=(system, sent[way])) for way in ways]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.time() < start + countdown, "this machine is too slow for this test"
     return [result for results in sent.values() for result in results]
 
 
@@ -153,8 +149,8 @@ def test_a_task_revoked_in_any_way_while_a_worker_runs_is_discarded(new_system):
 
 def test_a_task_revoked_in_any_way_while_no_worker_runs_is_discarded(new_system):
     system: LocalSystem = new_system()
-    other = system.send_note(countdown=WAIT)
-    results = revoke_by_all(WAYS, system)
+    other = system.send_note(countdown=SHORT)
+    results = revoke_by_all(WAYS, system, SHORT)
     with events(system) as heard:
         worker = system.worker("-E")
         assert_revoked(system, results, worker.log)
@@ -177,7 +173,7 @@ def test_a_revoke_outlives_all_workers_that_heard_it(new_system):
 @pytest.mark.slow
 def test_a_revoke_from_the_command_line_needs_no_worker_either(new_system):
     system: LocalSystem = new_system()
-    results = revoke_by_all(COMMANDS, system, LONGER)
+    results = revoke_by_all(COMMANDS, system, SHORT)
     other = system.send_note()
     worker = system.worker("--pool=solo")
     assert_revoked(system, results, worker.log)

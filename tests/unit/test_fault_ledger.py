@@ -9,7 +9,18 @@ import sys
 
 import pytest
 
-from dev.faults.ledger import CONFIRMED, DELIVERED, DONE, FAILED, SENT, Book, judge
+from dev.faults.ledger import (
+    CANCELLED,
+    CANCELLING,
+    CONFIRMED,
+    DELIVERED,
+    DONE,
+    DROPPED,
+    FAILED,
+    SENT,
+    Book,
+    judge,
+)
 
 DUE = 100.0
 
@@ -76,6 +87,60 @@ def test_the_verdict_counts(entries, lost_early_misdelivered, duplicates, refuse
     assert counted == lost_early_misdelivered
     assert verdict.is_clean == (counted == (0, 0, 0))
     assert (verdict.duplicates, verdict.refused) == (duplicates, refused)
+
+
+def cancelled(name="m", at=92.0):
+    return {"event": CANCELLED, "id": name, "at": at}
+
+
+def cancelling(name="m", at=91.5):
+    return {"event": CANCELLING, "id": name, "at": at}
+
+
+def dropped(name="m", at=100.1):
+    return {"event": DROPPED, "id": name, "at": at}
+
+
+CANCEL = [sent(), confirmed(), cancelling(), cancelled()]
+#: Two with one key.
+KEYED = [
+    *(sent("1", key="k"), confirmed("1")),
+    *(sent("2", at=92.0, key="k"), confirmed("2", at=93.0)),
+    *(delivered("2"), done("2")),
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "amended", "lost_ran_dropped"),
+    [
+        (GOOD, 0, (0, 0, 0)),
+        (CANCEL, 1, (0, 0, 0)),
+        ([*CANCEL, dropped()], 1, (0, 0, 0)),
+        ([*CANCEL, delivered(), done()], 1, (0, 1, 0)),
+        # A race that was lost is none of ours.
+        ([*CANCEL[:3], cancelled(at=100.0), delivered(), done()], 1, (0, 0, 0)),
+        # Who had no confirm of it knows nothing.
+        ([*CANCEL[:3], delivered(), done()], 0, (0, 0, 0)),
+        (CANCEL[:3], 0, (0, 0, 0)),
+        ([*GOOD, dropped()], 0, (0, 0, 1)),
+        (KEYED, 1, (0, 0, 0)),
+        ([*KEYED, dropped("1")], 1, (0, 0, 0)),
+        ([*KEYED, delivered("1")], 1, (0, 1, 0)),
+        (KEYED[:-2], 1, (1, 0, 0)),
+        ([*KEYED, dropped("2")], 1, (0, 0, 1)),
+        # Killed before the record of the second was confirmed: both may run.
+        (
+            [*KEYED[:3], {**KEYED[3], "recorded": False}, *KEYED[4:], delivered("1"), done("1")],
+            0,
+            (0, 0, 0),
+        ),
+    ],
+)
+def test_the_verdict_on_amendments_counts(entries, amended, lost_ran_dropped):
+    verdict = judge(entries)
+    counted = (len(verdict.lost), len(verdict.ran), len(verdict.dropped))
+    assert (verdict.amended, counted) == (amended, lost_ran_dropped)
+    assert verdict.is_clean == (counted == (0, 0, 0))
 
 
 def test_a_moved_clock_excuses_its_step_and_no_more():
