@@ -45,6 +45,7 @@ def sentences() -> list[Sentence]:
         *_publishing(),
         *_spark(),
         _tick(),
+        *_amendments(),
     ]
 
 
@@ -193,6 +194,19 @@ def _spark() -> list[Sentence]:
     text = "a plan takes {} core-hours and an audit {}"
     figures = (f"{core_hours('plan: 20,000,000'):.2g}", f"{core_hours('audit: 20,000,000'):.2g}")
     return [Sentence(PERFORMANCE, text, figures)]
+
+
+def _amendments() -> list[Sentence]:
+    def of(name: str, case: str) -> float:
+        return figure("amendments", name, case)
+
+    looks = [f"{of('look_instructions', case):.0f}" for case in ("known", "none")]
+    # Of 100,000 ids.
+    memory = of("memory_mb", "together") * 1e6 / 1e5
+    return [
+        _said("{} and {} of Python's instructions", looks),
+        _said("Each cancelled id takes a consumer {} bytes", [_tens(memory)]),
+    ]
 
 
 def _tick() -> Sentence:
