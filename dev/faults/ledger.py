@@ -35,6 +35,8 @@ DROPPED = "dropped"
 LAG = 1.5
 
 Entry = dict[str, Any]
+#: The machine's clock, whatever a program makes of its own.
+_now = time.time
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Book:
 
     def write(self, event: str, message: str, **more: object) -> None:
         """Append an event of a message; it outlives this process."""
-        entry = {"event": event, "id": message, "at": time.time(), **more}
+        entry = {"event": event, "id": message, "at": _now(), **more}
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(handle, json.dumps(entry).encode() + b"\n")
@@ -143,12 +145,15 @@ def _amendments(
     for entry in by_event.get(CANCELLED, []):
         amended.setdefault(entry["id"], entry["at"])
     excused = {entry["id"] for entry in by_event.get(CANCELLING, [])}
-    # A publisher that dies between the confirm of a message and that of its record has no record.
-    recorded = {
-        entry["id"]: float(entry["at"])
-        for entry in by_event.get(CONFIRMED, [])
-        if entry.get("recorded", True)
-    }
+    # Of a message whose publisher died before it was recorded, one copy is known to nobody: it
+    # runs, and so does what it would have superseded.
+    recorded: dict[str, float] = {}
+    unknown: set[str] = set()
+    for entry in by_event.get(CONFIRMED, []):
+        if entry.get("recorded", True):
+            recorded[entry["id"]] = float(entry["at"])
+        else:
+            unknown.add(entry["id"])
     earlier: dict[str, list[str]] = {}
     for name, entry in sent.items():
         if "key" not in entry:
@@ -159,7 +164,7 @@ def _amendments(
             for each in before:
                 amended[each] = min(amended.get(each, math.inf), recorded[name])
         before.append(name)
-    return amended, excused
+    return {name: at for name, at in amended.items() if name not in unknown}, excused
 
 
 def _as_sent(sent: Entry, delivered: Entry) -> bool:

@@ -81,6 +81,7 @@ class Cancelling:
     at_once: int = 1
     rate: float = 100.0  # calls per second
     clock_step: float = 0.0  # seconds, from its start
+    celery: bool = False  # by a revoke of Celery's
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,20 @@ def cancel(options: Cancelling) -> None:
             names = options.names[first : first + options.at_once]
             for name in names:
                 book.write(CANCELLING, name)
-            _cancel(names, connection)
+            if options.celery:
+                _revoke(names, options.urls)
+            else:
+                _cancel(names, connection)
             for name in names:
                 book.write(CANCELLED, name)
             time.sleep(1 / options.rate)
+
+
+def _revoke(names: list[str], urls: list[str]) -> None:
+    from dev.faults.tasks import app  # noqa: PLC0415 - which imports this module
+
+    app.conf.broker_url = ";".join(urls)
+    app.control.revoke(names)
 
 
 def _cancel(names: list[str], connection: Connection) -> None:

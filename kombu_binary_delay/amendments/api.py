@@ -45,14 +45,10 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
         if due is not None and len(names) == 1:
             amendments.write(keyed)
             amendments.write_ahead(Cancel((names[0],), now, due), due)
-        elif due is None or due - now <= amendments.max_age:
-            amendments.write([*keyed, *split(names, now, due)])
         else:
-            raise AmendmentError(
-                f"several tasks of which the last is due in {(due - now) // 1000} s cannot be "
-                f"cancelled together, since records are kept for {amendments.max_age // 1000} s; "
-                f"cancel each with its own eta"
-            )
+            if due is not None:
+                amendments.require_remembered(due, now)
+            amendments.write([*keyed, *split(names, now, due)])
 
     _amend(write, connection, tasks)
 

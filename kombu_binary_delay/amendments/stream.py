@@ -232,6 +232,7 @@ class Amendments:
         # The stream itself is to keep it until then.
         far, lead = min(FAR_AHEAD, self.max_age), min(LEAD, self.max_age // 2)
         if due - now < far or not can_ride:
+            self.require_remembered(due, now)
             self.write([record])
             return
         plan, part = self._router.plan_through(
@@ -246,6 +247,18 @@ class Amendments:
         except TopologyError as exc:
             raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+
+    def require_remembered(self, due: int, now: int) -> None:
+        """Raise an error where the stream would forget a record before it is due.
+
+        :raises AmendmentError: names the time, the limit and the remedy.
+        """
+        if due - now > self.max_age:
+            raise AmendmentError(
+                f"what is due in {(due - now) // 1000} s cannot be cancelled so, since records are "
+                f"kept for {self.max_age // 1000} s; cancel each task with its own eta, on a "
+                f"connection that may declare our own ladder, or set amendments_max_age to more"
+            )
 
     def _write(self, lines: list[_Written]) -> None:
         self.require()

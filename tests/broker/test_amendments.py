@@ -292,6 +292,19 @@ def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, c
     assert postponed.at - began >= 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [({}, ["a", "b"]), ({"declare": "never"}, "a"), ({"foreign_ladder": "nservicebus"}, "a")],
+    ids=["several", "declare never", "foreign ladder"],
+)
+def test_what_the_stream_would_forget_before_it_is_due_is_an_error(connect, vhost, settings, ids):
+    client = connect(binary_delay=settings)
+    eta = datetime.now(timezone.utc) + timedelta(days=60)
+    with pytest.raises(AmendmentError, match=r"records are kept for 2678400 s; cancel each"):
+        cancel(ids, eta=eta, connection=client)
+    assert not any("amendments" in each["name"] for each in vhost.queues())
+
+
 BAD: dict[str, Any] = {  # what is wrong with it, and the call
     "an empty id": lambda **kw: cancel("", **kw),
     "no id": lambda **kw: cancel([], **kw),
