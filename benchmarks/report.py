@@ -191,6 +191,9 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _footnote(result: Row) -> str:
+    if "copied" in result:
+        # A run that was not recorded when it was made: what is known of it, and no more.
+        return str(result["copied"])
     on = result["machine"]
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
