@@ -2,9 +2,9 @@
 
     python -m benchmarks [--quick] [--rounds N] [--only NAME,...] [--into FOLDER]
 
-Each section is written as soon as it is measured, to FOLDER/results/NAME.json; then the tables and
-charts of docs/explanation/performance.md are written from all that lies there. Without --into, they
-are the ones of the documentation. RABBITMQ_ROOT chooses another broker.
+Each section is written as soon as it is measured, to FOLDER/results/NAME.json, and its table is
+printed. Without --into, the folder is that of the documentation, whose tables, charts and figures
+are then written anew. RABBITMQ_ROOT chooses another broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import amendments, publishing, travel, waiting
+from benchmarks import amendments, publishing, report, travel, waiting
 from benchmarks.rig import Row, Scale, machine, say
 from dev.broker import Broker
 
@@ -49,10 +49,13 @@ def main(arguments: list[str] | None = None) -> None:
         # A broker of its own for each, so that none inherits what another has left.
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
             found = SECTIONS[name](broker, scale)
-            save(into, name, {"machine": machine(broker), "rounds": scale.turns, "found": found})
-    from benchmarks import report  # noqa: PLC0415 - drawing needs what measuring does not
+            result = {"machine": machine(broker), "rounds": scale.turns, "found": found}
+        save(into, name, result)
+        print(report.table(name, result))
+    if into == DOCS:
+        from docs.generate.__main__ import main as generate  # noqa: PLC0415 - it needs the results
 
-    report.write(into)
+        generate()
     say(f"written to {into}")
 
 

@@ -1,12 +1,11 @@
-"""Purpose: write tables and charts from the results that lie in a folder.
+"""Purpose: make tables and charts from recorded results. It measures nothing.
 
-`tables/NAME.md` for each section that was measured, included by docs/explanation/performance.md,
-and `NAME.svg` for those that are best seen. It measures nothing.
+`python -m docs.generate` puts the tables into docs/explanation/performance.md, and the charts, as
+`NAME.svg`, beside it.
 """
 
 from __future__ import annotations
 
-import json
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from benchmarks.variants import peers
 from kombu_binary_delay.spark.report.svg import Axis, number
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from benchmarks.rig import Row
 
@@ -26,8 +25,24 @@ PAIR_TITLES = {
     name: f"{WAYS[ours][0]}, to {WAYS[theirs][0]}"
     for name, ((ours, _), (theirs, _)) in PAIRS.items()
 }
-OURS, THEIRS = "#2a6f97", "#a0a0a0"
-STYLE = "text{font:12px sans-serif;fill:#222}.grid{stroke:#ddd}.spread{stroke:#222}"
+SPARK_TITLES = {
+    "publish: Celery": "publish, by `send_task` in a loop, a confirm each",
+    "publish: Kombu": "publish, by Kombu in a loop, a confirm each",
+    "publish: Spark": "publish, from Spark, with receipts",
+    "plan": "plan, and its summary",
+    "audit": "audit, of a receipt and three events each",
+}
+#: The classes of what is ours, and of what it is compared with.
+OURS, THEIRS = "ours", "theirs"
+STYLE = """
+text{font:12px sans-serif;fill:#222}.ground{fill:#fff}.grid{stroke:#ddd}.spread{stroke:#222}
+.ours{fill:#2a6f97}.theirs{fill:#a0a0a0}
+.line{fill:none}.line.ours{stroke:#2a6f97}.line.theirs{stroke:#a0a0a0}
+@media (prefers-color-scheme:dark){
+text{fill:#ddd}.ground{fill:#1b1e22}.grid{stroke:#3a3f45}.spread{stroke:#eee}
+.ours{fill:#5aa9d6}.theirs{fill:#858c94}
+.line{fill:none}.line.ours{stroke:#5aa9d6}.line.theirs{stroke:#858c94}}
+"""
 
 
 class Column(NamedTuple):
@@ -41,7 +56,7 @@ class Column(NamedTuple):
 
 _TRAVEL = (
     Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
-    Column("p99 lateness", "p99", "{:.3f}", of="ratio"),
+    Column("p99 lateness", "p99", "{:.4f}", of="ratio"),
     Column("CPU, µs a message", "cpu_us"),
     Column("late p50, ms", "p50"),
     Column("p99, ms", "p99"),
@@ -82,37 +97,57 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("all exists, ms", "warm_ms", "{:.1f}"),
     ),
     "size": (Column("bytes sent", "bytes"),),
+    "tick": (
+        Column("Levels", "levels"),
+        Column("Waits per message", "waits", "{:.1f}"),
+        Column("Late, p50, ms", "p50"),
+        Column("Late, p99, ms", "p99"),
+        Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
+    ),
+    "spark": (Column("tasks", "tasks", "{:,.0f}"), Column("tasks a second", "rate", "{:,.0f}")),
 }
 
 
-def write(into: Path) -> None:
-    """Write all tables and charts that the results allow."""
-    tables = into / "tables"
-    tables.mkdir(parents=True, exist_ok=True)
-    for path in sorted((into / "results").glob("*.json")):
-        result = json.loads(path.read_text())
-        name = path.stem
-        # A copy of results from another release lies beside them as, say, `pairs-on-4.3.json`.
-        section = name.partition("-on-")[0]
-        if section in ("waiting", "worker"):
-            text = _plain(result)
-        elif section == "amendments":
-            text = _by_figure(result)
-        else:
-            text = _table(section, result)
-        (tables / f"{name}.md").write_text(f"{text}\n{_footnote(result)}\n")
-        if name in ("burst", "burst-classic", "hour", "day"):
-            _bars(into / f"{name}.svg", result["found"])
-        elif name == "hops":
-            _lines(into / "hops.svg", result["found"])
+def table(name: str, result: Row) -> str:
+    """Write a result as a table, and below it what it was measured on.
+
+    :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
+    """
+    section = name.partition("-on-")[0]
+    if section in ("waiting", "worker"):
+        text = _plain(result)
+    elif section == "amendments":
+        text = _by_figure(result)
+    else:
+        text = _table(section, result)
+    return f"{text}\n{_footnote(result)}"
+
+
+def charts(results: Mapping[str, Row]) -> dict[str, str]:
+    """Draw the results that are best seen, and return the text of each file by its name."""
+    drawn = {
+        f"{name}.svg": _bars(results[name]["found"])
+        for name in ("burst", "burst-classic", "hour", "day")
+        if name in results
+    }
+    if "hops" in results:
+        drawn["hops.svg"] = _lines(results["hops"]["found"])
+    return drawn
 
 
 def _table(name: str, result: Row) -> str:
-    columns = TABLES[name]
-    titles = {"publishing": WAY_TITLES, "size": WAY_TITLES, "pairs": PAIR_TITLES}.get(name, TITLES)
+    # That no message is missing is said below the table, which is wide enough.
+    columns = [each for each in TABLES[name] if each.figure != "missing" or _missing(result)]
+    titles = {
+        "publishing": WAY_TITLES,
+        "size": WAY_TITLES,
+        "pairs": PAIR_TITLES,
+        "spark": SPARK_TITLES,
+    }.get(name, TITLES)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
-        cells = [titles.get(key, key)]
+        # After a colon, a key says of how many.
+        cells = [titles.get(key) or titles.get(key.partition(":")[0], key)]
         for column in columns:
             figure = figures.get(column.figure, {})
             value = figure.get(column.of)
@@ -156,15 +191,26 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _footnote(result: Row) -> str:
+    if "copied" in result:
+        # A run that was not recorded when it was made: what is known of it, and no more.
+        return str(result["copied"])
     on = result["machine"]
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
-        f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}; {on['processor']}, "
+        f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"
+        f"{', PySpark ' + on['spark'] if 'spark' in on else ''}; {on['processor']}, "
         f"{on['cores']} cores; rounds: {result['rounds']}; {on['date']}."
+        f"{' No message is missing.' if _missing(result) == 0 else ''}"
     )
 
 
-def _bars(path: Path, found: dict[str, Any]) -> None:
+def _missing(result: Row) -> float | None:
+    """Return how many messages did not arrive; None where that was not counted."""
+    counts = [row["missing"]["most"] for row in result["found"].values() if "missing" in row]
+    return sum(counts) if counts else None
+
+
+def _bars(found: dict[str, Any]) -> str:
     titles = {name: TITLES.get(name, name) for name in found}
     bottom = 8 + 24 * len(found)
     drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles.values())]
@@ -179,16 +225,16 @@ def _bars(path: Path, found: dict[str, Any]) -> None:
         drawn += _grid_and_title(x, title, bottom)
         for row, (name, value) in enumerate(zip(titles.values(), values, strict=True)):
             top, end = 11 + 24 * row, x.at(value["median"])
-            colour = OURS if name.startswith("ours") else THEIRS
+            kind = OURS if name.startswith("ours") else THEIRS
             drawn.append(
-                f'<rect x="{left}" y="{top}" width="{end - left:.1f}" height="18" fill="{colour}"/>'
+                f'<rect x="{left}" y="{top}" width="{end - left:.1f}" height="18" class="{kind}"/>'
                 f'<path class="spread" d="M{x.at(value["least"]):.1f} {top + 9}'
                 f'H{x.at(value["most"]):.1f}"/>'
             )
-    _save(path, drawn, 800, bottom + 40)
+    return _chart(drawn, 800, bottom + 40)
 
 
-def _lines(path: Path, found: dict[str, Any]) -> None:
+def _lines(found: dict[str, Any]) -> str:
     kinds = {"ours": ("ours", OURS), "bare": ("bare dead-letters", THEIRS)}
     points = {kind: {0: found["floor"]["cpu_us"]["median"]} for kind in kinds}
     for name, row in found.items():
@@ -202,17 +248,16 @@ def _lines(path: Path, found: dict[str, Any]) -> None:
     for tick in y.ticks():
         drawn.append(f'<path class="grid" d="M60 {y.at(tick):.1f}H580"/>')
         drawn.append(_text(54, y.at(tick) + 4, number(tick), "end"))
-    for place, (kind, (title, colour)) in enumerate(kinds.items()):
+    for place, (kind, (title, of)) in enumerate(kinds.items()):
         pixels = [(x.at(waits), y.at(cpu)) for waits, cpu in sorted(points[kind].items())]
         way = " ".join(f"{across:.1f},{up:.1f}" for across, up in pixels)
-        drawn.append(f'<polyline points="{way}" fill="none" stroke="{colour}"/>')
+        drawn.append(f'<polyline class="line {of}" points="{way}"/>')
         drawn += [
-            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}"/>'
-            for across, up in pixels
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" class="{of}"/>' for across, up in pixels
         ]
-        drawn.append(f'<rect x="74" y="{16 + 20 * place}" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<rect x="74" y="{16 + 20 * place}" width="12" height="12" class="{of}"/>')
         drawn.append(_text(92, 27 + 20 * place, f"{title}: broker CPU, µs a message"))
-    _save(path, drawn, 600, 310)
+    return _chart(drawn, 600, 310)
 
 
 def _grid_and_title(x: Axis, title: str, bottom: float) -> list[str]:
@@ -227,9 +272,9 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _save(path: Path, drawn: list[str], width: int, height: int) -> None:
+def _chart(drawn: list[str], width: int, height: int) -> str:
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    # A page may be dark, and the text is not.
-    lines = [f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" fill="#fff"/>']
-    inside = "\n".join(lines + drawn)
-    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inside}\n</svg>\n')
+    # With a ground of its own, a chart can be read on any page, whatever it does in the dark.
+    ground = f'<rect class="ground" width="{width}" height="{height}" rx="6"/>'
+    inside = "\n".join([f"<style>{STYLE}</style>", ground, *drawn])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inside}\n</svg>\n'

@@ -1,22 +1,23 @@
 """Purpose: measure the Spark pipeline: rows published, planned and audited per second.
 
-    python -m benchmarks.spark_pipeline [--rows N] [--plan-rows N,N,...]
+    python -m benchmarks.spark_pipeline [--rows N] [--plan-rows N,N,...] [--into FOLDER]
 
 Publishing is measured against the two loops it replaces: Celery's `send_task` with a confirm for
 each message, and plain Kombu with one. Plans and audits are measured at growing numbers of rows, so
-that one can see how they grow. It prints a table, and JSON at the end.
+that one can see how they grow. What was found is written to FOLDER/results/spark.json. Without
+--into, that is the folder of the documentation; `python -m docs.generate` then writes its pages.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
 import tempfile
 import time
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -24,6 +25,8 @@ from kombu import Connection, Queue
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from benchmarks.__main__ import DOCS, save
+from benchmarks.rig import Row, machine
 from dev.broker import Broker
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
@@ -40,8 +43,9 @@ CONFIRM = {"confirm_publish": True}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_pipeline")
-    parser.add_argument("--rows", type=int, default=50_000, help="to publish")
-    parser.add_argument("--plan-rows", default="100000,1000000,5000000", help="to plan and audit")
+    parser.add_argument("--rows", type=int, default=100_000, help="to publish")
+    parser.add_argument("--plan-rows", default="1000000,5000000,20000000", help="to plan and audit")
+    parser.add_argument("--into", type=Path, default=DOCS, help="the folder to write to")
     given = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     spark = (
@@ -52,57 +56,59 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    found = published(spark, given.rows)
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+        on = machine(broker) | {"spark": spark.version}
+        found = published(spark, broker, given.rows)
     for rows in map(int, given.plan_rows.split(",")):
         found |= reckoned(spark, rows)
-    for name, rate in found.items():
-        print(f"{name:40} {rate:12,.0f} rows/s")
-    print(json.dumps({"spark": spark.version, "rows_per_second": found}))
+    found = dict(sorted(found.items(), key=lambda row: row[0].startswith("audit")))
+    for name, row in found.items():
+        print(f"{name:40} {row['rate']['median']:12,.0f} tasks a second")
+    save(given.into, "spark", {"machine": on, "rounds": 1, "found": found})
 
 
-def published(spark: SparkSession, rows: int) -> dict[str, float]:
+def published(spark: SparkSession, broker: Broker, rows: int) -> dict[str, Row]:
     found = {}
     few = rows // 10  # the loops are slow, and their rate does not depend on the number
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
 
-        def by_celery() -> None:
-            app = Celery(broker=broker.vhost().url, set_as_current=False)
-            app.conf.update(broker_transport=OURS, broker_transport_options=CONFIRM)
+    def by_celery() -> None:
+        app = Celery(broker=broker.vhost().url, set_as_current=False)
+        app.conf.update(broker_transport=OURS, broker_transport_options=CONFIRM)
+        for number in range(few):
+            app.send_task("t", (number,), countdown=3600 + number)
+
+    def by_kombu() -> None:
+        with Connection(
+            broker.vhost().url, transport=OURS, transport_options=CONFIRM
+        ) as connection:
+            Queue("celery")(connection.default_channel).declare()
+            producer = connection.Producer()
             for number in range(few):
-                app.send_task("t", (number,), countdown=3600 + number)
+                headers = {"x-delay": (3600 + number) * 1000}
+                producer.publish([number], routing_key="celery", headers=headers)
 
-        def by_kombu() -> None:
-            with Connection(
-                broker.vhost().url, transport=OURS, transport_options=CONFIRM
-            ) as connection:
-                Queue("celery")(connection.default_channel).declare()
-                producer = connection.Producer()
-                for number in range(few):
-                    headers = {"x-delay": (3600 + number) * 1000}
-                    producer.publish([number], routing_key="celery", headers=headers)
+    folder = tempfile.mkdtemp(prefix="spark-bench-")
 
-        folder = tempfile.mkdtemp(prefix="spark-bench-")
+    def by_spark(rows: int = rows) -> None:
+        df = spark.range(rows).select(
+            F.concat(F.lit("k"), "id").alias("key"),
+            F.lit("t").alias("task"),
+            F.array("id").alias("args"),
+            (F.lit(3600.0) + F.col("id")).alias("countdown"),
+        )
+        url = broker.vhost().url
+        publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{rows}")
 
-        def by_spark(rows: int = rows) -> None:
-            df = spark.range(rows).select(
-                F.concat(F.lit("k"), "id").alias("key"),
-                F.lit("t").alias("task"),
-                F.array("id").alias("args"),
-                (F.lit(3600.0) + F.col("id")).alias("countdown"),
-            )
-            url = broker.vhost().url
-            publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{rows}")
-
-        # What Spark compiles at its first job is paid once, whatever the number of rows.
-        timed(lambda: by_spark(100))
-        found["publish: send_task, a confirm each"] = few / timed(by_celery)
-        found["publish: kombu, a confirm each"] = few / timed(by_kombu)
-        found["publish: Spark, with receipts"] = rows / timed(by_spark)
-        shutil.rmtree(folder)
+    # What Spark compiles at its first job is paid once, whatever the number of rows.
+    timed(lambda: by_spark(100))
+    found["publish: Celery"] = rated(few, timed(by_celery))
+    found["publish: Kombu"] = rated(few, timed(by_kombu))
+    found["publish: Spark"] = rated(rows, timed(by_spark))
+    shutil.rmtree(folder)
     return found
 
 
-def reckoned(spark: SparkSession, rows: int) -> dict[str, float]:
+def reckoned(spark: SparkSession, rows: int) -> dict[str, Row]:
     due = F.timestamp_seconds(F.lit(1.9e9) + F.rand(1) * 7 * 86400)
     events = spark.range(rows).select(
         F.col("id").cast("string").alias("task_id"),
@@ -121,7 +127,7 @@ def reckoned(spark: SparkSession, rows: int) -> dict[str, float]:
         "audit": timed(lambda: _audit(events).groupBy("verdict").count().collect()),
     }
     shutil.rmtree(folder)
-    return {f"{name}: {rows:,} tasks": rows / seconds for name, seconds in times.items()}
+    return {f"{name}: {rows:,}": rated(rows, seconds) for name, seconds in times.items()}
 
 
 def _audit(events: DataFrame) -> DataFrame:
@@ -140,6 +146,10 @@ def _audit(events: DataFrame) -> DataFrame:
     )
     journal = reduce(DataFrame.unionByName, others, scheduled)
     return audit(receipts, journal)
+
+
+def rated(tasks: int, seconds: float) -> Row:
+    return {"tasks": {"median": tasks}, "rate": {"median": tasks / seconds}}
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -4,8 +4,9 @@
 
 Ladders of one reach, 8.5 years, and of six ticks; through each, in turns, 3,000 persistent
 messages with random delays of 0.3 to 12 s go at 300 a second, from one process to another, on
-quorum queues. Prints the table of docs/explanation/tick.md: medians of the rounds. RABBITMQ_ROOT
-chooses another broker.
+quorum queues. Writes docs/explanation/performance/results/tick.json: medians of the rounds.
+`python -m docs.generate` makes the table of docs/explanation/tick.md of it. RABBITMQ_ROOT chooses
+another broker.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kombu import Connection, Message, Queue
 
+from benchmarks.__main__ import DOCS, save
+from benchmarks.rig import Row, machine
 from dev.broker import Broker
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.model.ladder import hops
@@ -58,10 +61,9 @@ def main(rounds: int = 3) -> None:
             for tick in list(LADDERS) if number % 2 == 0 else list(LADDERS)[::-1]:
                 runs[tick].append(measure(broker, tick))
                 print(number, tick, _row(tick, runs), file=sys.stderr, flush=True)
-    print("| Tick, ms | Levels | Waits per message | Late, p50, ms | Late, p99, ms | Broker CPU |")
-    print("|--:|--:|--:|--:|--:|--:|")
-    for tick in LADDERS:
-        print(_row(tick, runs))
+        on = machine(broker)
+    found = {str(tick): _row(tick, runs) for tick in LADDERS}
+    save(DOCS, "tick", {"machine": on, "rounds": rounds, "found": found})
 
 
 def measure(broker: Broker, tick: int) -> Run:
@@ -128,7 +130,7 @@ def _cpu(broker: Broker) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _row(tick: int, runs: dict[int, list[Run]]) -> str:
+def _row(tick: int, runs: dict[int, list[Run]]) -> Row:
     ladder = Ladder.binary(LADDERS[tick], tick)
     waits = statistics.mean(hops(ladder.digits(delay * 1000)) for delay in DELAYS)
     earliest = min(min(run.lateness) for run in runs[tick])
@@ -139,7 +141,13 @@ def _row(tick: int, runs: dict[int, list[Run]]) -> str:
     # Each round against its own 125 ms: what slowed one down slowed both.
     pairs = list(zip(runs[tick], runs[CHOSEN], strict=False))
     ratio = statistics.median(run.cpu / chosen.cpu for run, chosen in pairs) if pairs else 0
-    return f"| {tick} | {ladder.levels} | {waits:.1f} | {p50:.0f} | {p99:.0f} | {ratio:.2f} |"
+    return {
+        "levels": {"median": ladder.levels},
+        "waits": {"median": waits},
+        "p50": {"median": p50},
+        "p99": {"median": p99},
+        "cpu_us": {"ratio": ratio},
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""How Sphinx builds the documentation: `make docs`. A warning is an error."""
+"""How Sphinx builds the documentation: `make docs`. A warning is an error.
 
+The pages are plain Markdown, so that code hosts show them too. What only Sphinx understands stands
+in a comment `<!-- site`; a generated table of the API is only for code hosts.
+"""
+
+import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "kombu-binary-delay"
 author = "The kombu_binary_delay authors"
@@ -13,14 +19,8 @@ project_copyright = author  # LICENSE names the year
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "cli_help",
-    "conformance_table",
-    "faults_table",
-    "ladder_figure",
-    "pipeline_tables",
-    "settings_table",
 ]
-exclude_patterns = ["_build", "examples", "explanation/performance/tables"]
+exclude_patterns = ["_build", "examples", "generate"]
 nitpicky = True
 nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
@@ -30,7 +30,6 @@ nitpick_ignore_regex = [
     ("py:class", r"kombu_binary_delay\.admin\.\w+\.\w+"),
 ]
 
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -39,3 +38,16 @@ autodoc_default_options = {"members": True}
 html_theme = "furo"
 html_title = project
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+
+
+def for_the_site(_: Sphinx, __: str, page: list[str]) -> None:
+    """Uncomment what only the site shows, and leave out what stands there on a code host."""
+    text = re.sub(r"^<!-- site\n(.*?)^-->$", r"\1", page[0], flags=re.MULTILINE | re.DOTALL)
+    api = r"^<!-- generated: api -->.*?^<!-- end -->$"
+    page[0] = re.sub(api, "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", for_the_site)

@@ -19,25 +19,33 @@ from .graph import human
 WIDTH = 760
 ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
 BOX_WIDTH, BOX_HEIGHT = 150, 46
-TOP, ROW, NEXT = 84, 104, 58
+TOP, ROW, NEXT = 24, 104, 58
+ENTRY = 60  # pixels above the level where the message enters, for what is said of it
 
-# Colours and fonts are the theme's, so that the figure follows from light to dark.
+#: Literal colours, since not everything that draws SVG knows variables; a dark page has its own.
 STYLE = """
-.ladder { font: 13px var(--font-stack, sans-serif); fill: var(--color-foreground-primary, #222);
-  --hot: var(--color-brand-content, #0a4bff); max-width: 100%; height: auto; }
+.ladder { font: 13px sans-serif; fill: #222; }
 .ladder .title { font-weight: 600; }
-.ladder .note, .ladder .key { font-size: 12px; fill: var(--color-foreground-secondary, #666); }
-.ladder .key, .ladder .address { font-family: var(--font-stack--monospace, monospace); }
-.ladder .address .read { fill: var(--hot); font-weight: 700; }
+.ladder .note, .ladder .key { font-size: 12px; fill: #666; }
+.ladder .key, .ladder .address { font-family: monospace; }
+.ladder .address .read { fill: #0a4bff; font-weight: 700; }
 .ladder .address .done { opacity: .4; }
-.ladder rect { fill: var(--color-background-secondary, #f6f6f6);
-  stroke: var(--color-background-border, #ccc); stroke-width: 1.5; }
-.ladder path { fill: none; stroke: var(--color-foreground-muted, #888); stroke-width: 1.25;
-  opacity: .55; }
+.ladder rect { fill: #f6f6f6; stroke: #ccc; stroke-width: 1.5; }
+.ladder .ground { fill: #fff; stroke: none; }
+.ladder path { fill: none; stroke: #888; stroke-width: 1.25; opacity: .55; }
 .ladder path.dashed { stroke-dasharray: 4 4; }
-.ladder marker path { fill: var(--color-foreground-muted, #888); stroke: none; opacity: 1; }
-.ladder .hot rect, .ladder .hot path { stroke: var(--hot); stroke-width: 2.25; opacity: 1; }
-.ladder .hot .key, .ladder #ladder-head-hot path { fill: var(--hot); }
+.ladder marker path { fill: #888; stroke: none; opacity: 1; }
+.ladder .hot rect, .ladder .hot path { stroke: #0a4bff; stroke-width: 2.25; opacity: 1; }
+.ladder .hot .key, .ladder #ladder-head-hot path { fill: #0a4bff; }
+@media (prefers-color-scheme: dark) {
+.ladder { fill: #ddd; }
+.ladder .note, .ladder .key { fill: #a4a9b0; }
+.ladder .address .read { fill: #6ea8ff; }
+.ladder rect { fill: #262a30; stroke: #4a5058; }
+.ladder .ground { fill: #1b1e22; }
+.ladder .hot rect, .ladder .hot path { stroke: #6ea8ff; }
+.ladder .hot .key, .ladder #ladder-head-hot path { fill: #6ea8ff; }
+}
 """
 
 
@@ -66,8 +74,6 @@ class _Figure:
         }
         levels = range(topology.ladder.levels - 1, -2, -1)
         self.level = {topology.level_name(level): level for level in levels}
-        self.near: dict[str, set[str]] = {}
-        self.y, self.queue_y = self._places()
         self.hot: list[str] = []
         self.cool: list[str] = []
 
@@ -76,6 +82,8 @@ class _Figure:
         self.key = topology.address(digits, Destination("", queue))
         self.entry_exchange = topology.entry_exchange(digits)
         self.highest = topology.level_of(digits)
+        self.near: dict[str, set[str]] = {}
+        self.y, self.queue_y = self._places()
         self.taken, self.times = self._follow()
 
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -95,6 +103,10 @@ class _Figure:
                     or self.below[each.destination][1] == self._under(exchange)
                 )
             ]
+            if exchange == (
+                self.entry_exchange if self.entry_exchange in self.level else self.highest
+            ):
+                y += ENTRY
             exchanges[exchange] = y
             queues |= {name: y + NEXT * place for place, name in enumerate(waiting)}
             self.near[exchange] = {*waiting, self._under(exchange)}
@@ -142,11 +154,14 @@ class _Figure:
                 self._draw_binding(binding)
         self._draw_entry()
         height = self._draw_parking()
-        size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
+        size = f'width="{WIDTH}" height="{height}"'
+        place = f'viewBox="0 0 {WIDTH} {height}" {size} role="img"'
         lines = [
-            f'<svg class="ladder" {size} role="img" xmlns="http://www.w3.org/2000/svg">',
+            f'<svg class="ladder" {place} xmlns="http://www.w3.org/2000/svg">',
             f"<title>The way of a message with the routing key {escape(self.key)}</title>",
             f"<style>{STYLE}</style><defs>{_head('cool')}{_head('hot')}</defs>",
+            # With a ground of its own, the figure can be read on any page.
+            f'<rect class="ground" {size} rx="6"/>',
             f'<g class="cool">{"".join(self.cool)}</g>',
             # What is on the way lies above all else.
             f'<g class="hot">{"".join(self.hot)}</g></svg>',

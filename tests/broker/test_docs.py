@@ -1,7 +1,8 @@
 """Every block of Python in README and docs/ runs, page by page, each page in its own virtual host.
 
-Blocks of a page share their names. One with a caption is a file; `pycon` is a doctest; a worker
-that a console block starts is started. Blocks in comments prepare what readers need not see.
+Blocks of a page share their names. One after a comment `<!-- file: NAME -->` is that file; `pycon`
+is a doctest; a worker that a console block starts is started. Blocks in comments prepare what
+readers need not see.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dev.worker import Worker
 ROOT = Path(__file__).parents[2]
 URL = "amqp://guest:guest@localhost//"
 BLOCK = re.compile(
-    r"^```(?:\{code-block\} )?(python|pycon|console)\n(?::caption: (\S+)\n)?(.*?)^```$",
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?"
+    r"^```(?P<language>python|pycon|console)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 PAGES = [
@@ -54,10 +56,10 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     with Processes("docs") as processes:
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start()) + 1
-            language, caption, code = block.groups()
+            file, language, code = block.group("file", "language", "code")
             code = code.replace(URL, vhost.url)
-            if caption:
-                Path(caption).write_text(code)
+            if file:
+                Path(file).write_text(code)
             elif language == "python":
                 # As many newlines before it as in the page, so that a traceback has the right line.
                 exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102

@@ -1,7 +1,6 @@
-"""The directives ``conformance-runs``, ``-cases`` and ``-ladders``: what recorded runs found.
+"""Purpose: the tables of what recorded runs of the conformance suite found.
 
-They read ``docs/reference/conformance/*.json``, which ``pytest tests/conformance
---record-conformance`` writes, so the page says what the data say.
+`pytest tests/conformance --record-conformance` records a run in ``docs/reference/conformance/``.
 """
 
 from __future__ import annotations
@@ -10,15 +9,9 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sphinx.util.docutils import SphinxDirective
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from docutils import nodes
-    from sphinx.application import Sphinx
+from .markdown import plain, table
 
 FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
 HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
@@ -40,20 +33,21 @@ def load(folder: Path = FOLDER) -> list[Run]:
 def runs_table(runs: list[Run]) -> Rows:
     """Make a row per RabbitMQ and a column per Celery: how many cases held, on which Pythons."""
     celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
-    rows = [["RabbitMQ", *(f"Celery, Kombu {each}" for each in celeries)]]
+    rows = [["RabbitMQ", *(f"Celery {each}" for each in celeries)]]
     for rabbitmq in dict.fromkeys(run["rabbitmq"] for run in runs):
         cells = defaultdict(list)
         for run in runs:
             if run["rabbitmq"] == rabbitmq:
                 cells[_minor(run["celery"])].append(f"Python {run['python']}: {_count(run)}")
-        rows.append([rabbitmq, *(", ".join(cells[each]) for each in celeries)])
+        rows.append([rabbitmq, *("<br>".join(cells[each]) for each in celeries)])
     return rows
 
 
 def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
     """Make a row per case and a column per place where it ran, all recorded runs together.
 
-    :param ladders: a column per ladder; otherwise per RabbitMQ and type of the ladder's queues.
+    :param ladders: a column per ladder; otherwise per RabbitMQ. There, a cell names the type of the
+        ladder's queues only where the types differ.
     """
     found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
     columns: dict[str, None] = {} if ladders else {WALK: None}
@@ -70,10 +64,28 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
     heads = [each[0].upper() + each[1:] if ladders or each == WALK else each for each in used]
     rows = [["What holds", *heads]]
     rows += [
-        [_escape(case), *(_cell(cells[each], ladders=ladders) for each in used)]
+        [plain(case), *(_cell(cells[each], ladders=ladders) for each in used)]
         for case, cells in found.items()
     ]
-    return [row for row in rows if any(row[1:])]
+    rows = [row for row in rows if any(row[1:])]
+    return rows if ladders else _by_release(rows)
+
+
+def _by_release(rows: Rows) -> Rows:
+    """Put the types of queues of a release into one column: seven would squeeze the sentences."""
+    head, *body = rows
+    columns: dict[str, dict[str, int]] = defaultdict(dict)
+    for number, title in enumerate(head):
+        release, _, queue_type = title.partition(", ")
+        columns[release][queue_type] = number
+
+    def cell(row: list[str], types: dict[str, int]) -> str:
+        said = {each: row[number] for each, number in types.items()}
+        if len(set(said.values())) == 1:
+            return next(iter(said.values()))
+        return "<br>".join(f"{each}: {text}" for each, text in said.items() if text)
+
+    return [[*columns], *([cell(row, types) for types in columns.values()] for row in body)]
 
 
 def _column(run: Run, result: dict[str, Any], *, ladders: bool) -> str | None:
@@ -126,54 +138,13 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def as_markdown(rows: Rows) -> str:
-    """Write a table as the pages are written."""
-    head, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"([*`|_\\])", r"\\\1", text)
-
-
-class _Table(SphinxDirective):
-    def rows(self) -> Iterable[list[str]]:
-        raise NotImplementedError
-
-    def run(self) -> list[nodes.Node]:
-        """Return the table in place of the directive."""
-        for path in FOLDER.glob("*.json"):
-            self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes(as_markdown(list(self.rows())))
-
-
-class ConformanceRuns(_Table):
-    """The versions that were run."""
-
-    def rows(self) -> Rows:
-        """Make the rows."""
-        return runs_table(load())
-
-
-class ConformanceCases(_Table):
-    """What held where."""
-
-    def rows(self) -> Rows:
-        """Make the rows."""
-        return cases_table(load(), ladders=False)
-
-
-class ConformanceLadders(_Table):
-    """What held with which ladder."""
-
-    def rows(self) -> Rows:
-        """Make the rows."""
-        return [row for row in cases_table(load(), ladders=True) if all(row)]
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directives."""
-    app.add_directive("conformance-runs", ConformanceRuns)
-    app.add_directive("conformance-cases", ConformanceCases)
-    app.add_directive("conformance-ladders", ConformanceLadders)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def conformance(arguments: list[str], _: str) -> str:
+    """Write the table that the argument names: ``runs``, ``cases`` or ``ladders``."""
+    runs = load()
+    if arguments == ["runs"]:
+        head, *rows = runs_table(runs)
+    elif arguments == ["cases"]:
+        head, *rows = cases_table(runs, ladders=False)
+    else:
+        head, *rows = [row for row in cases_table(runs, ladders=True) if all(row)]
+    return table(head, rows)

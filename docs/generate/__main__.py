@@ -1,0 +1,75 @@
+"""Purpose: write all that is generated in README and docs, as Markdown and SVG files to commit.
+
+    python -m docs.generate [--check]
+
+So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the
+names of the files that it has changed. With --check, which a test runs, it changes none, and ends
+with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import sentences
+from .api import api
+from .benchmarks import FOLDER, RESULTS, benchmark, ladders, report
+from .cli import cli_help
+from .conformance import conformance
+from .faults import bad_destinations, faults
+from .ladder import in_short, ten_seconds
+from .pages import Maker, fill
+from .pipeline import pipeline_table
+from .settings import settings
+
+ROOT = Path(__file__).parents[2]
+
+MAKERS: dict[str, Maker] = {
+    "api": api,
+    "bad-destinations": bad_destinations,
+    "benchmark": benchmark,
+    "cli-help": cli_help,
+    "conformance": conformance,
+    "faults": faults,
+    "ladders": ladders,
+    "pipeline-table": pipeline_table,
+    "settings": settings,
+}
+
+
+def pages() -> list[Path]:
+    """Return README and every page."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of every page, and of every figure, as it should be."""
+    texts = {
+        page: sentences.write(fill(page.read_text(), MAKERS), page.relative_to(ROOT).as_posix())
+        for page in pages()
+    }
+    texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
+    texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
+    texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
+    return texts
+
+
+def main(*, check: bool = False) -> int:
+    stale = {
+        path: text
+        for path, text in generated().items()
+        if not path.exists() or path.read_text() != text
+    }
+    for path, text in stale.items():
+        if not check:
+            path.write_text(text)
+        print(path.relative_to(ROOT))
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m docs.generate")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would")
+    sys.exit(main(check=parser.parse_args().check))

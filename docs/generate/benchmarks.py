@@ -1,0 +1,73 @@
+"""Purpose: recorded measurements as tables, charts and single figures.
+
+`make bench` and `python -m benchmarks.spark_pipeline` recorded them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from kombu_binary_delay import Ladder, Topology
+
+from .markdown import table
+
+FOLDER = Path(__file__).parents[1] / "explanation" / "performance"
+RESULTS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text()) for path in sorted((FOLDER / "results").glob("*.json"))
+}
+
+
+def benchmark(arguments: list[str], _: str) -> str:
+    """Write the table of the result that the argument names."""
+    return report.table(arguments[0], RESULTS[arguments[0]])
+
+
+def figure(result: str, row: str, name: str, of: str = "median") -> float:
+    """Return one figure of a result: its median, or what ``of`` names, such as its ratio."""
+    found = RESULTS[result]["found"][row][name]
+    return float(found[of] if isinstance(found, dict) else found)
+
+
+#: The ladders that are compared, by the row of the results.
+LADDERS = {
+    "ours": ("two bits a level", Ladder.uniform()),
+    "binary": ("one bit a level", Ladder.binary()),
+    "skip": ("two bits, skip", Ladder.uniform()),
+}
+
+
+def queues(ladder: Ladder) -> int:
+    """Return the number of level queues."""
+    return sum(len(level.queues) for level in Topology(ladder).levels)
+
+
+def waits(ladder: Ladder, longest: int) -> float:
+    """Return the mean number of waits of all delays of whole seconds up to ``longest`` s."""
+    counts = [
+        sum(int(digit, 2) > 0 for digit in ladder.digits(1000 * second))
+        for second in range(1, longest + 1)
+    ]
+    return sum(counts) / len(counts)
+
+
+def to_default(result: str, row: str, name: str) -> float:
+    """Return a figure as a multiple of that of the default ladder."""
+    return figure(result, row, name) / figure(result, "ours", name)
+
+
+def ladders(_: list[str], __: str) -> str:
+    """Write what the ladders cost, relative to the default one."""
+    head = ["", "Queues", "Waits, 12 s", "Waits, an hour"]
+    head += ["CPU, burst", "p99, burst", "CPU, hour", "p99, hour"]
+    rows = []
+    for name, (title, ladder) in LADDERS.items():
+        cells = [title, str(queues(ladder)), f"{waits(ladder, 12):.1f}"]
+        cells.append(f"{waits(ladder, 3600):.1f}")
+        for result in ("burst", "hour"):
+            cells.append(f"{to_default(result, name, 'cpu_us'):.2f}")
+            cells.append(f"{to_default(result, name, 'p99'):.1f}")
+        rows.append(cells)
+    return table(head, rows, text=1)

@@ -1,0 +1,20 @@
+"""Purpose: what ``--help`` prints, of the command or of a subcommand."""
+
+from __future__ import annotations
+
+import click
+
+from kombu_binary_delay.cli import binary_delay
+
+WIDTH = 88  # columns of the terminal
+
+
+def cli_help(arguments: list[str], _: str) -> str:
+    """Write the help of the subcommand that the argument names, or of the whole command."""
+    name = "kombu-binary-delay"
+    command: click.Command = binary_delay
+    context = click.Context(command, info_name=name, terminal_width=WIDTH)
+    for subcommand in arguments:
+        command = binary_delay.commands[subcommand]
+        context = click.Context(command, info_name=subcommand, parent=context, terminal_width=WIDTH)
+    return f"```text\n{command.get_help(context)}\n```"

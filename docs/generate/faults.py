@@ -1,0 +1,49 @@
+"""Purpose: what runs of the fault scenarios found.
+
+`python -m dev.faults --json docs/explanation/faults.json` recorded the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .markdown import table
+
+FIGURES = Path(__file__).parents[1] / "explanation" / "faults.json"
+HEAD = ("Scenario", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
+
+
+def faults(scenarios: list[str], _: str) -> str:
+    """Write a row for each run of the scenarios that the arguments name.
+
+    :raises ValueError: where no run of one of them is recorded.
+    """
+    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] in scenarios]
+    missing = set(scenarios) - {row["scenario"] for row in rows}
+    if missing:
+        raise ValueError(f"no figures of {sorted(missing)} in {FIGURES.name}")
+    return table(HEAD, [_row(row) for row in rows], text=2)
+
+
+def bad_destinations(_: list[str], __: str) -> str:
+    """Write what bad destinations cost a good one."""
+    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] == "bad destination"]
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        notes = row["notes"]
+        stuck = notes["good not there in time"]
+        cell = f"{stuck} of 150 stuck" if stuck else f"{notes['worst among bad']:.2f} s"
+        found.setdefault(row["case"], {})[row["broker"]] = f"{notes['worst alone']:.2f} s → {cell}"
+    brokers = sorted({row["broker"] for row in rows}, key=lambda each: [*map(int, each.split("."))])
+    head = ("Bad destination", *(f"RabbitMQ {broker}" for broker in brokers))
+    return table(
+        head, [[case, *(cells.get(each, "") for each in brokers)] for case, cells in found.items()]
+    )
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    late = " / ".join(f"{each:.1f}" for each in row["late"])
+    counts = [str(row[name]) for name in ("confirmed", "lost", "early", "duplicates")]
+    return [f"{row['scenario']}: {row['case']}", row["broker"], *counts, late]

@@ -1,0 +1,37 @@
+"""Purpose: replace the parts of a page that are generated, and nothing else of it.
+
+Such a part stands between ``<!-- generated: NAME ARGUMENT, ARGUMENT -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+_PART = re.compile(
+    r"(?P<begin><!-- generated: (?P<name>[\w-]+)(?P<arguments>[^>]*?) -->\n)"
+    r".*?"
+    r"(?P<end>^<!-- end -->$)",
+    re.MULTILINE | re.DOTALL,
+)
+
+#: Returns Markdown, given the arguments and what the page has before the part.
+Maker = Callable[[list[str], str], str]
+
+
+def fill(page: str, makers: Mapping[str, Maker]) -> str:
+    """Write all generated parts of a page anew.
+
+    :raises ValueError: where a part has no end, or nothing makes it.
+    """
+    if page.count("<!-- generated: ") != len(_PART.findall(page)):
+        raise ValueError("a generated part has no line `<!-- end -->`")
+
+    def made(part: re.Match[str]) -> str:
+        if part["name"] not in makers:
+            raise ValueError(f"nothing makes {part['name']!r}; there are {', '.join(makers)}")
+        arguments = [each.strip() for each in part["arguments"].split(",") if each.strip()]
+        text = makers[part["name"]](arguments, page[: part.start()])
+        return f"{part['begin']}\n{text.strip()}\n\n{part['end']}"
+
+    return _PART.sub(made, page)

@@ -1,0 +1,257 @@
+"""Purpose: the figures of measurements in the sentences of README and pages.
+
+Each sentence below is in its page, word for word but for the figures, which are written anew from
+the recorded results. To change a sentence, change it in both places.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .benchmarks import LADDERS, figure, queues, to_default, waits
+
+#: A number, a word such as "seven", or a share such as "a tenth".
+_FIGURE = r"(?:\d[\d.,]*\d|\d|(?:a\s+)?[a-z]+)(?:\s%)?"
+_WORDS = ("no", "one", "two", "three", "four", "five", "six")
+_WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve")
+
+README = "README.md"
+INDEX = "docs/index.md"
+PERFORMANCE = "docs/explanation/performance.md"
+
+
+class Sentence(NamedTuple):
+    """A piece of a page with ``{}`` in place of each figure."""
+
+    page: str
+    text: str
+    figures: tuple[str, ...]
+
+
+def sentences() -> list[Sentence]:
+    """Return all sentences with the figures of the recorded results."""
+    burst_cpu = figure("burst", "ours", "cpu_us", "ratio")
+    burst_p99 = f"{100 * figure('burst', 'ours', 'p99', 'ratio'):.2g} %"
+    burst = (
+        "cost the broker {} of the CPU that they cost on Celery's native ladder, and their p99 "
+        "lateness is {} of what it is there"
+    )
+    return [
+        Sentence(README, burst, (_share(burst_cpu), burst_p99)),
+        Sentence(INDEX, burst, (_share(burst_cpu), burst_p99)),
+        *_performance(),
+        *_on_paper(),
+        *_publishing(),
+        *_spark(),
+        _tick(),
+        *_amendments(),
+    ]
+
+
+def _said(text: str, figures: list[str]) -> Sentence:
+    return Sentence(PERFORMANCE, text, tuple(figures))
+
+
+def _performance() -> list[Sentence]:
+    def of(name: str, key: str = "cpu_us") -> float:
+        return figure("hops", name, key)
+
+    def million(name: str) -> float:
+        return figure("waiting", "1000000", name)
+
+    empty = figure("waiting", "0", "memory")
+    hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
+    other = [to_default(each, "binary", "cpu_us") for each in ("burst", "hour")]
+    radix_8 = type(LADDERS["ours"][1]).uniform(8)
+    return [
+        _said(
+            "The native ladder takes {} times the broker's CPU of a message without delay",
+            [_word(figure("easy", "celery-native", "cpu_us", "ratio"))],
+        ),
+        _said(
+            "It costs {} to {} times the broker's CPU", [f"{min(other):.2f}", f"{max(other):.2f}"]
+        ),
+        _said(
+            "Three have fewer waits still, {} in an hour, and more queues, {},",
+            [f"{waits(radix_8, 3600):.1f}", str(queues(radix_8))],
+        ),
+        _said(
+            "A message with one wait costs the broker {} times what one without a delay does, one "
+            "with two waits {} times. A further wait costs {} times a bare dead-letter: {} µs, "
+            "beside {}.",
+            [
+                f"{of('ours-1') / of('floor'):.1f}",
+                f"{of('ours-2') / of('floor'):.1f}",
+                f"{hop / bare:.2f}",
+                f"{hop:.0f}",
+                f"{bare:.0f}",
+            ],
+        ),
+        _said(
+            "A million weigh {} KB each, and {} KB after the restart",
+            [
+                f"{million('memory_per_message') / 1000:.1f}",
+                f"{(million('memory_after_restart') - empty) / 1e9:.1f}",
+            ],
+        ),
+        _said(
+            "the node took {} s to restart instead of {}, and {} s until it took messages again",
+            [
+                f"{million('restart_seconds'):.0f}",
+                f"{figure('waiting', '10000', 'restart_seconds'):.0f}",
+                f"{million('usable_seconds'):.0f}",
+            ],
+        ),
+        _said(
+            "it had taken {}, each for {} KB",
+            [
+                f"{figure('worker', 'celery', 'held'):,.0f}",
+                f"{figure('worker', 'celery', 'per_task') / 1000:.0f}",
+            ],
+        ),
+    ]
+
+
+def _on_paper() -> list[Sentence]:
+    """Return what follows for a hundred thousand messages a second."""
+    hour = figure("hour", "ours", "cpu_us") / 1000  # ms
+    lane = figure("lanes", "1 lane", "cpu_us") / 1000
+    replicated = lane / figure("burst", "ours", "cpu_us") * 1000
+    cores = 100 * hour * replicated
+    runs = ("10000", "100000", "1000000")
+    rates = [
+        figure("waiting", run, name)
+        for run in runs
+        for name in ("release_rate", "release_rate_after_restart")
+    ]
+    per_message = waits(LADDERS["ours"][1], 3600)
+    return [
+        _said(
+            "Delays of up to an hour take one node {} ms a message. A cluster of three replicates "
+            "every step, and took {} times the CPU of a single node for the same burst. That is "
+            "{} ms of CPU a message, or {} cores such as these: some {} clusters of three nodes "
+            "with 16 cores. Delays of up to 12 s take {} ms, and {} cores.",
+            [
+                f"{hour:.1f}",
+                f"{replicated:.1f}",
+                f"{hour * replicated:.1f}",
+                _tens(cores),
+                _word(cores / 48),
+                f"{lane:.1f}",
+                _tens(100 * lane),
+            ],
+        ),
+        _said(
+            "A level queue passes on {} to {} messages a second. With {} waits a message",
+            [
+                f"{round(min(rates), -2):,.0f}",
+                f"{round(max(rates), -2):,.0f}",
+                f"{per_message:.1f}",
+            ],
+        ),
+    ]
+
+
+def _publishing() -> list[Sentence]:
+    def both(row: str, name: str) -> list[float]:
+        return [figure(result, row, name, "ratio") for result in ("pairs", "pairs-on-4.3")]
+
+    batch, delayed = both("batch", "rate"), both("batch-delayed", "rate")
+    native = sorted(both("celery-delayed", "cpu_us"))
+    celery = both("celery-undelayed", "cpu_us")
+    fanout, topic = (
+        figure("publishing", row, "rate") for row in ("batch-delayed", "batch-by-level")
+    )
+    return [
+        _said(
+            "by Celery it costs {} times as much, and a delayed one {} to {} times one by Celery's "
+            "native delivery",
+            [f"{sum(celery) / 2:.2f}", f"{native[0]:.2f}", f"{native[1]:.2f}"],
+        ),
+        _said(
+            "messages are confirmed {} to {} times as fast as one by one, and delayed ones {} "
+            "times on RabbitMQ 3.10, and {} times on 4.3",
+            [
+                f"{min(batch):.0f}",
+                f"{max(batch):.0f}",
+                f"{delayed[0]:.0f}",
+                f"{delayed[1]:.0f}",
+            ],
+        ),
+        _said(
+            "the message enters there: {} times as many messages a second",
+            [f"{fanout / topic:.1f}"],
+        ),
+    ]
+
+
+def _spark() -> list[Sentence]:
+    def core_hours(row: str) -> float:
+        """Return what a hundred million tasks take on two cores."""
+        return 1e8 / figure("spark", row, "rate") * 2 / 3600
+
+    text = "a plan takes {} core-hours and an audit {}"
+    figures = (f"{core_hours('plan: 20,000,000'):.2g}", f"{core_hours('audit: 20,000,000'):.2g}")
+    return [Sentence(PERFORMANCE, text, figures)]
+
+
+def _amendments() -> list[Sentence]:
+    def of(name: str, case: str) -> float:
+        return figure("amendments", name, case)
+
+    looks = [f"{of('look_instructions', case):.0f}" for case in ("known", "none")]
+    # Of 100,000 ids.
+    memory = of("memory_mb", "together") * 1e6 / 1e5
+    return [
+        _said("{} and {} of Python's instructions", looks),
+        _said("Each cancelled id takes a consumer {} bytes", [_tens(memory)]),
+    ]
+
+
+def _tick() -> Sentence:
+    text = "A task that is late by {} ms at the median, and by {} ms at the 99th percentile"
+    late = (f"{figure('tick', '125', name):.0f}" for name in ("p50", "p99"))
+    return Sentence("docs/explanation/tick.md", text, tuple(late))
+
+
+def _word(value: float) -> str:
+    return _WORDS[round(value)] if round(value) < len(_WORDS) else f"{value:.0f}"
+
+
+def _share(value: float) -> str:
+    """Say one tenth as a word, and all else in per cent."""
+    return "a tenth" if 0.095 <= value < 0.115 else f"{100 * value:.0f} %"
+
+
+def _tens(value: float) -> str:
+    return f"{round(value, -1):.0f}"
+
+
+def write(page: str, name: str) -> str:
+    """Write the figures of a page anew."""
+    for sentence in sentences():
+        if sentence.page == name:
+            page = insert(page, sentence)
+    return page
+
+
+def insert(page: str, sentence: Sentence) -> str:
+    """Write the figures of one sentence anew.
+
+    :raises ValueError: where the sentence is not in the page, or more than once.
+    """
+    pieces = [r"\s+".join(map(re.escape, piece.split(" "))) for piece in sentence.text.split("{}")]
+    pattern = pieces[0] + "".join(f"({_FIGURE}){piece}" for piece in pieces[1:])
+    found = list(re.finditer(pattern, page))
+    if len(found) != 1:
+        raise ValueError(
+            f"{sentence.page} has {len(found)} times, in place of once: {sentence.text!r}. "
+            "Change docs/generate/sentences.py with the page."
+        )
+    (match,) = found
+    # From the last to the first, so that the places of the others stay.
+    for number, text in reversed(list(enumerate(sentence.figures, 1))):
+        if match[number].split() != text.split():
+            page = page[: match.start(number)] + text + page[match.end(number) :]
+    return page

@@ -1,0 +1,111 @@
+"""What a code host shows of README and docs: plain Markdown, with figures that are current."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from docs.generate.__main__ import ROOT, pages
+from docs.generate.pages import fill
+from docs.generate.sentences import Sentence, insert
+
+FIGURES = sorted((ROOT / "docs").glob("explanation/**/*.svg"))
+PAGES = [page.relative_to(ROOT).as_posix() for page in pages()]
+#: Those that code hosts highlight as what they are.
+LANGUAGES = {
+    "console",
+    "erlang",
+    "hcl",
+    "ini",
+    "json",
+    "pycon",
+    "python",
+    "sh",
+    "sql",
+    "text",
+    "yaml",
+}
+
+
+def test_what_is_committed_is_what_the_command_writes():
+    # In a process of its own: Celery changes the command that it takes over, for its `-h`.
+    check = [sys.executable, "-m", "docs.generate", "--check"]
+    ended = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    stale = ended.stdout.split() or [ended.stderr]
+    assert ended.returncode == 0, f"run `python -m docs.generate`, for {', '.join(stale)}"
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.name)
+def test_a_figure_needs_nothing_but_itself(path):
+    ET.fromstring(path.read_text())  # noqa: S314 - our own
+    # Neither variables of a page nor anything fetched: a code host shows it as an image.
+    assert not re.search(r"var\(|@import|href=|<script|<foreignObject", path.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_nothing_that_only_sphinx_understands(page):
+    text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text(), flags=re.DOTALL)
+
+    for fence in re.findall(r"^```+(.+)$", text, re.MULTILINE):
+        assert fence in LANGUAGES, f"a code host shows this as it stands: {fence}"
+    for pattern in (r"^:::", r"\{[a-z:]+\}`", r"^\.\. \w+::", r"^:\w[\w-]*:"):
+        assert not re.search(pattern, text, re.MULTILINE), f"a code host shows it raw: {pattern}"
+
+
+def part(name):
+    return f"before\n\n<!-- generated: {name} -->\nold\n<!-- end -->\n\nafter\n"
+
+
+def test_only_a_generated_part_of_a_page_is_replaced():
+    page = fill(part("sum 1, 2"), {"sum": lambda arguments, before: f"{before}{arguments}"})
+
+    assert page == (
+        "before\n\n<!-- generated: sum 1, 2 -->\n\nbefore\n\n['1, 2']\n\n<!-- end -->\n\nafter\n"
+    ).replace("'1, 2'", "'1', '2'")
+
+
+def test_a_part_that_nothing_makes_is_an_error():
+    with pytest.raises(ValueError, match="nothing makes 'tables'"):
+        fill(part("tables"), {})
+
+
+def test_a_part_without_an_end_is_an_error():
+    with pytest.raises(ValueError, match="has no line"):
+        fill("<!-- generated: cli -->\n", {"cli": lambda *_: ""})
+
+
+@pytest.mark.parametrize(
+    ("figure", "page"),
+    [
+        ("7", "It takes 6\ntimes the CPU.\n"),
+        ("12.5 %", "It takes 6\ntimes the CPU.\n"),
+        ("a tenth", "It takes seven\ntimes the CPU.\n"),
+        ("1,500", "It takes a\ntenth\ntimes the CPU.\n"),
+    ],
+)
+def test_a_figure_in_a_sentence_is_written_anew(figure, page):
+    sentence = Sentence("page.md", "takes {} times the CPU.", (figure,))
+
+    assert insert(page, sentence) == f"It takes {figure}\ntimes the CPU.\n"
+
+
+def test_a_sentence_that_the_page_no_longer_has_is_an_error():
+    with pytest.raises(ValueError, match=r"page\.md has 0 times"):
+        insert("It takes longer.", Sentence("page.md", "takes {} times the CPU.", ("7",)))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_a_link_from_outside_of_the_site_leads_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text()):
+        path, _, anchor = target.partition("#")
+        linked = ROOT / (path or page)
+        assert linked.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}
+            assert anchor in slugs, target
