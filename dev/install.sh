@@ -82,6 +82,7 @@ install_project() {
     pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install -qq"
     $pip 'pip>=25.1' # the first that knows dependency groups
     $pip --group "$group" --editable . --constraint constraints.txt
+    rm -f .venv/spark-classes.jsa
     echo "$wanted" >".venv/installed-$group"
 }
 
@@ -90,3 +91,8 @@ missing=$(missing_packages)
 # shellcheck disable=SC2086 # one word is one package
 [ -z "$missing" ] || apt_install $missing
 install_project
+case $group in test | dev)
+    # While nothing else runs: among the tests, it would take minutes. They do without it as well.
+    [ -e .venv/spark-classes.jsa ] || { say "an archive of Spark's classes into .venv" &&
+        .venv/bin/python -m tests.spark_classes; } || true
+esac

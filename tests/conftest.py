@@ -24,8 +24,8 @@ from dev.broker import Broker
 from dev.server import Server
 from dev.shared_broker import SharedBroker, shared_broker
 from tests.conformance.record import Recorder
-from tests.side_by_side import line_of, make_scheduler, starts_java
-from tests.spark_classes import java_options, make_archive
+from tests.side_by_side import line_of, make_scheduler
+from tests.spark_classes import java_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,11 +125,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out(config, items)
     if is_worker(config):
         items.sort(key=lambda item: line_of(item.nodeid))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if starts_java(item.nodeid):
-        make_archive()
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -52,11 +52,6 @@ def unit(nodeid: str) -> str:
     return {EACH: nodeid, FILE: nodeid.partition("::")[0]}.get(name, name)
 
 
-def starts_java(nodeid: str) -> bool:
-    """Return whether a test is of a unit that starts Java."""
-    return unit(nodeid) in (PUBLISHING, PLANNING)
-
-
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler that pytest-xdist is to use."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - there may be no pytest-xdist
