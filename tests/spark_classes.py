@@ -66,7 +66,11 @@ def make_archive() -> None:
         made = Path(folder, "made.jsa")
         subprocess.run(
             [sys.executable, "-c", _TRAINING, str(made), str(Path(folder, "rows"))],
-            env={**os.environ, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
+            env={
+                **os.environ,
+                "JAVA_TOOL_OPTIONS": SHORT_LIVED,
+                "PYSPARK_PYTHON": sys.executable,
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,

@@ -13,9 +13,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks import report
+
 from . import sentences
 from .api import api
-from .benchmarks import FOLDER, RESULTS, benchmark, ladders, report
+from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
 from .conformance import conformance
 from .faults import bad_destinations, faults

@@ -13,8 +13,10 @@ from .benchmarks import LADDERS, figure, queues, to_default, waits
 
 #: A number, a word such as "seven", or a share such as "a tenth".
 _FIGURE = r"(?:\d[\d.,]*\d|\d|(?:a\s+)?[a-z]+)(?:\s%)?"
-_WORDS = ("no", "one", "two", "three", "four", "five", "six")
-_WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve")
+_WORDS = (
+    *("no", "one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+)
 
 README = "README.md"
 INDEX = "docs/index.md"
