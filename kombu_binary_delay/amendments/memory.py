@@ -156,7 +156,13 @@ class Memory:
             if name not in self._amended:
                 self._cancelled.setdefault(name, until)
         for name, amended in before._amended.items():
-            if name not in self._cancelled:
+            now_valid = self._amended.get(name)
+            if now_valid is not None and now_valid.generation and amended.generation:
+                # What was valid before the stream was deleted is superseded by what is in it now.
+                superseded = {amended.generation: amended.due + _ON_ITS_WAY}
+                if now_valid.generation not in superseded:
+                    self._superseded = {**superseded, **self._superseded}
+            elif name not in self._cancelled:
                 self._amended.setdefault(name, amended)
         self._stamped = {**before._stamped, **self._stamped}
         self._superseded = {**before._superseded, **self._superseded}
