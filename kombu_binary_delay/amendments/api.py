@@ -11,8 +11,9 @@ from typing import Any
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
+from .door import LONGEST_KEYED
 from .record import REPLACES, Postpone, check_name, split
-from .stream import Amendments
+from .stream import KEYS, Amendments
 
 #: A time before this would be one of the past whatever the clock says; in seconds.
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -39,6 +40,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
 
     def write(amendments: Amendments) -> None:
         records = split(names, now, due)
+        if due is None or due - now <= LONGEST_KEYED:
+            # One may be a key: those have a stream, and an order, of their own.
+            amendments.write(records, KEYS)
         if due is None:
             amendments.write(records)
             return

@@ -24,8 +24,9 @@ _SIZE = struct.Struct(">4xQ")
 _TAG = struct.Struct(">Q")
 _AT_ONCE = 65536
 
-#: Takes a delivery tag, the exchange that it came by, the body, and what reads the headers.
-Take = Callable[[int, bytes, bytes, Callable[[], Mapping[str, Any]]], object]
+#: Takes the tags of consumer and delivery, the exchange that it came by, the body, and what reads
+#: the headers.
+Take = Callable[[str, int, bytes, bytes, Callable[[], Mapping[str, Any]]], object]
 
 
 def is_possible(connection: Any) -> bool:
@@ -72,13 +73,13 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
         done = done or is_done()
 
 
-def read_deliver(payload: Any) -> tuple[int, bytes]:
-    """Read the tag and the exchange of a delivery out of its method frame."""
+def read_deliver(payload: Any) -> tuple[str, int, bytes]:
+    """Read the two tags and the exchange of a delivery out of its method frame."""
     # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange, the key.
     end = 5 + payload[4]
     (tag,) = _TAG.unpack_from(payload, end)
     begin = end + 10
-    return tag, bytes(payload[begin : begin + payload[end + 9]])
+    return str(payload[5:end], "utf-8"), tag, bytes(payload[begin : begin + payload[end + 9]])
 
 
 def _headers(payload: bytes) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 class _Amended:
     """What is known of one id or key, besides that it was cancelled."""
 
-    __slots__ = ("at", "cancelled", "due", "first", "generation", "postponed", "until")
+    __slots__ = ("at", "cancelled", "due", "first", "generation", "of_keys", "postponed", "until")
 
     def __init__(self) -> None:
         #: The only valid one; empty where none supersedes what was published first.
@@ -60,6 +60,8 @@ class _Amended:
         #: When that was published, when it is due, and when the first was that it put off.
         self.at = self.due = self.first = 0
         self.cancelled = False
+        #: Whether it comes from the stream of keys.
+        self.of_keys = False
         self.postponed = 0
         self.until = 0
 
@@ -85,10 +87,14 @@ class Memory:
         """Return how many amendments are active."""
         return len(self._cancelled) + len(self._stamped) + len(self._amended)
 
-    def learn(self, record: Record, now: int) -> None:
-        """Take note of the next record of the stream.
+    def learn(self, record: Record, now: int, *, of_keys: bool = False) -> None:
+        """Take note of the next record of a stream.
+
+        Between two streams, there is no order. So a key is superseded and cancelled by records of
+        the stream of keys alone, and an id by those of the stream of ids.
 
         :param now: milliseconds since the epoch.
+        :param of_keys: whether it is the stream of keys.
         """
         # A clock that is ahead is not to make a record stay for ever.
         written = min(record.at, now)
@@ -98,7 +104,7 @@ class Memory:
             match record:
                 case Cancel():
                     for name in record.names:
-                        self._cancel(name, until)
+                        self._cancel(name, until, of_keys=of_keys)
                 case CancelStamped():
                     for stamp, values in record.stamps:
                         self._stamped.update(
@@ -108,7 +114,7 @@ class Memory:
                     amended = self._of(record.name, until)
                     amended.postponed = record.due
                 case Supersede():
-                    self._supersede(record, until, now)
+                    self._supersede(record, until, now, of_keys=of_keys)
         if now - self._forgotten > _FORGET_EVERY or now < self._forgotten:
             self._forget(now)
 
@@ -177,14 +183,21 @@ class Memory:
         amended.until = max(amended.until, until)
         return amended
 
-    def _cancel(self, name: str, until: int) -> None:
-        if name in self._amended:
+    def _cancel(self, name: str, until: int, *, of_keys: bool) -> None:
+        amended = self._amended.get(name)
+        if amended is not None and amended.of_keys == of_keys:
             self._of(name, until).cancelled = True
+        elif of_keys:
+            # No message has had that key: it is an id.
+            return
         else:
             self._cancelled[name] = max(self._cancelled.get(name, 0), until)
 
-    def _supersede(self, record: Supersede, until: int, now: int) -> None:
+    def _supersede(self, record: Supersede, until: int, now: int, *, of_keys: bool) -> None:
+        if of_keys and record.name not in self._amended:
+            self._amended[record.name] = _Amended()
         amended = self._of(record.name, until)
+        amended.of_keys = of_keys
         before, due = amended.generation, amended.due
         if record.generation == before or record.generation in self._superseded:
             return

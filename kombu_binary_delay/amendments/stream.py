@@ -478,8 +478,8 @@ class _AmendmentChannel(ConfirmChannel):
         self._read = self._tag = 0
         #: Those of which all has been read, and each new record comes.
         self.streams: list[str] = []
-        #: The streams that its consumers read, by their tags.
-        self._reading: dict[str, str] = {}
+        #: The streams that its consumers read, whose tags they are.
+        self._reading: list[str] = []
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -586,14 +586,14 @@ class _AmendmentChannel(ConfirmChannel):
 
         :param cancelled: called where the broker ends the reading.
         """
-        self._reading = {}
+        self._reading = []
         try:
             self.basic_qos(0, _PREFETCH, a_global=False)
             for stream in streams:
-                tag = self.basic_consume(
-                    stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
+                self.basic_consume(
+                    stream, stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
                 )
-                self._reading[tag] = stream
+                self._reading.append(stream)
         except RecoverableConnectionError:
             # Closed while it waited, which it does not say.
             if self.refusal is not None:
@@ -632,11 +632,11 @@ class _AmendmentChannel(ConfirmChannel):
 
     def goes_on_without(self, tag: str) -> bool:
         """Take note that the broker ended one consumer; return whether what others read counts."""
-        self._reading.pop(tag, None)
+        self._reading = [each for each in self._reading if each != tag]
         if not self.streams:
             # In the middle of catching up: the marker does not come any more.
             return False
-        self.streams = list(self._reading.values())
+        self.streams = list(self._reading)
         return True
 
     @property
@@ -656,12 +656,17 @@ class _AmendmentChannel(ConfirmChannel):
         RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
         """
         self._check()
-        self.streams = list(self._reading.values())
+        self.streams = list(self._reading)
         if self._read:
             self.basic_ack(self._tag, multiple=True)
 
     def _take(
-        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
+        self,
+        consumer_tag: str,
+        tag: int,
+        exchange: bytes,
+        body: Any,
+        headers: Callable[[], Mapping[str, Any]],
     ) -> None:
         # What rode the ladder comes from there. By its first death it entered where it says.
         if exchange == self._exchange or (
@@ -669,7 +674,8 @@ class _AmendmentChannel(ConfirmChannel):
         ):
             record = from_line(body)
             if record is not None:
-                self.memory.learn(record, time.time_ns() // 1_000_000)
+                of_keys = consumer_tag.endswith(KEYS)
+                self.memory.learn(record, time.time_ns() // 1_000_000, of_keys=of_keys)
         elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
             self.markers += 1
         self._read += 1
