@@ -131,7 +131,8 @@ class Memory:
             verdict = self._judge_generation(key, generation, now)
         else:
             # What has a key and no generation was published by somebody who knows of neither.
-            verdict = self._judge_first(amended) if amended and KEY not in headers else None
+            by_id = amended and not amended.of_keys and KEY not in headers
+            verdict = self._judge_first(amended) if amended and by_id else None
         if verdict is not None:
             return verdict
         if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):

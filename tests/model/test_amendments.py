@@ -260,6 +260,32 @@ def test_a_memory_takes_over_what_its_stream_has_lost():
     assert reason(memory, message("b", **{REPLACES: "b", GENERATION: again.generation})) is None
 
 
+def test_what_was_valid_before_the_stream_was_deleted_is_superseded_by_what_is_in_it_now():
+    old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
+    memory = read(new)
+    memory.inherit(read(old))
+    assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
+    assert reason(memory, keyed("doc", new.generation)) is None
+
+
+@pytest.mark.parametrize("ids_first", [True, False])
+def test_a_key_is_cancelled_in_the_order_of_its_own_stream(ids_first):
+    cancel = Cancel(("a", "b", "id"), NOW + 1)
+    a, b, c = (superseding(name, number, NOW, NOW + 5) for number, name in enumerate("abc"))
+    again = superseding("b", 3, NOW + 2, NOW + 6)
+    ids: list[tuple[Record, bool]] = [(cancel, False)]
+    keys: list[tuple[Record, bool]] = [(each, True) for each in (a, b, c, cancel, again)]
+    memory = Memory(31 * DAY)
+    for record, of_keys in ids + keys if ids_first else keys + ids:
+        memory.learn(record, NOW, of_keys=of_keys)
+    assert reason(memory, keyed("a", a.generation)) == CANCELLED
+    assert reason(memory, keyed("b", again.generation)) is None
+    assert reason(memory, message("id")) == CANCELLED
+    # What has a key's name for its id is cancelled with it, and not superseded.
+    assert reason(memory, message("a")) == CANCELLED
+    assert reason(memory, message("c")) is None
+
+
 # -- any order ---------------------------------------------------------------------------------
 
 
