@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 FIGURES = Path(__file__).parents[1] / "explanation" / "faults.json"
+AMENDED = (
+    *("What breaks", "RabbitMQ", "Confirmed", "Amended", "Ran yet", "Dropped wrongly"),
+    *("Lost", "Twice"),
+)
 HEAD = ("Scenario", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
 
 
@@ -44,6 +48,13 @@ def bad_destination_table() -> str:
     return _table(head, body)
 
 
+def amended_table() -> str:
+    """Write what became of messages that were amended."""
+    names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
+    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] == "amended"]
+    return _table(AMENDED, [[row["case"], *(str(row[name]) for name in names)] for row in rows])
+
+
 def _row(row: dict[str, Any]) -> list[str]:
     late = " / ".join(f"{each:.1f}" for each in row["late"])
     counts = [str(row[name]) for name in ("confirmed", "lost", "early", "duplicates")]
@@ -62,13 +73,15 @@ class FaultsTable(SphinxDirective):
 
     required_arguments = 1
     final_argument_whitespace = True
-    option_spec: ClassVar = {"cost": directives.flag}
+    option_spec: ClassVar = {"cost": directives.flag, "amended": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """Return the table in place of the directive."""
         self.env.note_dependency(str(FIGURES))
         if "cost" in self.options:
             return self.parse_text_to_nodes(bad_destination_table())
+        if "amended" in self.options:
+            return self.parse_text_to_nodes(amended_table())
         names = {name.strip() for name in self.arguments[0].split(",")}
         return self.parse_text_to_nodes(faults_table(names))
 
