@@ -20,7 +20,7 @@ from .api import api
 from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
 from .conformance import conformance
-from .faults import bad_destinations, faults
+from .faults import amended, bad_destinations, faults
 from .ladder import in_short, ten_seconds
 from .pages import Maker, fill
 from .pipeline import pipeline_table
@@ -35,6 +35,7 @@ MAKERS: dict[str, Maker] = {
     "cli-help": cli_help,
     "conformance": conformance,
     "faults": faults,
+    "faults-amended": amended,
     "ladders": ladders,
     "pipeline-table": pipeline_table,
     "settings": settings,

@@ -14,6 +14,11 @@ from .markdown import table
 FIGURES = Path(__file__).parents[1] / "explanation" / "faults.json"
 HEAD = ("Scenario", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
 
+AMENDED = (
+    *("What breaks", "RabbitMQ", "Confirmed", "Amended", "Ran yet", "Dropped wrongly"),
+    *("Lost", "Twice"),
+)
+
 
 def faults(scenarios: list[str], _: str) -> str:
     """Write a row for each run of the scenarios that the arguments name.
@@ -41,6 +46,13 @@ def bad_destinations(_: list[str], __: str) -> str:
     return table(
         head, [[case, *(cells.get(each, "") for each in brokers)] for case, cells in found.items()]
     )
+
+
+def amended(_: list[str], __: str) -> str:
+    """Write what became of messages that were amended."""
+    names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
+    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] == "amended"]
+    return table(AMENDED, [[row["case"], *(str(row[name]) for name in names)] for row in rows])
 
 
 def _row(row: dict[str, Any]) -> list[str]:

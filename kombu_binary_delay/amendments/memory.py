@@ -108,7 +108,7 @@ class Memory:
         return ids + len(self._stamped) + len(self._keyed)
 
     def learn(self, record: Record, now: int) -> None:
-        """Take note of the next record of the stream.
+        """Take note of the next record of a stream.
 
         :param now: milliseconds since the epoch.
         """
@@ -229,11 +229,19 @@ class Memory:
                 self._cancelled.setdefault(name, until)
         for name, amended in before._amended.items():
             if name not in self._cancelled:
-                self._amended.setdefault(name, amended)
-        self._keyed = {**before._keyed, **self._keyed}
+                self._take_over(self._amended, name, amended)
+        for name, amended in before._keyed.items():
+            self._take_over(self._keyed, name, amended)
         self._stamped = {**before._stamped, **self._stamped}
         self._superseded = {**before._superseded, **self._superseded}
         self._kept = {**before._kept, **self._kept}
+
+    def _take_over(self, known: dict[str, _Amended], name: str, amended: _Amended) -> None:
+        valid = known.setdefault(name, amended)
+        before = amended.generation
+        if before and valid.generation and valid.generation != before:
+            # What was valid before the stream was deleted is superseded by what is in it now.
+            self._superseded.setdefault(before, amended.due + _ON_ITS_WAY)
 
     def _of(self, name: str, until: int, *, keyed: bool = False) -> _Amended:
         known = self._keyed if keyed else self._amended

@@ -268,6 +268,19 @@ def test_of_twenty_messages_with_one_key_the_last_arrives(consumer, publisher, c
     assert len(dropped) == 19
 
 
+def test_a_key_is_cancelled_until_a_message_has_it_again_for_a_consumer_that_starts_later(
+    connect, consumer, publisher, collect
+):
+    cancel("x", connection=publisher)
+    for key, names in (("a", ["cancelled"]), ("b", ["cancelled too", "anew"])):
+        for name in names:
+            publish(publisher, name, delay=2000, **{KEY: key})
+            if name != "anew":
+                cancel(key, connection=publisher)
+    publish(publisher, "end", delay=2500)
+    assert bodies(collect(connect(), [QUEUE], 2)) == ["anew", "end"]
+
+
 def test_a_message_is_replaced_by_a_later_or_an_earlier_one(consumer, publisher, collect):
     for name, delay in ("sooner", 3000), ("later", 500):
         publish(publisher, name, delay=delay)

@@ -192,7 +192,8 @@ def stream_deleted(env: Environment) -> None:
     What is deleted before anybody has read it is gone. A consumer looks at once a second, while it
     takes delayed messages.
     """
-    env.publisher(["inbox"], 600, 10, (0.2, 0.4), name="busy")
+    count = 150 if env.short else 600
+    env.publisher(["inbox"], count, 10, (0.2, 0.4), name="busy")
     for each in range(1 if env.short else 5):
         for name in (IDS, KEYED):
             time.sleep(2)
