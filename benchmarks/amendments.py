@@ -25,8 +25,8 @@ from benchmarks.publishing import BODY, OURS, STOCK, WAYS, compare
 from benchmarks.rig import Row, Scale, disk, in_turns, let_rest, percentiles, resident, summary
 from kombu_binary_delay import Settings, cancel
 from kombu_binary_delay.amendments.memory import Memory
+from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.amendments.record import Cancel, Record, split
-from kombu_binary_delay.amendments.stream import IDS, stream_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

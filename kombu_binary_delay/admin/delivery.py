@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu_binary_delay.amendments.stream import IDS, exchange_name, stream_name
+from kombu_binary_delay.amendments.parts import IDS, exchange_name, stream_name
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.model.address import MARK
 from kombu_binary_delay.model.parts import Binding, Part

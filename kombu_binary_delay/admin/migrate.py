@@ -10,8 +10,8 @@ from typing import Any
 
 import amqp
 
+from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel, from_line
-from kombu_binary_delay.amendments.stream import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination

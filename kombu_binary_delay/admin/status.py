@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.amendments.stream import IDS, KEYS, exchange_name, stream_name
+from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology

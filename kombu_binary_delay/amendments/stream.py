@@ -16,117 +16,57 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import amqp
-from amqp import spec
-from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, NotFound
 from kombu.log import get_logger
 
-from kombu_binary_delay.batching.confirm import ConfirmChannel
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.envelope import HEADER
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
-from . import bulk
+from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, blocked
 from .memory import CANCELLED, Memory, Verdict
-from .record import MAX_BYTES, Cancel, Record, from_line, to_line
+from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
+from .record import MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
 
-#: The routing keys of the exchange, and the last words of the streams' names.
-IDS = "ids"
-KEYS = "keys"
-#: How long the stream of keys keeps records, as RabbitMQ's ``x-max-age`` has it.
-KEYS_MAX_AGE = "1D"
-#: Retention takes whole segments, and leaves one: small ones are forgotten in time. In bytes.
-_SEGMENT = 1_000_000
-#: So many records may be on their way; half of them are acknowledged at once.
-_PREFETCH = 2000
 #: A cancellation of what is due later than this, in milliseconds, rides the ladder, and reaches the
 #: stream so much before. Consumers remember what is due soon, and not what is due in a year.
 FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
-#: How long to wait for the broker's next word, in seconds.
-_PATIENCE = 30.0
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
 _LOOK_EVERY = 1.0
 #: And where that failed for another reason than a permission.
 _LOOK_AGAIN = 30.0
 #: A user who may append no marker reads for so long at most, in seconds.
 _QUIET_AT_LAST = 5.0
-#: Where nothing comes for so long, in seconds, all has been read.
-_QUIET = 0.25
 #: How long a record can take behind the message that it is of, in seconds.
 _AWAITED = 1.0
 
 #: RabbitMQ's words for a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: RabbitMQ's own: the exchange that a message was published to before it first waited.
-ENTERED = "x-first-death-exchange"
-_JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
-_PLAIN: Mapping[str, Any] = {}
-
 #: For how long nothing is asked of a broker that blocked publishers, in seconds.
 _BLOCKED = 300.0
 #: A node that has just started takes so long, in seconds, until all streams are where they were.
 _RECOVERY = 5.0
 
 _warned: set[str] = set()
-#: When a broker last blocked a connection of this process for a marker, by its address.
-_blocked: dict[str, float] = {}
 #: The virtual hosts, and the exchanges in them, whose streams this process has read.
 _known: set[tuple[str, str]] = set()
-
-
-class _BlockedError(Exception):
-    """Nothing is published, since that would stop the consumer."""
 
 
 class _Written(NamedTuple):
     line: str
     key: str
-    properties: Mapping[str, Any] = _PLAIN
-
-
-def exchange_name(namespace: str) -> str:
-    """Name the exchange that amendments are written to."""
-    return f"{namespace}.{VERSION}.amendments"
-
-
-def stream_name(namespace: str, key: str) -> str:
-    """Name the stream of ids or of keys."""
-    return f"{exchange_name(namespace)}.{key}"
-
-
-def amendments_part(settings: Settings) -> Part:
-    """Compute what amendments need on the broker: an exchange and two streams."""
-    exchange = exchange_name(settings.namespace)
-    ages = {IDS: settings.amendments_max_age, KEYS: KEYS_MAX_AGE}
-    return Part(
-        (Exchange(exchange),),
-        tuple(
-            Queue(
-                stream_name(settings.namespace, key),
-                (
-                    ("x-queue-type", "stream"),
-                    ("x-max-age", age),
-                    ("x-stream-max-segment-size-bytes", _SEGMENT),
-                ),
-            )
-            for key, age in ages.items()
-        ),
-        tuple(Binding(exchange, stream_name(settings.namespace, key), key) for key in ages),
-    )
+    properties: Mapping[str, Any] = PLAIN
 
 
 def _bounded_line(record: Record) -> str:
@@ -165,7 +105,7 @@ class Amendments:
         #: How long the stream of ids keeps records, in milliseconds.
         self.max_age = milliseconds(settings.amendments_max_age)
         self.memory = Memory(self.max_age)
-        self._channel: _AmendmentChannel | None = None
+        self._channel: AmendmentChannel | None = None
         self._can_read = self.is_possible
         self._can_write = False
         self._looked = float("-inf")
@@ -321,11 +261,11 @@ class Amendments:
         command = Ensure(
             amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
         )
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while (yield command) is Answer.LOCKED:
             if time.monotonic() > end:
                 raise AmendmentError(
-                    f"{self._exchange!r} is being declared elsewhere for {_PATIENCE:g} s"
+                    f"{self._exchange!r} is being declared elsewhere for {PATIENCE:g} s"
                 )
             time.sleep(0.02)
 
@@ -447,7 +387,7 @@ class Amendments:
                 markers = len(streams)
                 if not streams:
                     return
-            except (AccessRefused, _BlockedError) as exc:
+            except (AccessRefused, BlockedError) as exc:
                 # Who may not append a marker reads until no more comes.
                 streams, markers = self._streams, 0
                 self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else _BLOCKED
@@ -498,10 +438,10 @@ class Amendments:
 
         None, where all that exist are being read already.
 
-        :raises _BlockedError: where the broker has just blocked who published.
+        :raises BlockedError: where the broker has just blocked who published.
         """
-        if time.monotonic() - _blocked.get(self._connection.host, float("-inf")) < _BLOCKED:
-            raise _BlockedError
+        if time.monotonic() - blocked.get(self._connection.host, float("-inf")) < _BLOCKED:
+            raise BlockedError
         channel = self._open()
         read = channel.streams
         missing = [each for each in self._streams if each not in read]
@@ -536,9 +476,9 @@ class Amendments:
 
     # -- the channel ---------------------------------------------------------------------------
 
-    def _open(self) -> _AmendmentChannel:
+    def _open(self) -> AmendmentChannel:
         if self._channel is None or not self._channel.is_open:
-            channel = _AmendmentChannel(self._connection, auto_decode=False)
+            channel = AmendmentChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()
             self._channel = channel
@@ -549,236 +489,3 @@ class Amendments:
         if reason not in _warned:
             _warned.add(reason)
             logger.warning("amendments are not read, so that what was cancelled runs: %s", reason)
-
-
-class _AmendmentChannel(ConfirmChannel):
-    """A channel on which records are published and read."""
-
-    runs_no_user_code = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sent = 0
-        #: Their numbers, ascending.
-        self._unconfirmed: dict[int, None] = {}
-        #: The routing keys and bodies of what found no queue.
-        self._returned: set[tuple[str, str]] = set()
-        self._nacked = 0
-        self.on_ack = self._confirmed
-        self.events["basic_nack"].add(self._on_nack)
-        self.events["basic_return"].add(self._on_return)
-        #: How many of the streams have shown our marker.
-        self.markers = 0
-        self.memory = Memory(0)
-        self._exchange = b""
-        self._marker = b""
-        self._read = self._tag = 0
-        #: Those of which all has been read, and each new record comes.
-        self.streams: list[str] = []
-        #: The streams that its consumers read, by their tags.
-        self._reading: dict[str, str] = {}
-
-    # -- publishing ----------------------------------------------------------------------------
-
-    def send(
-        self, line: str, exchange: str, routing_key: str, properties: Mapping[str, Any] = _PLAIN
-    ) -> None:
-        """Publish a line without waiting."""
-        message = amqp.Message(line, **_JSON, **properties)
-        self.send_message(message, exchange, routing_key, mandatory=True)
-
-    def send_message(
-        self, message: Any, exchange: str, routing_key: str, *, mandatory: bool
-    ) -> None:
-        """Publish a message without waiting."""
-        if self.refusal is not None:
-            raise self.refusal
-        # Not by basic_publish, which reads from the broker first: that may close the channel.
-        arguments = (0, exchange, routing_key, mandatory, False)
-        self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
-        self._sent += 1
-        self._unconfirmed[self._sent] = None
-
-    def wait_for_confirms(self, *, or_blocked: bool = False) -> set[tuple[str, str]]:
-        """Wait until all is confirmed; return the keys and lines of what found no queue.
-
-        :param or_blocked: whether to end the connection where the broker blocks publishers.
-        :raises AmendmentError: where the broker refuses one, or does not answer.
-        """
-        while self._unconfirmed:
-            self.wait_for_next()
-            if or_blocked and self.connection.is_blocked:
-                # A blocked connection does not even acknowledge. So a marker would stop a consumer
-                # until the alarm ends, which may not end before something is consumed.
-                _blocked[self.connection.host] = time.monotonic()
-                self.connection.collect()
-                raise RecoverableConnectionError(
-                    "the broker, short of memory or disk, blocks connections that publish; "
-                    "connect again, to consume without a publish"
-                )
-        returned, self._returned = self._returned, set()
-        nacked, self._nacked = self._nacked, 0
-        if nacked:
-            raise AmendmentError(f"RabbitMQ refused {nacked} messages")
-        return returned
-
-    def wait_for_next(self, patience: float = _PATIENCE) -> None:
-        """Handle the next frame of the connection.
-
-        :param patience: in seconds.
-        :raises AmendmentError: where none comes.
-        """
-        try:
-            if self.connection is not None:
-                self.connection.drain_events(timeout=patience)
-        except TimeoutError as exc:
-            self._unconfirmed.clear()
-            raise AmendmentError(f"RabbitMQ did not answer within {patience:g} s") from exc
-        if self.refusal is not None:
-            raise self.refusal
-        if self.connection is None:
-            raise RecoverableConnectionError("the channel is closed")
-
-    def is_busy(self) -> bool:
-        """Handle the next frame; return whether one came soon."""
-        try:
-            self.wait_for_next(_QUIET)
-        except AmendmentError:
-            return False
-        return True
-
-    def leave(self) -> None:
-        """Close the channel without waiting."""
-        with suppress(OSError, amqp.AMQPError):
-            self.is_closing = True
-            self.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
-
-    def _confirmed(self, number: int, multiple: bool) -> int:  # noqa: FBT001 - amqp's own
-        """Take note of an answer; return how many messages it is for."""
-        unconfirmed = self._unconfirmed
-        answered = [number] if number in unconfirmed else []
-        if multiple:
-            answered = list(takewhile(lambda each: each <= number, unconfirmed))
-        for each in answered:
-            del unconfirmed[each]
-        return len(answered)
-
-    def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own
-        self._nacked += self._confirmed(number, multiple)
-
-    def _on_return(self, _: Any, __: str, routing_key: str, message: Any) -> None:
-        body = message.body
-        self._returned.add((routing_key, body if isinstance(body, str) else bytes(body).decode()))
-
-    # -- reading -------------------------------------------------------------------------------
-
-    def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
-        """Learn what is delivered from now on."""
-        self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
-        self.markers = self._read = 0
-        self.streams = []
-
-    def expect(self, marker: bytes) -> None:
-        """Wait for another marker, beside what is read."""
-        self._marker, self.markers = marker, 0
-
-    def read(self, streams: list[str], cancelled: Callable[[str], object]) -> None:
-        """Begin to read streams from their first records.
-
-        :param cancelled: called where the broker ends the reading.
-        """
-        self._reading = {}
-        try:
-            self.basic_qos(0, _PREFETCH, a_global=False)
-            for stream in streams:
-                tag = self.basic_consume(
-                    stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
-                )
-                self._reading[tag] = stream
-        except RecoverableConnectionError:
-            # Closed while it waited, which it does not say.
-            if self.refusal is not None:
-                raise self.refusal from None
-            raise
-
-    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
-        """Take a record by the shortest way: there may be a hundred thousand."""
-        if method_sig != spec.Basic.Deliver:
-            return super().dispatch_method(method_sig, payload, content)
-        self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
-        return None
-
-    def read_until(self, markers: int) -> None:
-        """Read until so many markers have come.
-
-        :raises AmendmentError: where nothing comes any more.
-        """
-        if self.markers >= markers:
-            # There may be nothing to read.
-            return
-        connection = self.connection
-        if not bulk.is_possible(connection):
-            while self.markers < markers and not self.has_left:
-                self.wait_for_next()
-            self._check()
-            return
-        try:
-            with connection.transport.having_timeout(_PATIENCE):
-                bulk.read(
-                    connection,
-                    self.channel_id,
-                    self._take,
-                    lambda: self.markers >= markers or self.has_left,
-                )
-        except TimeoutError as exc:
-            raise AmendmentError(f"RabbitMQ did not answer within {_PATIENCE:g} s") from exc
-        self._check()
-
-    def goes_on_without(self, tag: str) -> bool:
-        """Take note that the broker ended one consumer; return whether what others read counts."""
-        self._reading.pop(tag, None)
-        if not self.streams:
-            # In the middle of catching up: the marker does not come any more.
-            return False
-        self.streams = list(self._reading.values())
-        return True
-
-    @property
-    def has_left(self) -> bool:
-        """Whether nothing more comes: it was closed, by the broker or by us."""
-        return self.is_closing or not self.is_open
-
-    def _check(self) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        if self.has_left:
-            raise AmendmentError("RabbitMQ ended the reading of the amendments")
-
-    def has_caught_up(self) -> None:
-        """Acknowledge what was read, and from now on each record at once.
-
-        RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
-        """
-        self._check()
-        self.streams = list(self._reading.values())
-        if self._read:
-            self.basic_ack(self._tag, multiple=True)
-
-    def _take(
-        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        # What rode the ladder comes from there. By its first death it entered where it says.
-        if exchange == self._exchange or (
-            exchange and headers().get(ENTERED) == self._exchange.decode()
-        ):
-            record = from_line(body)
-            if record is not None:
-                self.memory.learn(record, time.time_ns() // 1_000_000)
-        elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
-            self.markers += 1
-        self._read += 1
-        self._tag = tag
-        # On a channel that is being closed, RabbitMQ would take an ack as a reason to end the
-        # connection.
-        if (self.streams or self._read % (_PREFETCH // 2) == 0) and not self.is_closing:
-            self.basic_ack(tag, multiple=True)

@@ -14,7 +14,7 @@ from kombu.utils.url import parse_url
 
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.probe import Probe
-from kombu_binary_delay.amendments.stream import amendments_part
+from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS

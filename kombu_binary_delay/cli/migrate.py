@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
-from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .command import FOUND, OK, Printer, dry_run, subcommand

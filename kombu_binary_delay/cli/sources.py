@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
-from kombu_binary_delay.amendments.stream import IDS, stream_name
+from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .connect import Target

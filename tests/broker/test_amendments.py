@@ -15,7 +15,7 @@ from kombu import Exchange, Producer, Queue
 from kombu.mixins import ConsumerMixin
 
 from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
-from kombu_binary_delay.amendments import door, stream
+from kombu_binary_delay.amendments import channel, door, parts
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 
 QUEUE = Queue("mail")
@@ -140,7 +140,7 @@ def test_who_may_write_to_the_ladder_alone_cannot_cancel(
     cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=forgetful)
     publish(publisher, "kept", delay=1500)
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
-    name = stream.stream_name("kbd", stream.IDS)
+    name = parts.stream_name("kbd", parts.IDS)
     append(publisher, forged, "", name)
     append(publisher, forged, topology.level_name(0), f"01.@.{name}")
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
@@ -247,7 +247,7 @@ def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
     connect, publisher, consumer, collect
 ):
-    names = [f"id-{each}" for each in range(3 * stream._PREFETCH)]  # noqa: SLF001
+    names = [f"id-{each}" for each in range(3 * channel.PREFETCH)]
     now = time.time_ns() // 1_000_000
     publisher.connect()
     amendments = publisher.connection.delay_mechanism.amendments

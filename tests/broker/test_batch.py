@@ -555,8 +555,8 @@ def test_a_callback_may_flush_the_batch_that_waits(connect, channel, outcomes):
     connection.Consumer([Queue("q")], callbacks=[forward], no_ack=True).consume()
     for number in range(20):
         send(batch, str(number))
+    batch.flush()
     while len(outcomes) < 40:
-        batch.flush()
         connection.drain_events(timeout=5)
     batch.close()
     assert set(states(outcomes).values()) == {"confirmed"}

@@ -22,6 +22,7 @@ from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError
 from kombu_binary_delay.admin import Management, status
 from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
+from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
 
@@ -425,7 +426,7 @@ def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_
     amended(vhost)
     administrator = connect()
     Queue("mail")(administrator.default_channel).declare()
-    declare(administrator, Topology(), stream.amendments_part(Settings()))
+    declare(administrator, Topology(), amendments_part(Settings()))
     # A stream that has just been declared may not have started.
     time.sleep(1)
     less = replace(together(CONSUMER_NEVER, READER), write=())

@@ -19,8 +19,8 @@ from dev.faults.environment import Case, Environment
 from dev.faults.ledger import CANCELLED, CANCELLING, CONFIRMED, DELIVERED, Book
 from dev.faults.programs import TRANSPORT
 from kombu_binary_delay import Settings
+from kombu_binary_delay.amendments.parts import amendments_part, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel
-from kombu_binary_delay.amendments.stream import amendments_part, exchange_name, stream_name
 from kombu_binary_delay.executor import declare
 from kombu_binary_delay.mechanism import mechanism_of
 
