@@ -19,6 +19,8 @@ _ATTEMPTS = 60
 #: How many round trips are measured before the fastest counts as what a far broker always takes. A
 #: single one may be slow by chance, and would then excuse a leader that did not answer.
 _ROUND_TRIPS = 10
+#: So much longer than that, in seconds, an answer of a far broker may take.
+_ALIKE = 0.1
 
 
 class Probe:
@@ -88,6 +90,7 @@ class Probe:
         :returns: None where the queue does not exist, or is exclusive to another connection.
         :raises OperationError: where it stays too busy to answer.
         """
+        soonest = float("inf")
         for _ in range(_ATTEMPTS):
             asked = time.monotonic()
             try:
@@ -97,9 +100,10 @@ class Probe:
             took = time.monotonic() - asked
             if count or took < _NO_ANSWER:
                 return int(count)
-            # Or is it the broker that is far away?
+            # Or is it the broker that is far away? Then the fastest of both are alike.
+            soonest = min(soonest, took)
             self._measure_a_round_trip()
-            if self._measured >= _ROUND_TRIPS and took - self._fastest < _NO_ANSWER:
+            if self._measured >= _ROUND_TRIPS and soonest - self._fastest < _ALIKE:
                 return 0
         raise OperationError(
             f"the queue {queue!r} did not say how many messages it holds, in {_ATTEMPTS} attempts; "

@@ -193,7 +193,9 @@ def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_syst
 
 @pytest.mark.usefixtures("_streams")
 def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(broker, new_system):
-    system: LocalSystem = new_system(url="amqp://guest:guest@127.0.0.1:1//;amqp://{broker}")
+    # Kombu shares pools by the first URL: that of another test may be closed by now.
+    nobody = f"amqp://guest:guest@127.0.0.1:1/{uuid.uuid4().hex}"
+    system: LocalSystem = new_system(url=f"{nobody};amqp://{{broker}}")
     worker = system.worker("--pool=solo")
     results = [system.send("note", countdown=2 * WAIT) for _ in range(3)]
     results[0].revoke()
