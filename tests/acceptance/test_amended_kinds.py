@@ -25,24 +25,24 @@ def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, 
     system: LocalSystem = new_system(shape)
     worker = system.worker("--pool=threads")
     options = {"priority": 3} if shape == "priority" else {}
-    revoked, cancelled, other = (system.send("note", countdown=2, **options) for _ in range(3))
-    postponed = system.send("retry", 1, 0.5, countdown=2, **options)
+    revoked, cancelled, other = (system.send("note", countdown=8, **options) for _ in range(3))
+    postponed = system.send("retry", 1, 0.5, countdown=8, **options)
     keyed = [
-        system.send("note", number, countdown=2, headers={"x-delay-key": "k"}, **options)
+        system.send("note", number, countdown=8, headers={"x-delay-key": "k"}, **options)
         for number in range(3)
     ]
-    retried = system.send("retry", 2, 0.5, countdown=2, headers={"x-delay-key": "r"}, **options)
+    retried = system.send("retry", 2, 0.5, countdown=8, headers={"x-delay-key": "r"}, **options)
     # when
     start = time.time()
     revoked.revoke()
     cancel(cancelled)
-    reschedule(postponed, countdown=4)
+    reschedule(postponed, countdown=14)
     # then
     system.journal.wait_for(other.id, keyed[2].id)
     system.journal.wait_for(retried.id, times=3)
     assert_revoked(system, [revoked, cancelled, *keyed[:2]], worker.log)
     runs = system.journal.wait_for(postponed.id, times=2)
-    assert runs[0].at >= start + 4
+    assert runs[0].at >= start + 14
     assert [run.retries for run in runs] == [0, 1]
     if shape == "priority":
         assert {run.priority for run in runs} == {3}
@@ -84,8 +84,8 @@ def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_sy
 def test_what_expires_before_its_new_time_does_not_run(new_system):
     system: LocalSystem = new_system()
     system.worker("--pool=solo")
-    expired, kept = (system.send("note", countdown=2, expires=each) for each in (3, 60))
-    reschedule([expired, kept], countdown=4)
+    expired, kept = (system.send("note", countdown=8, expires=each) for each in (9, 60))
+    reschedule([expired, kept], countdown=14)
     system.journal.wait_for(kept.id)
     assert not system.journal.ran(expired.id)
 

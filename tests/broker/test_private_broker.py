@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,11 @@ def wait_until(true: Callable[[], bool]) -> None:
 def listeners(pid: int) -> set[tuple[str, int]]:
     """Addresses and ports a process listens on, as the kernel has them."""
     found = set()
-    links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        # One may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            links.append(str(link.readlink()))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
