@@ -285,7 +285,9 @@ def _watch(url: str, count: int, end: End) -> None:
 
     def noted(memory: Memory, record: Record, now: int) -> None:
         learn(memory, record, now)
-        known.append(time.time())
+        # Each cancellation has a record for keys as well.
+        if not getattr(record, "keyed", False):
+            known.append(time.time())
 
     with Connection(url, transport=OURS) as connection:
         channel = connection.channel()
