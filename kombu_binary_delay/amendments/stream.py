@@ -400,8 +400,7 @@ class Amendments:
                 if markers:
                     raise
                 return
-            if markers:
-                channel.read_until(markers)
+            channel.read_until(markers)
             # Where records never cease, the rest is read as it comes.
             quiet = time.monotonic() + _QUIET_AT_LAST
             while not markers and time.monotonic() < quiet and channel.is_busy():

@@ -28,6 +28,14 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 _Type: Any = click.ParamType
 
 
+def _duration(value: str) -> float | None:
+    """Read a delay such as ``1h30m``, in milliseconds; None for what is not one."""
+    parts = _PART.findall(value)
+    if not parts or _PART.sub("", value).strip():
+        return None
+    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
 class Moment(_Type):
     """A time: as long from now as a delay says, or an absolute one; in ms since the epoch."""
 
@@ -37,9 +45,8 @@ class Moment(_Type):
         """Read a time in milliseconds since the epoch."""
         if not isinstance(value, str):
             return int(value)
-        parts = _PART.findall(value)
-        if parts and not _PART.sub("", value).strip():
-            ahead = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        ahead = _duration(value)
+        if ahead is not None:
             return int(time.time() * 1000 + ahead)
         return int(_time(self, value, param, ctx) * 1000)
 
@@ -53,9 +60,9 @@ class Delay(_Type):
         """Read a delay in milliseconds."""
         if not isinstance(value, str):
             return float(value)
-        parts = _PART.findall(value)
-        if parts and not _PART.sub("", value).strip():
-            return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+        ahead = _duration(value)
+        if ahead is not None:
+            return ahead
         left = _time(self, value, param, ctx) - time.time()
         if left < 0:
             self.fail(f"{value!r} is in the past", param, ctx)
