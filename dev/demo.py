@@ -62,30 +62,31 @@ class Demo:
         say = self.display.say
         self.accounts.far = self._publish(FAR)
         topology = self._topology()
-        say(f"{len(FAR)} tasks due in hours and days; {topology.queue_type} queues are the ladder")
+        kind = topology.queue_type
+        say(f"{len(FAR)} tasks sent, due in hours and days; they wait in {kind} queues")
         worker = self._worker()
         memory = worker.memory()
-        say(f"a worker runs, process {worker.pid}")
+        say(f"a Celery worker runs, process {worker.pid}")
 
         with Watch(self.display, self.vhost, topology, self.look):
             begin = time.time()
             near = self._publish(NEAR)
-            say(f"{len(NEAR)} tasks with a countdown of 0.3 to 20 s")
+            say(f"{len(NEAR)} tasks sent, with a countdown of 0.3 to 20 s")
             held = self._held_by(worker)
             memory = worker.memory() - memory
             time.sleep(max(0, begin + HALF_WAY - time.time()))
 
             killed = time.time()
             worker.kill()
-            say("half-way: the worker is killed (SIGKILL), the broker restarts")
+            say("half-way: the worker is killed (SIGKILL), RabbitMQ restarts")
             self.broker.restart()
-            say("the broker is back")
+            say("RabbitMQ is back")
             worker = self._worker()
             outage = time.time() - killed
             say(f"a new worker runs, process {worker.pid}")
 
             after = self._publish(AFTER)
-            say(f"{len(AFTER)} more tasks, with a countdown of 0.3 to 5 s")
+            say(f"{len(AFTER)} more tasks sent, with a countdown of 0.3 to 5 s")
             deadline = time.time() + max(AFTER) + PATIENCE
             while self.look().missing and time.time() < deadline:
                 time.sleep(0.1)
@@ -95,9 +96,9 @@ class Demo:
         return self._report(
             topology,
             {
-                f"due before the outage ({len(before)})": before,
-                f"waiting in the outage of {outage:.0f} s ({len(near - before)})": near - before,
-                f"published after it ({len(after)})": after,
+                f"{len(before)} due before the outage": before,
+                f"{len(near - before)} that waited through its {outage:.0f} s": near - before,
+                f"{len(after)} sent after it": after,
             },
             f"{held} tasks, {memory / 1e6:+.1f} MB",
         )
@@ -143,20 +144,19 @@ class Demo:
         overdue = self._overdue() if accounts.missing else 0
         lost = accounts.missing - overdue + max(0, len(accounts.far) - waiting)
         rows = [
-            ("sent", f"{len(accounts.due)} ({len(FAR)} of them due in hours and days)"),
-            ("arrived", len(accounts.arrivals)),
+            ("tasks sent", f"{len(accounts.due)}, {len(FAR)} of them due in hours and days"),
+            ("have run", len(accounts.arrivals)),
             ("lost", lost),
-            ("overdue, but in the broker", overdue),
-            ("duplicated", accounts.duplicated),
             ("early", accounts.early),
-            ("late, p50 / p99 / max", accounts.lateness()),
+            *([("overdue, but in the broker", overdue)] if overdue else []),
+            ("run more than once", accounts.duplicated),
+            ("late (p50 / p99 / max)", accounts.lateness()),
             *((f"  {name}", accounts.lateness(tasks)) for name, tasks in groups.items()),
-            ("held for delayed tasks by the worker", held),
+            ("waiting in the worker's memory", held),
             ("still waiting in the broker", waiting),
         ]
         good = not (lost or overdue or accounts.early)
-        verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
-        self.display.report(f"RabbitMQ {self.broker.version}", rows, verdict)
+        self.display.report(rows, good=good)
         return good
 
 
@@ -167,6 +167,7 @@ class Watch(AbstractContextManager["Watch"]):
         self, display: Display, vhost: VHost, topology: Topology, look: Callable[[], Accounts]
     ) -> None:
         self._display, self._vhost, self._topology, self._look = display, vhost, topology, look
+        self._seen: dict[str, int] = {}  # queue -> messages
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -174,32 +175,37 @@ class Watch(AbstractContextManager["Watch"]):
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
-        self._display.close()
 
     def _run(self) -> None:
         while not self._end.wait(0.5):
             accounts = self._look()
+            is_away = self._is_away()
+            levels = [
+                {queue.wait or 0: self._seen.get(queue.name, 0) for queue in level.queues}
+                for level in self._topology.levels
+            ]
             self._display.show(
                 Picture(
-                    self._ladder(),
+                    sorted(levels, key=min),
+                    is_away,
                     len(accounts.arrivals),
                     len(accounts.due) - len(accounts.far),
                     accounts.lateness(),
                 )
             )
 
-    def _ladder(self) -> dict[int, int] | None:
-        queues = level_queues(self._topology)
+    def _is_away(self) -> bool:
+        """Look at the broker, where it is there."""
         try:
-            waiting = self._vhost.waiting(*queues)
+            self._seen = self._vhost.waiting(*level_queues(self._topology))
         except (OSError, amqp.AMQPError):
-            return None
-        return {queues[name]: count for name, count in waiting.items()}
+            return True
+        return False
 
 
-def level_queues(topology: Topology) -> dict[str, int]:
-    """Return how long a digit in each level's queue waits, in milliseconds."""
-    return {queue.name: queue.wait or 0 for level in topology.levels for queue in level.queues}
+def level_queues(topology: Topology) -> list[str]:
+    """Return the names of all queues of the levels."""
+    return [queue.name for level in topology.levels for queue in level.queues]
 
 
 def main() -> int:
@@ -212,7 +218,9 @@ def main() -> int:
         processes = stack.enter_context(Processes("demo"))
         display.say("a private RabbitMQ starts, on 127.0.0.1")
         broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON))
-        display.say(f"RabbitMQ {broker.version} answers; its dead-letter confirm timeout is 5 s")
+        display.say(
+            f"RabbitMQ {broker.version} runs; it retries unconfirmed dead letters after 5 s"
+        )
         good = Demo(processes, broker, display).run()
     return 0 if good else 1
 

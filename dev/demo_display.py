@@ -12,20 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dev.demo_count import Spread
 
-COLUMNS = 3  # of levels beside each other: a whole ladder fits into 24 lines
-BAR = 12  # characters
-NEAR = 16_000  # ms: levels above share one number where there is only a line
+BAR = 11  # characters, of which a terminal of 80 columns has room for three beside their numbers
+RUN_BAR = 62  # as wide as those three with their numbers
+NEAR = 60_000  # ms: the levels above have one line together
 
 
 @dataclass(frozen=True)
 class Picture:
     """One moment of the demo."""
 
-    ladder: dict[int, int] | None  # weight in ms -> messages; None while the broker is away
+    levels: Sequence[Mapping[int, int]]  # lowest first; how long each queue waits in ms -> messages
+    is_away: bool  # the broker; then the levels are those that were seen last
     arrived: int
     expected: int
     lateness: Spread
@@ -39,7 +40,13 @@ class Display:
         self._is_live = console.is_terminal and not console.is_dumb_terminal
         # A file has no width: enough for the table, and lines are not wrapped.
         self._console = console if self._is_live else Console(highlight=False, width=100)
-        self._live = Live(console=self._console, auto_refresh=False)
+        self._picture: Picture | None = None
+        # The report takes the place of the picture: a screen of 24 lines has all that was said.
+        self._live = Live(
+            console=self._console, get_renderable=self._draw, auto_refresh=False, transient=True
+        )
+        self._block = "\N{FULL BLOCK}" if console.encoding.startswith("utf") else "#"
+        self._most = 1  # messages that a queue has had, so that bars of two pictures compare
         self._start = time.monotonic()
         self._last_line = 0.0
 
@@ -51,47 +58,66 @@ class Display:
     def show(self, picture: Picture) -> None:
         """Show a moment; where it takes a line each, not more often than every two seconds."""
         if self._is_live:
+            self._picture = picture
             self._live.start()
-            self._live.update(self._draw(picture), refresh=True)
+            self._live.refresh()
         elif self._elapsed - self._last_line >= 2:
             self._last_line = self._elapsed
             self.say(_line(picture))
 
     def close(self) -> None:
-        """Leave the terminal as it was, the last picture in it."""
+        """Leave the terminal as it was."""
         self._live.stop()
 
-    def report(self, title: str, rows: Sequence[tuple[str, object]], verdict: str) -> None:
-        """Print the last table."""
-        table = Table("", title, show_header=True, header_style="bold")
+    def report(self, rows: Sequence[tuple[str, object]], *, good: bool) -> None:
+        """Print the last table, and whether all is well."""
+        self.close()
+        table = Table.grid(padding=(0, 4, 0, 0))
         for name, value in rows:
             table.add_row(name, str(value))
-        self._console.print(table)
-        self._console.print(Text(verdict, style="bold"))
+        verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
+        style = "bold green" if good else "bold red"
+        self._console.print("", table, "", Text(verdict, style=style), sep="\n")
 
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._start
 
-    def _draw(self, picture: Picture) -> Group:
+    def _draw(self) -> Group:
+        picture = self._picture
+        if picture is None:
+            return Group()
         head = Text(f"{self._elapsed:5.1f} s  {_counts(picture)}", style="bold")
-        if picture.ladder is None:
-            return Group(head, Text("the broker is away", style="reverse"))
-        grid = Table.grid(padding=(0, 1))
-        for _ in range(COLUMNS):
-            grid.add_column(justify="right", width=8)
-            grid.add_column(justify="right", width=3)
-            grid.add_column(width=BAR, style="green")
-        levels = sorted(picture.ladder.items())
-        height = -(-len(levels) // COLUMNS)
-        most = max(picture.ladder.values(), default=0) or 1
-        for row in range(height):
+        note = "\nwaiting in RabbitMQ, a line for each level of the ladder:"
+        if picture.is_away:
+            note = "\nRabbitMQ is away; what was last seen waiting in it:"
+        near = [level for level in picture.levels if min(level) <= NEAR]
+        far = picture.levels[len(near) :]
+        self._most = max(self._most, *(count for level in near for count in level.values()))
+
+        ladder = Table.grid(padding=(0, 1))
+        for _ in range(max(map(len, near))):
+            ladder.add_column(justify="right", width=8)
+            ladder.add_column(justify="right", width=3)
+            ladder.add_column(width=BAR, style="dim" if picture.is_away else "green")
+        if far:
+            waiting = sum(sum(level.values()) for level in far)
+            ladder.add_row("longer", _count(waiting), self._bar(waiting, self._most, BAR))
+        for level in reversed(near):
             cells = []
-            for weight, count in levels[row::height]:
-                bar = "#" * -(-count * BAR // most)
-                cells += [human(weight), str(count or "."), bar]
-            grid.add_row(*cells)
-        return Group(head, Text("messages waiting, by the level's weight:", style="dim"), grid)
+            for wait, count in sorted(level.items()):
+                cells += [human(wait), _count(count), self._bar(count, self._most, BAR)]
+            ladder.add_row(*cells)
+        arrived = Table.grid(padding=(0, 1))
+        arrived.add_column(justify="right", width=8)
+        arrived.add_column(justify="right", width=3)
+        arrived.add_column(width=RUN_BAR, style="cyan")
+        bar = self._bar(picture.arrived, picture.expected, RUN_BAR)
+        arrived.add_row("have run", _count(picture.arrived), bar)
+        return Group(head, Text(note, style="dim"), ladder, arrived)
+
+    def _bar(self, count: int, most: int, width: int) -> str:
+        return self._block * -(-count * width // max(most, 1))
 
 
 def human(milliseconds: int) -> str:
@@ -105,14 +131,18 @@ def human(milliseconds: int) -> str:
 
 
 def _counts(picture: Picture) -> str:
-    arrived = f"arrived {picture.arrived} of {picture.expected}"
-    return f"{arrived}, late {picture.lateness} (p50 / p99 / max)" if picture.arrived else arrived
+    arrived = f"{picture.arrived} of {picture.expected} tasks have run"
+    return f"{arrived}, late {picture.lateness} (p50/p99/max)" if picture.arrived else arrived
+
+
+def _count(count: int) -> str:
+    return str(count or ".")
 
 
 def _line(picture: Picture) -> str:
-    if picture.ladder is None:
-        return f"{_counts(picture)}; the broker is away"
-    levels = [(weight, count) for weight, count in sorted(picture.ladder.items()) if count]
-    near = "".join(f" {human(weight)}: {count}," for weight, count in levels if weight <= NEAR)
-    far = sum(count for weight, count in levels if weight > NEAR)
-    return f"{_counts(picture)}; waiting at{near} longer: {far}"
+    if picture.is_away:
+        return f"{_counts(picture)}; RabbitMQ is away"
+    queues = sorted(queue for level in picture.levels for queue in level.items() if queue[1])
+    near = "".join(f" {human(wait)}: {count}," for wait, count in queues if wait <= NEAR)
+    far = sum(count for wait, count in queues if wait > NEAR)
+    return f"{_counts(picture)}; waiting in queues of{near} longer: {far}"
