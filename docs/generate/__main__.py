@@ -17,6 +17,7 @@ from benchmarks import report
 
 from . import sentences
 from .api import api
+from .badges import badges
 from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
 from .conformance import conformance
@@ -24,6 +25,7 @@ from .faults import amended, bad_destinations, faults
 from .ladder import in_short, ten_seconds
 from .pages import Maker, fill
 from .pipeline import pipeline_table
+from .recording import CAST, recording
 from .settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,8 @@ def generated() -> dict[Path, str]:
     texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
+    texts[CAST.with_suffix(".svg")] = recording()
+    texts |= badges()
     return texts
 
 

@@ -20,12 +20,18 @@ AMENDED = (
 )
 
 
+def runs() -> list[dict[str, Any]]:
+    """Return every recorded run."""
+    rows: list[dict[str, Any]] = json.loads(FIGURES.read_text())
+    return rows
+
+
 def faults(scenarios: list[str], _: str) -> str:
     """Write a row for each run of the scenarios that the arguments name.
 
     :raises ValueError: where no run of one of them is recorded.
     """
-    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] in scenarios]
+    rows = [row for row in runs() if row["scenario"] in scenarios]
     missing = set(scenarios) - {row["scenario"] for row in rows}
     if missing:
         raise ValueError(f"no figures of {sorted(missing)} in {FIGURES.name}")
@@ -34,7 +40,7 @@ def faults(scenarios: list[str], _: str) -> str:
 
 def bad_destinations(_: list[str], __: str) -> str:
     """Write what bad destinations cost a good one."""
-    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] == "bad destination"]
+    rows = [row for row in runs() if row["scenario"] == "bad destination"]
     found: dict[str, dict[str, str]] = {}
     for row in rows:
         notes = row["notes"]
@@ -51,7 +57,7 @@ def bad_destinations(_: list[str], __: str) -> str:
 def amended(_: list[str], __: str) -> str:
     """Write what became of messages that were amended."""
     names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
-    rows = [row for row in json.loads(FIGURES.read_text()) if row["scenario"] == "amended"]
+    rows = [row for row in runs() if row["scenario"] == "amended"]
     return table(AMENDED, [[row["case"], *(str(row[name]) for name in names)] for row in rows])
 
 

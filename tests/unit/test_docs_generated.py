@@ -13,7 +13,7 @@ from docs.generate.__main__ import ROOT, pages
 from docs.generate.pages import fill
 from docs.generate.sentences import Sentence, insert
 
-FIGURES = sorted((ROOT / "docs").glob("explanation/**/*.svg"))
+FIGURES = sorted(path for path in (ROOT / "docs").glob("**/*.svg") if "_build" not in path.parts)
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages()]
 #: Those that code hosts highlight as what they are.
 LANGUAGES = {
@@ -97,6 +97,14 @@ def test_a_figure_in_a_sentence_is_written_anew(figure, page):
 def test_a_sentence_that_the_page_no_longer_has_is_an_error():
     with pytest.raises(ValueError, match=r"page\.md has 0 times"):
         insert("It takes longer.", Sentence("page.md", "takes {} times the CPU.", ("7",)))
+
+
+def test_the_recorded_coverage_is_one_that_the_tests_allow():
+    settings = (ROOT / "pyproject.toml").read_text()
+    limit = re.search(r"^fail_under = (\d+)", settings, re.MULTILINE)
+
+    assert limit
+    assert float((ROOT / "docs/badges/coverage.txt").read_text()) >= float(limit[1])
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
