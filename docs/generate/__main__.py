@@ -15,9 +15,8 @@ from pathlib import Path
 
 from benchmarks import report
 
-from . import sentences
+from . import badges, sentences
 from .api import api
-from .badges import badges
 from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
 from .conformance import conformance
@@ -33,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 MAKERS: dict[str, Maker] = {
     "api": api,
     "bad-destinations": bad_destinations,
+    "badges": badges.row,
     "benchmark": benchmark,
     "cli-help": cli_help,
     "conformance": conformance,
@@ -59,7 +59,7 @@ def generated() -> dict[Path, str]:
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
     texts[CAST.with_suffix(".svg")] = recording()
-    texts |= badges()
+    texts |= badges.figures()
     return texts
 
 

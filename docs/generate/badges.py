@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from . import conformance
 
@@ -19,34 +20,58 @@ _WIDE, _NARROW, _MARGIN = 7, 4.5, 8  # px
 _GREY, _BLUE, _GREEN = "#4a5058", "#0a4bff", "#1a7f37"
 
 
-def badges() -> dict[Path, str]:
-    """Return the text of each badge by its file."""
-    runs = conformance.load()
+class Badge(NamedTuple):
+    """What a badge of README says, and where it leads."""
+
+    name: str
+    label: str
+    value: str
+    colour: str
+    link: str
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.svg"
+
+
+def badges() -> list[Badge]:
+    """Return all badges, with what is recorded now."""
     project = (ROOT / "pyproject.toml").read_text()
     (license_name,) = re.findall(r'^license = "(.+)"$', project, re.MULTILINE)
     pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
-    coverage = float((FOLDER / "coverage.txt").read_text())
-    return {
-        FOLDER / f"{name}.svg": _badge(label, value, colour)
-        for name, label, value, colour in (
-            ("python", "Python", _range(pythons), _BLUE),
-            ("rabbitmq", "RabbitMQ", _range([run["rabbitmq"] for run in runs]), _BLUE),
-            ("celery", "Celery", _range([run["celery"] for run in runs]), _BLUE),
-            # Not rounded up.
-            ("coverage", "coverage of the core", f"{int(coverage)} %", _GREEN),
-            ("license", "license", license_name, _GREEN),
-        )
-    }
+    # Not rounded up.
+    coverage = f"{int(float((FOLDER / 'coverage.txt').read_text()))} %"
+    where, checks = "docs/reference/compatibility.md", "CONTRIBUTING.md#checks"
+    return [
+        Badge("python", "Python", between(pythons), _BLUE, "pyproject.toml"),
+        Badge("rabbitmq", "RabbitMQ", between(conformance.tried("rabbitmq")), _BLUE, where),
+        Badge("celery", "Celery", between(conformance.tried("celery")), _BLUE, where),
+        Badge("coverage", "coverage of the core", coverage, _GREEN, checks),
+        Badge("license", "license", license_name, _GREEN, "LICENSE"),
+    ]
 
 
-def _range(versions: list[str]) -> str:
+def figures() -> dict[Path, str]:
+    """Return the text of each badge by its file."""
+    return {badge.path: _draw(badge) for badge in badges()}
+
+
+def row(_: list[str], __: str) -> str:
+    """Write all badges, for README."""
+    return "\n".join(
+        f"[![{each.label} {each.value}]({each.path.relative_to(ROOT).as_posix()})]({each.link})"
+        for each in badges()
+    )
+
+
+def between(versions: list[str]) -> str:
     """Write the first and the last of versions, without their patch levels."""
     minors = sorted(tuple(map(int, each.split(".")[:2])) for each in versions)
-    first, last = (".".join(map(str, each)) for each in (minors[0], minors[-1]))
-    return f"{first} \N{EN DASH} {last}"
+    return " to ".join(".".join(map(str, each)) for each in (minors[0], minors[-1]))
 
 
-def _badge(label: str, value: str, colour: str) -> str:
+def _draw(badge: Badge) -> str:
+    label, value = badge.label, badge.value
     left, right = map(_width, (label, value))
     texts = "\n".join(
         f'<text x="{middle:g}" y="14">{escape(text)}</text>'
@@ -58,7 +83,7 @@ def _badge(label: str, value: str, colour: str) -> str:
 <style>text{{font:11px Verdana,'DejaVu Sans',sans-serif;fill:#fff;text-anchor:middle}}</style>
 <clipPath id="round"><rect width="{left + right}" height="20" rx="4"/></clipPath>
 <g clip-path="url(#round)"><rect width="{left + right}" height="20" fill="{_GREY}"/>
-<rect x="{left}" width="{right}" height="20" fill="{colour}"/></g>
+<rect x="{left}" width="{right}" height="20" fill="{badge.colour}"/></g>
 {texts}
 </svg>
 """

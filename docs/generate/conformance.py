@@ -30,6 +30,11 @@ def load(folder: Path = FOLDER) -> list[Run]:
     return sorted(runs, key=lambda run: [_numbers(run[each]) for each in _IDENTITY])
 
 
+def tried(what: str) -> list[str]:
+    """Return the versions of ``"rabbitmq"``, ``"celery"`` or ``"python"`` in the recorded runs."""
+    return [run[what] for run in load()]
+
+
 def runs_table(runs: list[Run]) -> Rows:
     """Make a row per RabbitMQ and a column per Celery: how many cases held, on which Pythons."""
     celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from . import faults
+from kombu_binary_delay import Ladder
+
+from . import badges, conformance, faults
 from .benchmarks import LADDERS, figure, queues, to_default, waits
 
 #: A number, a word such as "seven", or a share such as "a tenth".
@@ -42,8 +44,13 @@ class Sentence(NamedTuple):
 
 def sentences() -> list[Sentence]:
     """Return all sentences with the figures of the recorded results."""
+    tried = [
+        badges.between(conformance.tried(each)).split(" to ") for each in ("rabbitmq", "celery")
+    ]
     return [
         *(each for page in (README, INDEX) for each in _two_numbers(page)),
+        Sentence(README, "one per distinct delay | up to {} |", (str(queues(Ladder.uniform())),)),
+        Sentence(INDEX, "RabbitMQ {} to {}, Celery {} to {}", (*tried[0], *tried[1])),
         *_performance(),
         *_on_paper(),
         *_publishing(),
@@ -62,8 +69,8 @@ def _two_numbers(page: str) -> list[Sentence]:
     return [
         Sentence(
             page,
-            "**{}** of the broker's CPU: that is what a burst of 20,000 delayed messages takes, "
-            "beside Celery's native ladder, and their p99 lateness is {} ms beside {} s",
+            "**{}** of the broker's CPU that Celery's native ladder takes for a burst of 20,000 "
+            "delayed messages, and a p99 lateness of {} ms instead of {} s",
             (_share(cpu).capitalize(), f"{ours:.0f}", f"{native / 1000:.0f}"),
         ),
         Sentence(
