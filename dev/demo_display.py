@@ -93,7 +93,9 @@ class Display:
             note = "\nRabbitMQ is away; what was last seen waiting in it:"
         near = [level for level in picture.levels if min(level) <= NEAR]
         far = picture.levels[len(near) :]
-        self._most = max(self._most, *(count for level in near for count in level.values()))
+        others = sum(sum(level.values()) for level in far)
+        counts = (count for level in near for count in level.values())
+        self._most = max(self._most, others, *counts)
 
         ladder = Table.grid(padding=(0, 1))
         for _ in range(max(map(len, near))):
@@ -101,8 +103,7 @@ class Display:
             ladder.add_column(justify="right", width=3)
             ladder.add_column(width=BAR, style="dim" if picture.is_away else "green")
         if far:
-            waiting = sum(sum(level.values()) for level in far)
-            ladder.add_row("longer", _count(waiting), self._bar(waiting, self._most, BAR))
+            ladder.add_row("longer", _count(others), self._bar(others, self._most, BAR))
         for level in reversed(near):
             cells = []
             for wait, count in sorted(level.items()):
@@ -131,7 +132,7 @@ def human(milliseconds: int) -> str:
 
 
 def _counts(picture: Picture) -> str:
-    arrived = f"{picture.arrived} of {picture.expected} tasks have run"
+    arrived = f"{picture.arrived} of {picture.expected} have run"
     return f"{arrived}, late {picture.lateness} (p50/p99/max)" if picture.arrived else arrived
 
 
