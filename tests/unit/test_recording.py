@@ -44,6 +44,7 @@ def test_where_nothing_moves_the_last_screen_stands(picture):
     svg = picture([0, "o", "first\r\n"], [2, "o", "second"], [4, "o", "\x1b[2K\rthird"])
 
     assert still(svg) == ["first", "third"]
+    assert "animation" not in svg.partition("@media (prefers-reduced-motion:no-preference)")[0]
 
 
 def test_what_was_written_over_is_shown_as_long_as_it_stood(picture):
