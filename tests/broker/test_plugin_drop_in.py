@@ -74,7 +74,7 @@ def test_delays_arrive_in_due_order_where_the_exchange_routes_them(connect, coll
 def test_a_type_that_is_missing_or_its_own_is_refused(connect, vhost, arguments):
     connection = connect()
     exchange = Exchange("x", type="x-delayed-message", arguments=arguments)
-    with pytest.raises(DelayError, match="needs the argument 'x-delayed-type' to be the type"):
+    with pytest.raises(DelayError, match="needs an argument 'x-delayed-type' with the type"):
         exchange(connection.default_channel).declare()
     assert vhost.exchanges() == []
 
