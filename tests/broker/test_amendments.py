@@ -465,7 +465,7 @@ def test_a_batch_records_what_its_messages_supersede(consumer, publisher, collec
                 batch.publish(prepared(producer, f"{key}{number}", {KEY: key}), "", "mail")
         batch.publish(prepared(producer, "a", {REPLACES: "a"}, body="new"), "", "mail")
         batch.publish(prepared(producer, "other", {}), "", "mail")
-        with pytest.raises(AmendmentError, match="must be a string that is not empty, got 7"):
+        with pytest.raises(AmendmentError, match="must be a non-empty string, got 7"):
             batch.publish(prepared(producer, "bad", {KEY: 7}), "", "mail")
     publish(publisher, "end", delay=1500)
     arrived = bodies(collect(consumer, [QUEUE], 5))

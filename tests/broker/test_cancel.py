@@ -131,7 +131,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
     ("arguments", "code", "said"),
     [
         (["cancel"], 2, "say what to amend"),
-        (["cancel", ""], 2, "must be a string that is not empty"),
+        (["cancel", ""], 2, "must be a non-empty string"),
         (["cancel", "x" * 256], 2, "at most 255 bytes"),
         (["cancel", "a", "--name", "b"], 2, "not both"),
         (["cancel", "a", "--eta", "2001-01-31T12:00"], 2, "has passed"),
