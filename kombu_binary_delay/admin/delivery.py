@@ -133,12 +133,12 @@ class _Side:
     def to_exchange(self, exchange: str, seen: set[str]) -> Part:
         """Lead to an exchange, and to those that it is bound to.
 
-        :raises OperationError: where that cannot be.
+        :raises OperationError: if delayed messages cannot reach it.
         """
         topology = self._topology
         if not topology.mirrors:
             raise OperationError(
-                f"the ladder {topology.prefix}* leads to queues by their names, and does not know "
+                f"the ladder {topology.prefix}* reaches queues by name only, and does not know "
                 f"the exchange {exchange!r}; lead to its queues by their names instead"
             )
         seen.add(exchange)
@@ -393,7 +393,7 @@ class _Side:
         if self._topology.wants_relay(queue, self._relays):
             return "by the setting relays"
         if "arguments" not in row:
-            return "as far as is known"
+            return "since its arguments are not known"
         return ""
 
     def _setting(self, queue: str) -> str:

@@ -38,7 +38,7 @@ class Management:
 
         :param url: where it is, if not on the standard port of the connection's host; a user and
             a password in it take the place of the connection's.
-        :raises UnreachableError: for a URL that is none.
+        :raises UnreachableError: for an invalid URL.
         """
         # Only an open connection shows whether it is over TLS, and which host it found.
         _ = connection.connection

@@ -308,7 +308,7 @@ class _Sorter:
         return record if isinstance(record, Cancel) else None
 
     def _amend(self, record: Cancel) -> Keep | Done:
-        """Have a cancellation ride the other ladder, by the exchange that makes it count."""
+        """Publish a cancellation to the other ladder, through the exchange of amendments."""
         mechanism = mechanism_of(self._sending.connection)
         if mechanism is None:
             return Keep("left", "another system's ladder takes no cancellation along")

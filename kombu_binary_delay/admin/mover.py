@@ -364,7 +364,7 @@ class _Consumer:
         self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
 
     def close(self) -> None:
-        """Let what was not acknowledged go back."""
+        """Close the channel; the messages that were not acknowledged go back to their queue."""
         if self._channel.is_open:
             self._cancel()
             self.acks.finish()

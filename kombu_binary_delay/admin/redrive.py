@@ -158,8 +158,8 @@ def refill(
 
     :param file: is read twice.
     :param to: send them here, not to where they were meant to go.
-    :param left: is called with each line that was not confirmed, also where it is interrupted: to
-        send these again, and not all, doubles nothing that was.
+    :param left: called with each line that was not confirmed, also after an interrupt: sending only
+        these again cannot duplicate a confirmed message.
     :raises OperationError: where a line cannot be read; then nothing was sent.
     :raises UnreachableError: where the broker went away.
     """

@@ -484,7 +484,7 @@ class PublishBatch:
                 channel.wait(spec.Channel.CloseOk, timeout=limit)
 
     def _patience(self) -> float | None:
-        """The timeout for the outstanding confirms, in seconds; None for no limit."""
+        """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
         if not self._is_timed:
             return None
         return min(

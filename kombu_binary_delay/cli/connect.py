@@ -55,7 +55,7 @@ class Target:
     ) -> Target:
         """Take what a Celery app says, and what options say instead.
 
-        :raises click.UsageError: for a broker or settings that cannot be.
+        :raises click.UsageError: for an invalid broker or invalid settings.
         """
         ssl = login_method = None
         defaults: Mapping[str, Any] = {}

@@ -57,7 +57,7 @@ def prepare(
     :returns: the same columns under the same names with times as microseconds and JSON as text;
         ``task_id``; ``due``, microseconds as of now; ``later``, whether that is beyond the horizon;
         and ``reason``, null where nothing is wrong.
-    :raises ValueError: where a column is missing or of a type that cannot be.
+    :raises ValueError: where a column is missing or of a wrong type.
     """
     if past not in PAST:
         raise ValueError(f"past must be one of {PAST}, got {past!r}")

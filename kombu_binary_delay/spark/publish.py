@@ -100,7 +100,7 @@ def publish(
     :param slice_rows: about how many rows are published between two commits of receipts.
     :param patience: how long an executor waits for a broker that is away, in seconds.
     :param on_progress: called on the driver after each slice.
-    :raises ValueError: for a parameter or column that cannot be.
+    :raises ValueError: for an invalid parameter or column.
     :raises RuntimeError: under speculative execution, which would publish twice; and for a job that
         has receipts already.
     """

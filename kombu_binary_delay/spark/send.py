@@ -147,8 +147,8 @@ class _Producer(kombu.Producer):
                 raise TopologyError(refusal)
         sent = self.current
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        # A message without a destination is to be reported, not dropped; and a broker that is away
-        # without a word is away all the same.
+        # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
+        # broker can be away without an error.
         self.batch.publish(
             message,
             exchange,

@@ -104,7 +104,7 @@ def from_journal(
 def story_by_journal(
     connection: Any, topology: Topology, task_id: str, judge: Judge | None = None
 ) -> Story:
-    """Tell what the journal knows of one task.
+    """Return what the journal knows of one task.
 
     :param connection: a :class:`kombu.Connection`.
     :raises OperationError: where there is no journal.

@@ -81,7 +81,7 @@ def story_by_node(
     task_id: str,
     judge: Judge | None = None,
 ) -> Story:
-    """Tell where a task waits, by what its node holds; the parameters are those of ``from_node``.
+    """Return where a task waits, as read on the node; the parameters are those of ``from_node``.
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
@@ -266,9 +266,9 @@ class NodeWaiters:
         return sorted(found, key=lambda each: (-each.wait, each.name))
 
     def _run(self, expression: str) -> Iterator[list[bytes]]:
-        """Have the node evaluate an expression, and yield the words of each line that it prints.
+        """Evaluate an expression on the node, and yield the words of each line that it prints.
 
-        :raises UnreachableError: where it does not come to its end.
+        :raises UnreachableError: if it does not end normally.
         """
         arguments = [*self._command, "rabbitmqctl", "--quiet", "eval", expression]
         if self._command and PurePath(self._command[0]).name == "ssh":
