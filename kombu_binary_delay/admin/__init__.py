@@ -1,7 +1,7 @@
-"""What operators do with a ladder: an operation a file, functions that return frozen values.
+"""The operators' functions, one operation per file; they return frozen values.
 
-They talk to a broker through a :class:`kombu.Connection`, and to its management API through a
-:class:`Management`. Nothing here knows the command line.
+They use a :class:`kombu.Connection` to the broker, and a :class:`Management` for its management
+API. Nothing here knows the command line.
 """
 
 from .amend import Amended, Chosen, amend, choose

@@ -1,4 +1,4 @@
-"""RabbitMQ's management HTTP API, as far as operators read it. Nothing here changes anything."""
+"""A client for RabbitMQ's management HTTP API. It only reads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PORT, _TLS_PORT = 15672, 15671
 
 @dataclass(frozen=True)
 class Management:
-    """The management API of a broker, and the virtual host to ask about.
+    """The management API of a broker, for one virtual host.
 
     :param url: such as ``http://localhost:15672``.
-    :param authorities: a file of authorities to trust beside those that this machine does.
+    :param authorities: a file of CA certificates to trust in addition to the system's.
     """
 
     url: str
@@ -34,13 +34,13 @@ class Management:
 
     @classmethod
     def of(cls, connection: Any, url: str | None = None) -> Management:
-        """Find the API that belongs to a :class:`kombu.Connection`.
+        """Return the API of the broker of a :class:`kombu.Connection`.
 
-        :param url: where it is, if not on the standard port of the connection's host; a user and
-            a password in it take the place of the connection's.
+        :param url: its URL, if not on the standard port of the connection's host; a user and a
+            password in it replace those of the connection.
         :raises UnreachableError: for an invalid URL.
         """
-        # Only an open connection shows whether it is over TLS, and which host it found.
+        # Only an open connection shows whether it uses TLS, and which host it is connected to.
         _ = connection.connection
         given = _read(url) if url else urlsplit(_default_url(connection))
         place = given.netloc.rpartition("@")[2]
@@ -53,9 +53,9 @@ class Management:
         )
 
     def get(self, *path: str, query: str = "") -> Any:
-        """Ask for what is at a path under ``/api``; its words are escaped here.
+        """Return the JSON at a path under ``/api``; this escapes the words of the path.
 
-        :raises UnreachableError: where there is no answer, or a refusal.
+        :raises UnreachableError: if the API does not answer, or refuses.
         """
         url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)]) + query
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -72,7 +72,7 @@ class Management:
             ) from exc
 
     def here(self, kind: str, query: str = "") -> Any:
-        """Ask for things of a kind in the virtual host."""
+        """Return all objects of a kind, such as ``queues``, in the virtual host."""
         return self.get(kind, self.vhost, query=query)
 
     @property
@@ -95,14 +95,14 @@ class Management:
 
 
 def _password(connection: Any) -> str | None:
-    """Return a connection's password, which may be a function that fetches it."""
+    """Return a connection's password; call it if it is a function."""
     password: Any = connection.password
     found: str | None = password() if callable(password) else password
     return found
 
 
 def _default_url(connection: Any) -> str:
-    """Write where the API of a connection's broker is by default."""
+    """Return the default URL of the API of a connection's broker."""
     scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
     host = connection.hostname or "localhost"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -114,12 +114,12 @@ def _read(url: str) -> SplitResult:
         is_one = given.scheme in ("http", "https") and (given.hostname, given.port)[0]
     except ValueError:
         is_one = False
-    # A slash in a password ends the host, and leaves the @ to what is behind.
+    # A slash in a password ends the host, and the @ then comes after it.
     if not is_one or "@" in given.path + given.query + given.fragment:
         # What it says may be a password.
         shown = "what was given" if "@" in url else repr(url)
         raise UnreachableError(
-            f"{shown} is no URL of a management API, such as 'http://localhost:15672'; what is "
-            f"special in a user and a password is to be percent-encoded, such as %2F for a slash"
+            f"{shown} is not the URL of a management API, such as 'http://localhost:15672'; "
+            f"percent-encode special characters in the user and password, such as %2F for a slash"
         )
     return given

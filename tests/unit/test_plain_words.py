@@ -85,9 +85,8 @@ def prose(source):
     said = list(docstrings(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            said.append(
-                "".join(v.value if isinstance(v, ast.Constant) else "X" for v in node.values)
-            )
+            texts = [str(each.value) for each in node.values if isinstance(each, ast.Constant)]
+            said.append("…".join(texts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             said.append(node.value)
     block = ""
