@@ -168,7 +168,7 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
         "1 classic queues of the ladder were left out: a node cannot look into them",
         f"the queue {low} was not read: timeout",
         "2 messages left their queue while it was read",
-        "1 messages say nothing that can be read",
+        "1 messages could not be decoded",
     )
 
 
@@ -226,9 +226,9 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--node-command", "false"], 4, "'false rabbitmqctl' has not read the node"),
+        (["--node-command", "false"], 4, "'false rabbitmqctl' failed to read the node"),
         (["--node-command", "nonesuch"], 4, "cannot be run"),
-        (["--node-command", "echo kbd"], 4, "has not read the node"),
+        (["--node-command", "echo kbd"], 4, "failed to read the node"),
         (["--due-before", "soon"], 2, "is no delay"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
     ],
