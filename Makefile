@@ -1,6 +1,7 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
 .PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
+.PHONY: prepare-release release
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
@@ -43,6 +44,14 @@ lint: ## style, types and the import contract
 docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
 	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh docs docs/_build/html
+
+prepare-release: ## write VERSION=0.1.0 and today's date into pyproject.toml and the changelog
+	@dev/install.sh release
+	@exec .venv/bin/python -m dev.release prepare $(VERSION)
+
+release: ## build and check VERSION=0.1.0 as it is committed, up to the upload; ARGS=--tag tags it
+	@dev/install.sh release
+	@exec .venv/bin/python -m dev.release make $(VERSION) $(ARGS)
 
 clean: ## remove what these commands have made
 	rm -rf .venv .tox build dist docs/_build .hypothesis .import_linter_cache .*_cache *.egg-info
