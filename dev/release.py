@@ -48,7 +48,7 @@ class ReleaseError(Exception):
 def sections(changelog: str) -> dict[str, tuple[str, str]]:
     """Return the date and the text of each section, by its version; "" where there is no date."""
     heads = list(_SECTION.finditer(changelog))
-    ends = [head.start() for head in heads[1:]] + [len(changelog)]
+    ends = [*(head.start() for head in heads), len(changelog)][1:]
     return {
         head[1]: (head[2] or "", changelog[head.end() : end].strip())
         for head, end in zip(heads, ends, strict=True)
