@@ -1,7 +1,7 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
 .PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
-.PHONY: prepare-release release
+.PHONY: coverage prepare-release release
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
@@ -53,6 +53,10 @@ release: ## build and check VERSION=0.1.0 as it is committed, up to the upload; 
 	@dev/install.sh release
 	@exec .venv/bin/python -m dev.release make $(VERSION) $(ARGS)
 
+coverage: ## what the last `make test` covered, line by line, into htmlcov; recorded for the docs
+	@dev/install.sh test
+	@exec .venv/bin/python -m dev.record_coverage
+
 clean: ## remove what these commands have made
-	rm -rf .venv .tox build dist docs/_build .hypothesis .import_linter_cache .*_cache *.egg-info
+	rm -rf .venv .tox .coverage build dist docs/_build htmlcov .hypothesis .import_linter_cache .*_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
