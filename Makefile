@@ -53,9 +53,8 @@ release: ## build and check VERSION=0.1.0 as it is committed, up to the upload; 
 	@dev/install.sh release
 	@exec .venv/bin/python -m dev.release make $(VERSION) $(ARGS)
 
-coverage: ## what the last `make test` covered, line by line, into htmlcov; recorded for the docs
-	@dev/install.sh test
-	@exec .venv/bin/python -m dev.record_coverage
+coverage: ## what the last `make test` has covered of the mechanism, line by line, into htmlcov
+	@exec .venv/bin/python -m coverage html
 
 clean: ## remove what these commands have made
 	rm -rf .venv .tox .coverage build dist docs/_build htmlcov .hypothesis .import_linter_cache .*_cache *.egg-info

@@ -216,7 +216,11 @@ def install(wheel: Path, folder: Path, version: str) -> Path:
         program, *arguments = command.split()
         usage = run(str(programs / program), *arguments, cwd=folder).splitlines()
         print(f"    {command}: {usage[0]} … {len(usage)} lines")
-    print("    " + run(str(python), "-m", "pip", "list", "--format=freeze").replace("\n", " "))
+    versions = dict(
+        line.split("==")
+        for line in run(str(python), "-m", "pip", "list", "--format=freeze").splitlines()
+    )
+    print(f"    beside Kombu {versions['kombu']} and Celery {versions['celery']}")
     return python
 
 
@@ -247,6 +251,7 @@ def run(*argv: str, cwd: Path = ROOT) -> str:
     """
     # What is set for the program that calls is not set for those of a user.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"{' '.join(argv)}: {done.returncode}\n{done.stdout}{done.stderr}")
