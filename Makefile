@@ -54,7 +54,7 @@ release: ## build and check VERSION=0.1.0 as it is committed, up to the upload; 
 	@exec .venv/bin/python -m dev.release make $(VERSION) $(ARGS)
 
 coverage: ## what the last `make test` has covered of the mechanism, line by line, into htmlcov
-	@exec .venv/bin/python -m coverage html
+	@exec .venv/bin/python -m coverage html --fail-under=0
 
 clean: ## remove what these commands have made
 	rm -rf .venv .tox .coverage build dist docs/_build htmlcov .hypothesis .import_linter_cache .*_cache *.egg-info
