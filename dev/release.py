@@ -142,7 +142,8 @@ def make(version: str, *, tag: bool) -> None:
         say("2. build the source distribution, and the wheel from it")
         files = build(Path(folder, "source"), version)
         say("3. check them")
-        print(run(sys.executable, "-m", "twine", "check", "--strict", *map(str, files)))
+        twine = (sys.executable, "-m", "twine", "--no-color", "check", "--strict")
+        print(run(*twine, *map(str, files)))
         [wheel] = (each for each in files if each.suffix == ".whl")
         check_wheel(wheel, version)
         say("4. install the wheel into a clean environment, and run both commands there")
@@ -230,7 +231,7 @@ def deliver(python: Path) -> None:
     :raises ReleaseError: where it did not.
     """
     given = Server.from_environment(os.environ)
-    with nullcontext(given) if given else Broker() as server:
+    with nullcontext(given) if given else Broker(os.environ.get("RABBITMQ_ROOT")) as server:
         vhost = server.vhost()
         try:
             script = str(ROOT / "dev" / "release_message.py")
