@@ -27,7 +27,7 @@ from kombu_binary_delay.commands import Answer, Ensure, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.envelope import HEADER
-from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
@@ -122,7 +122,7 @@ class Amendments:
     @property
     def is_possible(self) -> bool:
         """Whether the settings want amendments, and the broker has streams."""
-        return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+        return self._settings.amendments and has_streams(self._server)
 
     @property
     def is_wanted(self) -> bool:

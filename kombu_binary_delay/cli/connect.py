@@ -21,7 +21,7 @@ from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_SINCE, is_since
+from kombu_binary_delay.model.versions import QUORUM_SINCE, has_streams, is_since
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
@@ -148,7 +148,7 @@ class Target:
 
         :param server: the properties that the broker has sent of itself; None for any that can.
         """
-        can = server is None or is_since(server, STREAMS_SINCE)
+        can = server is None or has_streams(server)
         return amendments_part(self.settings) if self.settings.amendments and can else Part()
 
     def on(self, topology: Topology) -> Target:

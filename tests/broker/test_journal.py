@@ -22,15 +22,15 @@ from kombu import Queue
 from kombu_binary_delay import Ladder, Settings, SettingsError
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.journal import celery, files, stream, writer
+from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
-
-HAS_STREAMS = (3, 9)
+from kombu_binary_delay.model import versions
+from kombu_binary_delay.model.versions import STREAMS_SINCE
 
 
 @pytest.fixture
 def streams(broker):
-    return broker.release >= HAS_STREAMS
+    return broker.release >= STREAMS_SINCE
 
 
 @pytest.fixture(params=["stream", "folder"])
@@ -398,7 +398,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
 
 
 def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
-    monkeypatch.setattr(stream, "STREAMS_SINCE", (99, 0))
+    monkeypatch.setattr(versions, "STREAMS_SINCE", (99, 0))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     connection = connect(binary_delay={"journal": "stream"})
     publish(connection, 60_000)
