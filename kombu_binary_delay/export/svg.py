@@ -18,13 +18,14 @@ from .brief import cut, range_of, shorten_key, shorten_words
 from .graph import human
 
 WIDTH = 760
-#: The figure shows as much of the ladder as keeps it lower than this: one printed page.
-PAGE = 1200
+#: The figure shows as much of the ladder as keeps it lower than this: one printed page, of A4 or
+#: letter paper.
+PAGE = 1005
 ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
-BOX_WIDTH, BOX_HEIGHT, FOLD_WIDTH = 150, 46, 220
-TOP, ROW, FOLD_ROW, NEXT = 34, 104, 96, 58
+BOX_WIDTH, BOX_HEIGHT, FOLD_WIDTH = 150, 42, 220
+TOP, ROW, FOLD_ROW, NEXT = 30, 90, 88, 50
 #: Pixels for the box of the publisher: its row, and what is below a level that has queues.
-ENTRY, BELOW_QUEUES = 96, 22
+ENTRY, BELOW_QUEUES = 88, 26
 #: From a box's left side, where a way comes from the level above: past it, and by expiry.
 PASS, EXPIRE = 42, BOX_WIDTH - 18
 #: How many characters of the fixed-width font fit: an address, and keys at bindings and above all.
@@ -45,7 +46,8 @@ STYLE = """
 .ladder marker path { fill: #888; stroke: none; opacity: 1; }
 .ladder .hot rect, .ladder .hot path { stroke: #0a4bff; stroke-width: 2.25; opacity: 1; }
 .ladder .hot .key, .ladder #ladder-head-hot path { fill: #0a4bff; }
-@media (prefers-color-scheme: dark) {
+@media print { .ladder:root { width: 100vw; height: 100vh; } }
+@media screen and (prefers-color-scheme: dark) {
 .ladder { fill: #ddd; }
 .ladder .note, .ladder .key { fill: #a4a9b0; }
 .ladder .address .read { fill: #6ea8ff; }
@@ -293,7 +295,7 @@ class _Figure:
         # Those of the queues in the box.
         x, low = EXCHANGE_X + EXPIRE, y + BOX_HEIGHT + 6
         self._arrow(f"M{x} {low} V{self.y[self._under(row.exchanges[-1])] - 3}")
-        self._text(x + 8, low + 22, "expires", "note")
+        self._text(x + 8, low + 20, "expires", "note")
 
     def _is_hot(self, row: _Row) -> bool:
         return any(each in self.taken for each in row.exchanges)
@@ -348,7 +350,7 @@ class _Figure:
             return
         x = EXCHANGE_X + PASS
         self._arrow(f"M{x} {low} V{to_y - 3}", hot=hot)
-        self._text(x + 8, low + 22, key, "key", hot=hot)
+        self._text(x + 8, low + 20, key, "key", hot=hot)
 
     def _draw_to_queue(self, binding: Binding, *, hot: bool, near: bool) -> None:
         y, to_y = self.y[binding.source], self.queue_y[binding.destination]
@@ -377,10 +379,10 @@ class _Figure:
         low = y + BOX_HEIGHT
         last = max(place for place in self.queue_y.values() if place < to_y)
         # As close to the queues as it can be: the publisher may stand below them.
-        turn = last + BOX_HEIGHT + 32
+        turn = last + BOX_HEIGHT + 28
         if y == last:
             self._arrow(f"M{x} {low} Q{x} {turn} {x - 60} {turn} H{to_x} V{to_y - 3}", hot=hot)
-            self._text(x + 8, low + 18, "expires", "note")
+            self._text(x + 8, low + 17, "expires", "note")
             return
         # Around the queues below it.
         x, middle = QUEUE_X + BOX_WIDTH, y + BOX_HEIGHT / 2
@@ -450,8 +452,8 @@ class _Figure:
         size = f'width="{width}" height="{BOX_HEIGHT}"'
         full = f"<title>{escape(title)}</title>" if title != cut(title, 17) else ""
         self._add(f'<rect x="{x}" y="{y}" {size} rx="{round_}">{full}</rect>', hot=hot)
-        self._text(x + width / 2, y + 20, cut(title, 17), "title", "middle", hot=hot)
-        self._text(x + width / 2, y + 37, cut(note, width // 7), "note", "middle", hot=hot)
+        self._text(x + width / 2, y + 18, cut(title, 17), "title", "middle", hot=hot)
+        self._text(x + width / 2, y + 34, cut(note, width // 7), "note", "middle", hot=hot)
 
 
 def _head(kind: str) -> str:
