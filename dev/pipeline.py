@@ -253,6 +253,9 @@ def errors_into(log: Path) -> Iterator[None]:
         os.dup2(file.fileno(), 2)
     try:
         yield
+    except Exception:
+        os.write(ours, f"pipeline-demo: it failed, see {log}\n".encode())
+        raise
     finally:
         os.dup2(ours, 2)
         os.close(ours)
