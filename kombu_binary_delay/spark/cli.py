@@ -270,7 +270,7 @@ def audit(
     verdicts = session.read.parquet(f"{output}/verdicts")
     lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
     page = folder / "report.html"
-    summary = _report(session, verdicts, page, planned, depths, thresholds)
+    summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for name, count in summary["verdicts"].items():
         if count:
@@ -296,7 +296,8 @@ def report(
     file = _local(output)
     session = _session(conf)
     verdicts = session.read.parquet(f"{path}/verdicts")
-    _report(session, verdicts, file, planned, depths, None)
+    thresholds, jobs = _judged(path)
+    _report(session, verdicts, file, planned, depths, thresholds, jobs)
     _console().print(str(file))
 
 
@@ -420,6 +421,7 @@ def _report(
     planned: str | None,
     depths: str | None,
     thresholds: Any,
+    jobs: list[str],
 ) -> dict[str, Any]:
     from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
     from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
@@ -429,11 +431,34 @@ def _report(
         thresholds=thresholds,
         plan=session.read.parquet(planned) if planned else None,
         depths=session.read.parquet(depths) if depths else None,
+        jobs=jobs,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page(found), encoding="utf-8")
-    summary: dict[str, Any] = found["summary"]
+    summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
     return summary
+
+
+def _jobs(receipts: DataFrame | None) -> list[str]:
+    """Name the jobs of receipts; more than a title has room for are not named one by one."""
+    if receipts is None:
+        return []
+    rows = receipts.select("job_id").dropna().distinct().sort("job_id").limit(4).collect()
+    names = [row["job_id"] for row in rows]
+    return names if len(names) < 4 else [*names[:2], "others"]
+
+
+def _judged(path: str) -> tuple[Any, list[str]]:
+    """Read back against what an audit has judged, and which jobs; none where that is not here."""
+    from kombu_binary_delay.spark.audit import Thresholds  # noqa: PLC0415 - see above
+
+    try:
+        summary = json.loads((_local(path) / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, click.BadParameter):
+        return None, []
+    limits = {name: each["allowed"] for name, each in summary["thresholds"].items()}
+    none = dict.fromkeys(each.name for each in fields(Thresholds))
+    return Thresholds(**{**none, **limits}), summary.get("jobs", [])
 
 
 def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:

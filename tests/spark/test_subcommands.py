@@ -76,13 +76,16 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
     assert result.exit_code == 0, result.output
     assert "30 published" in result.output
     given = ["--receipts", receipts, "--journal", vhost.url, "--output", output.as_uri()]
-    result = tool("audit", *given)
+    result = tool("audit", *given, "--allow", "p99=7.5")
     assert result.exit_code == 0, result.output
     assert json.loads((output / "summary.json").read_text())["verdicts"][s.STILL_WAITING] == 30
-    assert (output / "report.html").read_text().startswith("<!doctype html>")
+    text = (output / "report.html").read_text()
+    assert text.startswith("<!doctype html>")
+    assert "<h1>Delayed tasks of j</h1>" in text
+    assert "7.5 s" in text
     again = tmp_path / "again.html"
     assert tool("report", output, "--output", again).exit_code == 0
-    assert "still waiting" in again.read_text()
+    assert again.read_text() == text
 
 
 def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
@@ -169,7 +172,7 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "an executor was killed, as it should" in done.stdout
+    assert "an executor was killed on the way" in done.stdout
     assert "nothing lost, nothing early" in done.stdout
 
 
