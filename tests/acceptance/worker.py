@@ -34,7 +34,7 @@ class Worker(dev.worker.Worker):
         self.alive = True
         self._asked = False
         super().__init__(
-            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=60
+            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=120
         )
 
     def kill(self) -> None:
