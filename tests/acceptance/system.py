@@ -83,7 +83,7 @@ class System:
 
         def missing() -> set[str]:
             inspect = self.app.control.inspect([worker], timeout=PATIENCE)
-            return {*task_ids} - {*inspect.revoked()[worker]}
+            return {*task_ids} - {*(inspect.revoked() or {}).get(worker, ())}
 
         wait_until(lambda: not missing(), lambda: f"revokes of {missing()}")
 

@@ -38,3 +38,4 @@ def test_what_was_cancelled_before_it_started_runs_in_no_pool(new_system, pool: 
         late = system.send("note", countdown=0.5)
         late.revoke()
     assert_revoked(system, [late], worker.log)
+    worker.end_if_it_may_not_stop()

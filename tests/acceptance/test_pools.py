@@ -15,7 +15,7 @@ CROWD = 2000
 def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     # given
     system: LocalSystem = new_system("careful")
-    system.worker(f"--pool={pool}")
+    worker = system.worker(f"--pool={pool}")
     # when
     later = system.send_note(countdown=3600)
     tasks = [system.send_note(countdown=0.5 + n / 4) for n in range(4)]
@@ -27,6 +27,7 @@ def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     system.journal.assert_on_time([*tasks, retried])
     assert not system.journal.received(later)
     system.wait_for_waiting(1)
+    worker.end_if_it_may_not_stop()
 
 
 @pytest.mark.slow
