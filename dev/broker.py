@@ -195,7 +195,7 @@ class Broker(Node, Service):
         """Start the node and do not wait: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
-            wait_until(lambda: listens(self._epmd_port), 10, "epmd does not listen")
+            wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
     def wait_until_up(self, timeout: float = 120) -> None:
@@ -210,7 +210,8 @@ class Broker(Node, Service):
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
-            self._processes.stop(self._node)
+            # Longer than it takes on a busy machine: a SIGKILL may cost what a stop may not.
+            self._processes.stop(self._node, 120)
             self._node = None
 
     def kill(self) -> None:

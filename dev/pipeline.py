@@ -137,7 +137,8 @@ class Pipeline:
         while time.time() < last_due + PATIENCE and quiet < 2:
             time.sleep(6)  # quorum queues report their length every 5 s
             rows = [row for row in self._vhost.queues() if row.get("type") != "stream"]
-            held = sum(row.get("messages", 0) for row in rows)
+            # What a dead-letter worker has in its hands is still to come, too.
+            held = sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
             quiet = quiet + 1 if held == 0 and time.time() > last_due else 0
             if held != said:
                 self.say(f"{held:,} messages on the broker")

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import kombu
@@ -42,8 +43,12 @@ _PREFETCH = 2000
 _BATCH = 10_000
 #: How long to wait for what is known to be in the stream, in seconds.
 _PATIENCE = 60.0
-#: How long to look at the end of a stream that is being written to, in seconds.
-_GLANCE = 3.0
+#: How long to wait for the first event of a stream that exists, and for the next where there may
+#: be none, in seconds. How many it holds, RabbitMQ says some seconds later.
+_FIRST, _NEXT = 10.0, 1.0
+#: How long to look at the end of a stream that is being written to, in seconds: then until nothing
+#: is there at once, and at the very most.
+_GLANCE, _STARE = 3.0, 60.0
 _RAW = (
     "event string, id string, task string, retries int, exchange string, key string, "
     "due bigint, at bigint, ladder string, hops int, state string"
@@ -151,19 +156,20 @@ class _Stream:
 
     def end(self) -> int:
         """Return the offset behind the last event as of now; 0 where there is none."""
-        last, late = -1, 0.0
+        last = -1
+        begun = time.monotonic()
         with self.consume("last") as messages:
-            for offset, _ in messages(wait=0.5):
-                last, late = offset, late or time.monotonic() + _GLANCE
-                # It may be written to all the while.
-                if time.monotonic() > late:
+            # It may be written to all the while.
+            for offset, _ in messages(wait=_NEXT, glance=_GLANCE):
+                last = offset
+                if time.monotonic() > begun + _STARE:
                     break
         return last + 1
 
     def start(self) -> int:
         """Return the first offset that the stream still has."""
         with self.consume("first") as messages:
-            for offset, _ in messages(wait=0.5):
+            for offset, _ in messages(wait=_NEXT):
                 return int(offset)
         return 0
 
@@ -246,9 +252,8 @@ class _Stream:
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)
 
-            def messages(wait: float) -> Iterator[tuple[int, str]]:
+            def messages(wait: float, glance: float = math.inf) -> Iterator[tuple[int, str]]:
                 try:
-                    # A busy broker may need longer to give the first event than between two.
                     held = channel.queue_declare(self.queue, passive=True).message_count
                     channel.basic_consume(
                         self.queue,
@@ -259,14 +264,22 @@ class _Stream:
                 except NotFound:
                     # Nobody has written to it yet.
                     return
-                quiet = time.monotonic() + (_PATIENCE if held else wait)
-                while time.monotonic() < quiet:
-                    with suppress(TimeoutError):
-                        connection.drain_events(timeout=0.2)
+                # A busy broker may need longer to give the first event than between two.
+                quiet = time.monotonic() + (_PATIENCE if held else max(_FIRST, wait))
+                hasty = math.inf
+                while True:
+                    # Whatever has come while this process stood still is taken first.
+                    is_hasty = time.monotonic() > hasty
+                    try:
+                        connection.drain_events(timeout=0.01 if is_hasty else 0.2)
+                    except TimeoutError:
+                        if is_hasty or time.monotonic() >= quiet:
+                            return
                     taken, received[:] = list(received), []
                     if not taken:
                         continue
                     quiet = time.monotonic() + wait
+                    hasty = min(hasty, time.monotonic() + glance)
                     for message in taken:
                         headers = message.properties.get("application_headers") or {}
                         yield headers["x-stream-offset"], message.body

