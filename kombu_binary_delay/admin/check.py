@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from kombu_binary_delay.compat.worker_log import describe
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
@@ -162,6 +163,8 @@ class _Trial:
         self._delay = delay
         self._arrived: list[tuple[float, Mapping[str, Any]]] = []
         self._queue = f"{settings.namespace}.check-{uuid.uuid4().hex[:12]}"
+        #: By its id, a message has its lane, where there are several.
+        self._properties = {"message_id": self._queue, "delivery_mode": 2}
         #: Of our transport, to publish as applications do.
         self._channel = connection.channel()
         #: Of py-amqp, which shows a message as it came.
@@ -183,22 +186,21 @@ class _Trial:
                 f"grant configure, write and read on names that begin with "
                 f"'{self._settings.namespace}.', or run the check as a user who has them",
             ) from exc
-        names = self._needed()
-        before = self._missing(names)
+        parts = [self._needed(lane) for lane in self._lanes()]
+        before = self._missing(sum(parts, Part()))
         try:
             if self._settings.declare == "never":
                 # Applications bind nothing there, and need not: it is done for their queues.
                 topology = self._topology
                 declare(self._connection, topology, topology.to_queue(self._queue))
-            else:
-                now = time.time_ns() // 1000
-                due = now + int(self._delay * 1000)
-                self._channel.plan({}, due, "", self._queue, now)
+            now = time.time_ns() // 1000
+            due = now + int(self._delay * 1000)
+            plan = self._channel.plan(self._properties, due, "", self._queue, now)
         except TopologyError as exc:
             raise _Refusal("permissions", str(exc), self._on_refusal()) from exc
         self._raw.open()
         self._raw.basic_consume(self._queue, no_ack=True, callback=self._take)
-        return self._prepared(names, before)
+        return self._prepared(parts[plan.lane], before)
 
     def send_and_wait(self, patience: float) -> float | None:
         """Publish, and return after how many seconds the message came, or None.
@@ -207,8 +209,8 @@ class _Trial:
         """
         message = amqp.Message(
             "kombu-binary-delay check",
-            delivery_mode=2,
             application_headers={X_DELAY: int(self._delay)},
+            **self._properties,
         )
         began = time.monotonic()
         try:
@@ -278,17 +280,15 @@ class _Trial:
     def _lanes(self) -> list[Topology]:
         return self._topology.lanes(self._settings.lanes)
 
-    def _needed(self) -> tuple[list[str], list[str]]:
-        """Name the exchanges and queues that a publish with this delay needs, in any lane."""
-        part = self._topology.base
-        for lane in self._lanes():
-            height = lane.needs(lane.ladder.digits(self._delay))
-            part = sum(lane.levels[: height + 1], part)
-        return _names(part.exchanges), _names(part.queues)
+    def _needed(self, lane: Topology) -> Part:
+        """Return what a publish with this delay needs in a lane."""
+        height = lane.needs(lane.ladder.digits(self._delay))
+        return sum(lane.levels[: height + 1], lane.base)
 
-    def _missing(self, names: tuple[list[str], list[str]]) -> set[str] | None:
-        """Find which of these do not exist; None where this user may not ask."""
-        exchanges, queues = names
+    def _missing(self, part: Part) -> set[str] | None:
+        """Find what of a part does not exist; None where this user may not ask."""
+        exchanges = {each.name for each in part.exchanges}
+        queues = {each.name for each in part.queues}
         try:
             with Probe(self._connection) as probe:
                 missing = {each for each in exchanges if not probe.has_exchange(each)}
@@ -296,11 +296,15 @@ class _Trial:
         except AccessRefused:
             return None
 
-    def _prepared(self, names: tuple[list[str], list[str]], before: set[str] | None) -> Finding:
+    def _prepared(self, part: Part, before: set[str] | None) -> Finding:
         if before is None:
             return Finding("topology", "note", "this user may not ask what of the ladder exists")
-        count = len({*names[0], *names[1]})
-        made = before - (self._missing(names) or set())
+        names = {each.name for each in part.exchanges} | {each.name for each in part.queues}
+        count, gone = len(names), self._missing(part) or set()
+        if gone:
+            said = f"{len(gone)} of the {count} parts that this delay needs do not exist"
+            raise _Refusal("topology", said, self._on_refusal())
+        made = before & names
         if not made:
             return Finding(
                 "topology", "ok", f"all {count} parts that this delay needs existed already"
@@ -315,10 +319,6 @@ class _Trial:
                 "and run the check as a user who may bind a queue to it"
             )
         return "grant the permissions, or set declare to 'never' and make the ladder beforehand"
-
-
-def _names(parts: Iterable[Any]) -> list[str]:
-    return [each.name for each in parts]
 
 
 def _connect(connection: Any) -> Any:

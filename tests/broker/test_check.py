@@ -151,9 +151,32 @@ def test_a_message_that_comes_too_early_is_an_error(check, vhost, topology):
 def test_where_nothing_may_be_declared_the_ladder_must_exist(check, vhost):
     found = check(options=("--declare", "never"))
 
-    assert found.exit_code == 1, found.output
-    assert "kombu-binary-delay create" in " ".join(found.output.split())
+    words = " ".join(found.output.split())
+    assert found.exit_code == 1, words
+    assert "kombu-binary-delay create" in words
     assert not vhost.queues()
+
+
+def test_parts_of_the_ladder_that_nobody_may_declare_are_missed(check, vhost, topology):
+    assert check().exit_code == 0
+    with vhost.connect() as connection:
+        channel = amqp.Channel(connection)
+        channel.open()
+        channel.exchange_delete(topology.level_name(1))
+
+    found = check(options=("--declare", "never"))
+
+    assert found.exit_code == 1, found.output
+    assert "1 of the 11 parts" in " ".join(found.output.split())
+
+
+def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, topology):
+    found = check("--json", options=("--lanes", "3"))
+
+    said = {each["what"]: each["said"] for each in json.loads(found.output)["findings"]}
+    assert found.exit_code == 0, found.output
+    assert "declared 11 of the 11" in said["topology"]
+    assert "-lane" in said["way"]
 
 
 def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkeypatch):

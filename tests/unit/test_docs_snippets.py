@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
@@ -97,6 +98,16 @@ def test_make_and_python_find_what_pages_name():
             assert words[1] in targets, f"{page}: {line}"
         elif words[0].endswith("python") and words[1] == "-m" and "." in words[2]:
             assert importlib.util.find_spec(words[2]), f"{page}: {line}"
+
+
+def test_a_shell_can_read_every_command():
+    for page, text in blocks("console", "sh", "bash"):
+        lines = [each[2:] for each in text.splitlines() if each.startswith(("$ ", "> "))]
+        script = "\n".join(lines)
+        read = subprocess.run(
+            ["/bin/bash", "-n"], input=script, text=True, capture_output=True, check=False
+        )
+        assert not read.stderr, f"{page}: {read.stderr}"
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml", "yml"))
