@@ -40,7 +40,7 @@ _LOOK = "look at `kombu-binary-delay status` and `kombu-binary-delay verify`"
 class Finding:
     """One thing that a check has looked at.
 
-    ``remedy`` is what to do, where the state is not ``"ok"``.
+    ``remedy`` is what to do, where the state is not ``"ok"``; a line to copy is one of its lines.
     """
 
     what: str
@@ -76,9 +76,9 @@ def check_app(app: Any) -> Iterator[Finding]:
         yield Finding(
             "transport",
             "error",
-            f"the app uses {name}, so its delayed tasks do not wait in RabbitMQ's ladder",
-            f'add the line app.conf.broker_transport = "{TRANSPORT}" (in the settings of Django: '
-            f'CELERY_BROKER_TRANSPORT = "{TRANSPORT}")',
+            f"the app uses {name}, so its delayed tasks do not wait on the ladder",
+            f'add one line:\napp.conf.broker_transport = "{TRANSPORT}"\nor, in the settings of '
+            f'Django:\nCELERY_BROKER_TRANSPORT = "{TRANSPORT}"',
         )
         return
     yield Finding("transport", "ok", f"the app uses {name}")
