@@ -5,6 +5,7 @@ They talk to a broker through a :class:`kombu.Connection`, and to its management
 """
 
 from .amend import Amended, Chosen, amend, choose
+from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
@@ -39,12 +40,14 @@ from .waiting import (
 __all__ = [
     "Amended",
     "AmendmentsStatus",
+    "Check",
     "Chosen",
     "Count",
     "Creation",
     "Difference",
     "Event",
     "Explanation",
+    "Finding",
     "LadderStatus",
     "Management",
     "Migration",
@@ -69,6 +72,8 @@ __all__ = [
     "Waiting",
     "WaitingTask",
     "amend",
+    "check",
+    "check_app",
     "choose",
     "count_by",
     "create",

@@ -12,6 +12,7 @@ import click
 from kombu_binary_delay.spark.cli import spark
 
 from .amend import cancel, reschedule
+from .check import check
 from .connect import Target, options
 from .create import create
 from .explain import explain
@@ -75,6 +76,7 @@ def binary_delay(
 for _option in options():
     binary_delay.params.append(_option)
 for _subcommand in (
+    check,
     create,
     verify,
     status,

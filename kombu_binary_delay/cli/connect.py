@@ -48,6 +48,8 @@ class Target:
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
+    #: The Celery app, if one was named.
+    app: Any = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -81,7 +83,7 @@ class Target:
             _check(each)
         url, said = for_kombus_transport(url)
         # As our transport has it: what the URL says of TLS counts over the app.
-        return cls(url, said or ssl, login_method, defaults, management_url, given)
+        return cls(url, said or ssl, login_method, defaults, management_url, given, app)
 
     @property
     def settings(self) -> Settings:
