@@ -12,7 +12,7 @@ import click
 from kombu_binary_delay.spark.cli import spark
 
 from .amend import cancel, reschedule
-from .connect import Target, options
+from .asked import asked_before, place_options
 from .create import create
 from .explain import explain
 from .export import export
@@ -37,43 +37,15 @@ from .verify import verify
     variable in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
     """,
 )
-@click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
-@click.option(
-    "--broker",
-    "-b",
-    metavar="URL",
-    envvar="BINARY_DELAY_BROKER",
-    help="Where RabbitMQ is.  [default: the app's, or amqp://guest:guest@localhost//]",
-)
-@click.option(
-    "--management",
-    "-m",
-    metavar="URL",
-    envvar="BINARY_DELAY_MANAGEMENT",
-    help="Where its management API is.  [default: the broker's host, port 15672, "
-    "or 15671 over TLS]",
-)
 @click.version_option(package_name="kombu-binary-delay")
 @click.pass_context
-def binary_delay(
-    context: click.Context,
-    /,
-    app: str | None,
-    broker: str | None,
-    management: str | None,
-    **given: Any,
-) -> None:
+def binary_delay(context: click.Context, /, **given: Any) -> None:
     """Look after ladders of kombu-binary-delay on RabbitMQ."""
     # Celery's own command has loaded the app already.
-    loaded = getattr(context.obj, "app", None)
-    if app is not None:
-        loaded = _load(app)
-    settings = {name: value for name, value in given.items() if value is not None}
-    context.obj = Target.of(loaded, broker, management, settings)
+    context.obj = asked_before(context, given, getattr(context.obj, "app", None))
 
 
-for _option in options():
-    binary_delay.params.append(_option)
+binary_delay.params[:0] = place_options(after=False)
 for _subcommand in (
     create,
     verify,
@@ -91,15 +63,6 @@ for _subcommand in (
     spark,
 ):
     binary_delay.add_command(_subcommand)
-
-
-def _load(name: str) -> Any:
-    try:
-        from celery.app.utils import find_app  # noqa: PLC0415 - Celery is no dependency
-
-        return find_app(name)
-    except (ImportError, AttributeError) as exc:
-        raise click.BadParameter(f"no Celery app can be loaded from {name!r}: {exc}") from exc
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from kombu_binary_delay.model.topology import Topology
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
 from .connect import Target
+from .failures import named
 from .progress import bar
 
 _from_ladder = click.option(
@@ -104,7 +106,7 @@ def transfer(
     dry_run: bool,
 ) -> int:
     """Move what waits to the same ladder on another broker, or in another virtual host."""
-    there = Target.of(None, to_broker, to_management, broker.given)
+    there = replace(Target.of(None, to_broker, to_management, broker.given), option="--to-broker")
     return _move(broker, there, printer, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
@@ -134,13 +136,14 @@ def _move(
     if dry_run:
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
-    with there.plain() as connection:
+    with named(there), there.plain() as connection:
         target = there.lanes(connection, to)
         asked_there = None if here is there else there.management(connection)
     connect: Any = there.plain
     if target[0].mirrors:
         connect = (there if to is None else there.on(target[0])).delaying
-    with bar("move", planned.messages) as update:
+    both = (here,) if here is there else (here, there)
+    with named(*both), bar("move", planned.messages) as update:
         done = admin.migrate(
             here.plain,
             connect,

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import amqp
 import click
-from kombu.exceptions import OperationalError
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.probe import Probe
@@ -18,7 +16,9 @@ from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
+from .command import wrapped
 from .connect import Target
+from .failures import BROKER_ERRORS, in_words
 
 _CTL = "rabbitmqctl"
 
@@ -97,10 +97,10 @@ def _judge(broker: Target, stack: ExitStack) -> Any:
         if amendments.is_reading or not exist:
             return judge
         why = "this user may not read the stream of amendments"
-    except (amqp.AMQPError, OperationalError, OSError) as exc:
+    except BROKER_ERRORS as exc:
         # The node can be read where its broker cannot be reached.
-        why = f"the broker cannot be reached, or refused: {exc}"
-    click.echo(f"! what was taken back is listed, too: {why}", err=True)
+        why = in_words(exc, broker)
+    click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
     return None
 
 
@@ -110,9 +110,5 @@ def words_of(task: admin.WaitingTask) -> dict[str, Any]:
 
 
 def _has_journal(broker: Target) -> bool:
-    """Whether there is a journal; there is none where the broker cannot be reached."""
-    try:
-        with broker.plain() as connection:
-            return admin.has_journal(connection, broker.settings.namespace)
-    except (amqp.AMQPError, OperationalError, OSError):
-        return False
+    with broker.plain() as connection:
+        return admin.has_journal(connection, broker.settings.namespace)

@@ -286,7 +286,7 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
         (["--tick", "0", "status"], 2, "tick must be a whole number"),
         (["--tick", "x", "status"], 2, "'x' is not a whole number"),
         (["explain", "soon"], 2, "is no delay, such as"),
-        (["explain", "99999w"], 2, "outside of 0 to"),
+        (["explain", "99999w"], 2, "longer than 3,106.9 days"),
         (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
         (["migrate"], 2, "say what to move"),
         (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
@@ -298,15 +298,6 @@ def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, wor
 
     assert done.exit_code == code
     assert words in " ".join(done.output.split())
-
-
-def test_a_broker_that_is_not_there_is_an_exit_code_of_its_own(run):
-    done = run("status", url="amqp://127.0.0.1:1//")
-    as_json = run("status", "--json", url="amqp://127.0.0.1:1//")
-
-    assert done.exit_code == as_json.exit_code == 4
-    assert "cannot be reached" in done.output
-    assert "cannot be reached" in json.loads(as_json.output)["error"]
 
 
 def test_settings_come_from_options_and_the_environment(run):
