@@ -17,6 +17,7 @@ from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
+from .trouble import Expected
 from .verify import Difference, Verification, verify
 from .waiting import (
     Count,
@@ -44,6 +45,7 @@ __all__ = [
     "Creation",
     "Difference",
     "Event",
+    "Expected",
     "Explanation",
     "LadderStatus",
     "Management",

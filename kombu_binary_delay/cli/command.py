@@ -43,8 +43,8 @@ class Printer:
         # Rich comes with the extra `cli`: without it, the JSON is still to be had.
         from . import output  # noqa: PLC0415 - see above
 
-        drawn = getattr(output, drawn_by)(value)
-        output.console().print(output.dry(drawn) if dry else drawn)
+        draw = getattr(output, drawn_by)
+        output.console().print(output.dry(draw(value, dry=True)) if dry else draw(value))
 
     def log(self, text: str) -> None:
         """Say what goes on, beside the result."""

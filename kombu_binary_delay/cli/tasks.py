@@ -155,5 +155,9 @@ def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every:
 
     with Live(console=output.console(), auto_refresh=False, screen=False) as live:
         while True:
-            live.update(_drawn(look(), limit, count_by), refresh=True)
+            # What is not among them comes last, and is to be seen.
+            fits = max(output.tasks_that_fit(live.console), 1)
+            drawn = _drawn(look(), min(limit, fits), count_by)
+            shown = output.cropped([], [drawn], live.console)
+            live.update(shown, refresh=True)
             time.sleep(every)

@@ -84,7 +84,7 @@ def test_create_verify_status_and_teardown(run, tick, connect):
     assert json.loads(planned.output)["dry_run"] is True
     assert "queues made" in made.output
     assert "sound: nothing" in sound.output
-    assert "0 waiting" in empty.output
+    assert "\nempty\n" in empty.output
     ladders = json.loads(waiting.output)["ladders"]
     assert sum(each["messages"] for ladder in ladders for each in ladder["queues"]) == 2
     assert refused.exit_code == 3
@@ -154,10 +154,29 @@ def test_status_draws_what_waits(run, tick, connect):
     shown = run(*tick, "status")
 
     assert shown.exit_code == 0
+    words = [line.split() for line in shown.output.splitlines()]
     assert "3 waiting" in shown.output
-    assert "██" in shown.output
-    assert "leave within" in shown.output
+    assert ["level", "wait", "waiting", "left", "after"] in words
+    assert any(line[:3] == ["03", "8s", "3"] for line in words), shown.output
+    assert any(line[:1] == ["surely"] for line in words)
     assert "\x1b" not in shown.output, "colour is for terminals"
+
+
+def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
+    run, tick, connect, vhost, small
+):
+    publish(connect, 9000)
+    whole = run(*tick, "status", "--json")
+    with Connection(vhost.url) as operator:
+        operator.channel().queue_delete(small.level_name(1) + ".1")
+
+    broken = run(*tick, "status", "--json")
+
+    assert (whole.exit_code, json.loads(whole.output)["troubles"]) == (0, [])
+    (trouble,) = json.loads(broken.output)["troubles"]
+    assert broken.exit_code == 1
+    assert f"queue {small.level_name(1)}.1: missing" in trouble
+    assert "verify --fix" in trouble
 
 
 def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):

@@ -1,8 +1,7 @@
 """A delay is a number in a positional system."""
 
-from math import prod
-
 import re
+from math import prod
 
 import pytest
 from hypothesis import assume, example, given
