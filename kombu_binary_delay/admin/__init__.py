@@ -9,6 +9,7 @@ from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
+from .fix import fix
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
 from .probe import ready
@@ -76,6 +77,7 @@ __all__ = [
     "create",
     "earliest",
     "explain",
+    "fix",
     "from_journal",
     "from_node",
     "has_journal",

@@ -212,7 +212,7 @@ def story(value: Story) -> RenderableType:
 
 
 def verification(value: Verification) -> RenderableType:
-    """Draw what is not as it should be."""
+    """Draw what is not as it should be, with what to do about it."""
     head = Text.assemble(
         ("RabbitMQ ", "dim"),
         value.broker,
@@ -226,16 +226,35 @@ def verification(value: Verification) -> RenderableType:
         if value.sound
         else Text("not sound", style="bold red")
     )
-    rows = [row for each in value.differences for row in _difference(each)]
-    return Group(head, *rows, verdict)
+    said: set[str] = set()
+    return Group(head, *(_difference(each, said) for each in value.differences), verdict)
 
 
-def _difference(value: Difference) -> tuple[Text, Text]:
-    kind = (f"{value.severity:8}", _COLOURS[value.severity])
-    return (
-        Text.assemble(kind, (value.what, "bold"), f": {value.found}"),
-        Text(f"        {value.causes}", style="dim"),
+def _difference(value: Difference, said: set[str]) -> RenderableType:
+    """Draw a difference.
+
+    :param said: commands that were shown already.
+    """
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, min_width=7)
+    grid.add_column(overflow="fold")
+    grid.add_row(
+        Text(value.severity, style=_COLOURS[value.severity]),
+        Text.assemble((value.what, "bold"), f": {value.found}"),
     )
+    grid.add_row("", Text(value.causes, style="dim"))
+    if value.remedy and value.remedy not in said:
+        grid.add_row("", hanging("→", value.remedy, "cyan"))
+    if "rabbitmqctl " in value.remedy:
+        said.add(value.remedy)
+    return grid
+
+
+def fixed(value: Creation) -> RenderableType:
+    """Draw what was mended."""
+    if value == Creation((), (), (), 0):
+        return Text("nothing to mend here that is safe", style="yellow")
+    return Group(Text("mended:", style="green"), creation(value))
 
 
 def creation(value: Creation, *, dry: bool = False) -> RenderableType:

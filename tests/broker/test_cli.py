@@ -176,7 +176,7 @@ def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
     (trouble,) = json.loads(broken.output)["troubles"]
     assert broken.exit_code == 1
     assert f"queue {small.level_name(1)}.1: missing" in trouble
-    assert "verify --fix" in trouble
+    assert "'verify' says what to do" in trouble
 
 
 def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
