@@ -28,19 +28,21 @@ from .verify import verify
 @click.group(
     name="binary-delay",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
-    "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
-    "or its management API cannot be reached, or has not confirmed what was sent.",
-    help="""Look after ladders of kombu-binary-delay on RabbitMQ.
+    epilog="Exit status: 0 if all is well; 1 if something was found, such as a difference or a "
+    "parked message; 2 if it cannot be done as asked; 3 if it would lose messages, and was "
+    "refused; "
+    "4 if the broker or its management API does not answer, or has not confirmed what was sent.",
+    help="""See and manage the delayed messages that wait in RabbitMQ.
 
-    Options before the subcommand say where, and with which settings of the transport. Each has a
-    variable in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    Say where RabbitMQ is, and which settings your programs have, with the options below or with -A
+    and your Celery app. You can give them before or after the subcommand. All but -A can be set in
+    the environment, too: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
     """,
 )
 @click.version_option(package_name="kombu-binary-delay")
 @click.pass_context
 def binary_delay(context: click.Context, /, **given: Any) -> None:
-    """Look after ladders of kombu-binary-delay on RabbitMQ."""
+    """See and manage the delayed messages that wait in RabbitMQ."""
     # Celery's own command has loaded the app already.
     context.obj = asked_before(context, given, getattr(context.obj, "app", None))
 
@@ -62,6 +64,10 @@ for _subcommand in (
     teardown,
     spark,
 ):
+    if _subcommand is not spark:
+        _subcommand.epilog = (
+            "Takes all options that 'kombu-binary-delay --help' lists, such as --tick."
+        )
     binary_delay.add_command(_subcommand)
 
 

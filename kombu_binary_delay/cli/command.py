@@ -130,5 +130,7 @@ dry_run = click.option(
 ladder = click.option(
     "--ladder",
     metavar="NAME",
-    help="Another ladder than that of the settings, by its name, such as 250ms-2x30 or celery.",
+    help="A ladder by its name, as 'status' shows it, or shorter: 250ms-2x30, celery.  [default: "
+    "that "
+    "of the settings]",
 )

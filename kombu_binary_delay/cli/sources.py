@@ -28,15 +28,16 @@ def choose(function: Callable[..., Any]) -> Callable[..., Any]:
     source = click.option(
         "--source",
         type=click.Choice([JOURNAL, NODE]),
-        help="What to read.  [default: the node with --node-command; else the journal, if there "
-        "is one; else the node, if rabbitmqctl is on this machine]",
+        help="Where to read what waits.  [default: the node with --node-command; else the journal, "
+        "if there is one; else the node, if rabbitmqctl is on this machine]",
     )
     command = click.option(
         "--node-command",
         metavar="COMMAND",
         envvar="BINARY_DELAY_NODE_COMMAND",
-        help="What runs rabbitmqctl on the broker's host, such as 'docker exec rabbit', "
-        "'kubectl exec rabbit-0 --', 'ssh rabbit sudo'.  [default: nothing, this is the host]",
+        help="The words before rabbitmqctl that run it on the broker's host, such as 'docker "
+        "exec rabbit', "
+        "'kubectl exec rabbit-0 --', 'ssh rabbit sudo'.  [default: none, for this host]",
     )
     return source(command(function))
 
