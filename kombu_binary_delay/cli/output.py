@@ -259,13 +259,14 @@ def fixed(value: Creation) -> RenderableType:
 
 def creation(value: Creation, *, dry: bool = False) -> RenderableType:
     """Draw what was made, or would be."""
-    stale = f", and {value.removed_bindings} removed" if value.removed_bindings else ""
+    stale = f", and {value.removed_bindings:,} removed" if value.removed_bindings else ""
+    existing = f"; {len(value.existing):,} exist already" if value.existing else ""
     return Group(
         Text(
-            f"{len(value.exchanges):,} exchanges and {len(value.queues):,} queues "
-            f"{_done(dry, 'made')}; {len(value.existing):,} exist already"
+            f"{_count(value.exchanges, 'exchange')} and {_count(value.queues, 'queue')} "
+            f"{_done(dry, 'made')}{existing}"
         ),
-        Text(f"{value.bindings:,} bindings {_done(dry, 'declared')}{stale}"),
+        Text(f"{_count(value.bindings, 'binding')} {_done(dry, 'declared')}{stale}"),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
     )
@@ -275,14 +276,16 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
     """Draw what was removed, or would be."""
     lines: list[RenderableType] = [
         Text(
-            f"{len(value.exchanges):,} exchanges and {len(value.queues):,} queues "
+            f"{_count(value.exchanges, 'exchange')} and {_count(value.queues, 'queue')} "
             f"{_done(dry, 'removed')}"
         ),
     ]
     if not value.exchanges and not value.queues:
         lines.append(Text("nothing of this ladder exists", style="yellow"))
     if value.lost:
-        lines.append(Text(f"{value.lost:,} messages {_done(dry, 'lost')}", style="bold red"))
+        lines.append(
+            Text(f"{_count(value.lost, 'message')} {_done(dry, 'lost')}", style="bold red")
+        )
     if value.keeps:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
@@ -372,7 +375,7 @@ def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
     """Draw what was pruned, or would be."""
     return Group(
         Text(
-            f"{len(value.removed):,} queues and {len(value.exchanges):,} exchanges "
+            f"{_count(value.removed, 'queue')} and {_count(value.exchanges, 'exchange')} "
             f"{_done(dry, 'removed')}; {len(value.kept):,} queues are in use and stay"
         ),
         *_names(value.removed, "queue"),
@@ -383,6 +386,11 @@ def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
 def dry(drawn: RenderableType) -> RenderableType:
     """Say above what was drawn that nothing was done."""
     return Group(Text("dry run: nothing was changed", style="yellow"), drawn)
+
+
+def _count(of: int | Sequence[str], what: str) -> str:
+    number = of if isinstance(of, int) else len(of)
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _done(dry: bool, what: str) -> str:

@@ -53,7 +53,7 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
     run("create", "--queue", "mail", "--exchange", "events", code=0)
     whole = names(vhost)
     level = small.level_name
-    channel.basic_publish(amqp.Message("m"), level(3), "1.0.0.0.@..mail")
+    channel.basic_publish(amqp.Message("m"), level(3), "0.0.0.1.@..mail")
     channel.queue_delete(f"{level(1)}.1")
     channel.exchange_delete(level(2))
     channel.exchange_delete(f"{level(3)}.1")
