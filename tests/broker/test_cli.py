@@ -162,6 +162,33 @@ def test_status_draws_what_waits(run, tick, connect):
     assert "\x1b" not in shown.output, "colour is for terminals"
 
 
+def test_status_counts_by_destination_from_the_journal(run, tick, connect):
+    if tick[-1] == "classic":
+        pytest.skip("RabbitMQ 3.8 has no streams, and so no journal in one")
+    for queue in ("mail", "orders"):
+        declare(connect, queue)
+    settings = {"tick": 100_000, "radix": 2, "levels": 4, "journal": "stream"}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for queue in ("mail", "mail", "orders"):
+        connection.Producer().publish("m", routing_key=queue, headers={"x-delay": 900_000})
+    options = (*tick, "--tick", "100000")
+
+    def counts():
+        found = json.loads(run(*options, "status", "--destinations", "--json").output)
+        return {each["value"]: each["tasks"] for each in found["destinations"]}
+
+    end = time.monotonic() + 60
+    while counts() != {"mail": 2, "orders": 1}:
+        assert time.monotonic() < end, counts()
+    shown = run("status", "--destinations", *options)
+
+    assert shown.exit_code == 0, shown.output
+    assert ["destination", "waiting", "first", "due", "last", "due"] in [
+        line.split() for line in shown.output.splitlines()
+    ]
+    assert "3 waiting, from the journal" in shown.output
+
+
 def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
     run, tick, connect, vhost, small
 ):
@@ -320,12 +347,15 @@ def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, wor
 
 
 def test_settings_come_from_options_and_the_environment(run):
-    option = run("--tick", "1000", "explain", "1s", "--json")
-    environment = run("explain", "1s", "--json", env={"BINARY_DELAY_TICK": "500"})
-    radices = run("--radix", "4,3,2", "explain", "1s", "--json")
+    variables = {"BINARY_DELAY_TICK": "500"}
+    option = run("--tick", "1000", "explain", "1s", "--json", env=variables)
+    after = run("--tick", "77", "explain", "1s", "--json", "--tick", "1000", env=variables)
+    environment = run("explain", "1s", "--json", env=variables)
+    radices = run("explain", "1s", "--json", "--radix", "4,3,2")
 
-    ladders = [json.loads(each.output)["ladder"] for each in (option, environment, radices)]
-    assert ladders == [
+    shown = (option, after, environment, radices)
+    assert [json.loads(each.output)["ladder"] for each in shown] == [
+        "kbd.v2-1000ms-2x1-4x14",
         "kbd.v2-1000ms-2x1-4x14",
         "kbd.v2-500ms-3x1-4x14",
         "kbd.v2-125ms-4x1-3x1-2x1",
@@ -345,11 +375,16 @@ def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monk
     by_celery = CliRunner().invoke(
         celery_command, ["-A", "shop", "binary-delay", *management, "status", "--json"]
     )
+    after = CliRunner().invoke(
+        celery_command,
+        ["-A", "shop", "binary-delay", "explain", "1s", "-A", "shop", "--tick", "500", "--json"],
+    )
     alone = CliRunner().invoke(binary_delay, ["-A", "shop", "explain", "1s", "--json"])
 
     assert by_celery.exit_code == 0, by_celery.output
     assert json.loads(by_celery.output)["vhost"] == vhost.name
     assert json.loads(alone.output)["ladder"] == "shop.v2-250ms-2x1-4x15"
+    assert json.loads(after.output)["ladder"] == "shop.v2-500ms-3x1-4x14"
 
 
 @pytest.mark.parametrize("subcommand", sorted(binary_delay.commands))
