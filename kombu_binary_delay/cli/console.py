@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from functools import partial
 
@@ -12,11 +14,20 @@ from rich.text import Text
 
 
 def console() -> Console:
-    """Make a console; where there is no terminal, without colour and wide enough for tables."""
+    """Make a console; where there is no terminal, without colour."""
     # Names are shown as they are, whatever Rich could read in them.
     as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
     made = as_it_is()
-    return made if made.is_terminal else as_it_is(width=120)
+    return made if made.is_terminal else as_it_is(width=_width())
+
+
+def _width() -> int:
+    """Return how wide what is piped may be: as the terminal, or else enough for tables."""
+    # Of `status | less`, only the output is no terminal.
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 120
 
 
 def hanging(mark: str, text: str, style: str) -> RenderableType:

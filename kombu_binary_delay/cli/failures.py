@@ -67,6 +67,7 @@ def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:
     connection = target.plain()
     vhost, user = connection.virtual_host or "/", connection.userid or "guest"
     broker, change = f"RabbitMQ at {_hosts(target)}", _other(target)
+    or_change = change.replace("; ", "; or ")
     permissions = (
         f"'rabbitmqctl set_permissions -p {shlex.quote(vhost)} {shlex.quote(user)} CONFIGURE WRITE "
         f"READ', each a pattern of names"
@@ -78,15 +79,15 @@ def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:
     if "not found" in said:
         return (
             f"{broker} has no virtual host {vhost!r}; make it with 'rabbitmqctl add_vhost "
-            f"{shlex.quote(vhost)}'{change}"
+            f"{shlex.quote(vhost)}'{or_change}"
         )
     if "access to vhost" in said:
         return (
             f"{broker} does not let the user {user!r} into the virtual host {vhost!r}; give it "
-            f"permissions with {permissions}{change}"
+            f"permissions with {permissions}{or_change}"
         )
     if exc.reply_code == 403:
-        return f"{broker} refuses: {said}; give it the permission with {permissions}{change}"
+        return f"{broker} refuses: {said}; give it the permission with {permissions}{or_change}"
     return f"RabbitMQ at {places} refuses: {said}{change}"
 
 
