@@ -10,6 +10,7 @@ from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
+from .fix import fix
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
 from .probe import ready
@@ -18,6 +19,7 @@ from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
+from .trouble import Expected
 from .verify import Difference, Verification, verify
 from .waiting import (
     Count,
@@ -46,6 +48,7 @@ __all__ = [
     "Creation",
     "Difference",
     "Event",
+    "Expected",
     "Explanation",
     "Finding",
     "LadderStatus",
@@ -79,6 +82,7 @@ __all__ = [
     "create",
     "earliest",
     "explain",
+    "fix",
     "from_journal",
     "from_node",
     "has_journal",

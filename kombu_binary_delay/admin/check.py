@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import amqp
-from amqp.exceptions import AccessRefused, MessageNacked, NotAllowed, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 
 from kombu_binary_delay.compat.celery import MarkedDriverType
 from kombu_binary_delay.compat.worker_log import describe
@@ -26,7 +26,6 @@ from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
 from .declare import declare
-from .errors import UnreachableError
 from .probe import Probe
 
 TRANSPORT = "kombu_binary_delay:Transport"
@@ -97,10 +96,9 @@ def check(connection: Any, settings: Settings, delay: float, late: float) -> Ite
     :param connection: a :class:`kombu.Connection` by our transport with these settings.
     :param delay: in milliseconds.
     :param late: from how many seconds after the due time a message counts as late.
-    :raises UnreachableError: where the broker does not answer, or does not let this user in.
     :raises DelayError: where the ladder cannot have the delay.
     """
-    broker = _connect(connection)
+    broker = connection.connection
     server = broker.server_properties
     topology: Topology = mechanism_of(broker).router.topology  # type: ignore[union-attr] # ours
     expected = topology.ladder.delay(topology.ladder.digits(delay)) / 1000
@@ -319,32 +317,3 @@ class _Trial:
                 "and run the check as a user who may bind a queue to it"
             )
         return "grant the permissions, or set declare to 'never' and make the ladder beforehand"
-
-
-def _connect(connection: Any) -> Any:
-    """Connect.
-
-    :raises UnreachableError: with what was tried: host, port, virtual host and user.
-    """
-    try:
-        return connection.connection
-    except AccessRefused as exc:
-        why = "refuses this user name and password; set others in the broker's URL"
-        raise UnreachableError(_tried(connection, why)) from exc
-    except NotAllowed as exc:
-        why = f"does not let this user into this virtual host: {exc.reply_text}"
-        raise UnreachableError(_tried(connection, why)) from exc
-    except (amqp.AMQPError, OSError) as exc:
-        why = (
-            f"does not answer as a RabbitMQ does: {exc}; start it, or set another host and port in "
-            f"the broker's URL"
-        )
-        raise UnreachableError(_tried(connection, why)) from exc
-
-
-def _tried(connection: Any, why: str) -> str:
-    given = connection.info()
-    return (
-        f"the broker at host {given['hostname'] or 'localhost'!r}, port {given['port']}, virtual "
-        f"host {given['virtual_host']!r}, as user {given['userid']!r}, {why}"
-    )

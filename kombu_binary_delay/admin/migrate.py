@@ -236,12 +236,19 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
     if source.topology is None:
         return Send(as_new(message), "", source.name, count)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
-    found = put_back(source, key, as_new(message).properties, now)
+    found = put_back(source, key, as_new(message).properties, now, _entered(message))
     if found is None:
         return None
     exchange, key, properties = found
     # It is met again in the same round, and counted then.
     return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
+
+
+def _entered(message: Any) -> str:
+    """Return the exchange that a message was published to."""
+    # What has not waited in a queue before this one has it still.
+    headers = message.properties.get(_HEADERS) or {}
+    return str(headers.get(ENTERED, message.delivery_info["exchange"]))
 
 
 class _Sorter:
@@ -301,10 +308,8 @@ class _Sorter:
         namespace = source.topology.namespace
         if found.destination != Destination("", stream_name(namespace, IDS)):
             return None
-        # What has not waited in a queue before this one still has the exchange that it entered by.
-        headers = message.properties.get(_HEADERS) or {}
-        entered = headers.get(ENTERED, message.delivery_info["exchange"])
-        record = from_line(message.body) if entered == exchange_name(namespace) else None
+        by_its_exchange = _entered(message) == exchange_name(namespace)
+        record = from_line(message.body) if by_its_exchange else None
         return record if isinstance(record, Cancel) else None
 
     def _amend(self, record: Cancel) -> Keep | Done:

@@ -31,8 +31,8 @@ _INDENT = 19
     late or not at all.
 
     \b
-      kombu-binary-delay -A shop check
-      kombu-binary-delay -b amqp://guest:guest@localhost// check --delay 10s
+      kombu-binary-delay check -A shop
+      kombu-binary-delay check -b amqp://guest:guest@localhost// --delay 10s
     """
 )
 @click.option(

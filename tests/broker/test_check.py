@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import uuid
 
@@ -115,26 +114,6 @@ def test_a_user_without_permissions_is_told_which(check, user, vhost, pattern, s
     assert "grant" in words
     assert "'kbd.'" in words
     assert not vhost.queues()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda url: url.replace(":guest@", ":secret@"), "refuses this user name and password"),
-        (lambda url: f"{url}-gone", "does not let this user into this virtual host"),
-        (lambda url: re.sub(r":\d+/", ":1/", url), "does not answer"),
-    ],
-    ids=["password", "virtual host", "port"],
-)
-def test_a_broker_that_cannot_be_used_is_named_in_one_sentence(check, vhost, change, said):
-    found = check(url=change(vhost.url))
-
-    assert found.exit_code == 4
-    assert "secret" not in found.output
-    words = found.output.splitlines()[-1]
-    assert said in words
-    for part in ("host", "port", "virtual host", "user 'guest'"):
-        assert part in words
 
 
 def test_a_message_that_comes_too_early_is_an_error(check, vhost, topology):

@@ -452,7 +452,7 @@ def test_status_counts_amendments_for_those_who_may_read_them(
     cancel("cancelled", connection=administrator)
     management = Management.of(administrator, vhost.broker.management_url)
 
-    found = status(administrator, management, Topology(), (), connect(url=granted(grant)))
+    found = status(administrator, management, Topology(), None, connect(url=granted(grant)))
 
     assert found.amendments is not None
     assert found.amendments.active == active
