@@ -206,7 +206,7 @@ class AmendingChannel(FollowingChannel):
             if (
                 headers
                 and REPLACES in headers
-                and self._amendments.memory.revives(message.properties)
+                and self._amendments.memory.revives(message.properties, time.time_ns() // 1_000_000)
             ):
                 # A Celery worker that heard of the cancellation remembers it by itself.
                 celery.accept_here(names_of(message.properties)[0])
