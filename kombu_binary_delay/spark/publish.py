@@ -2,8 +2,8 @@
 
 The rows are staged first: what is published is what was checked, also where the DataFrame would say
 something else when it is asked again. Then slice by slice, in the order of the due times, a Spark
-job publishes on the executors and writes the receipts with Spark's own commit: a task that is tried
-again leaves one receipt a message, and a driver that dies loses the receipts of one slice at most.
+job publishes on the executors and writes the receipts: a task that is tried again leaves one
+receipt a message, and a driver that dies loses the receipts of one slice at most.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
+from .checks import check_number, check_whole
 from .prepare import job_uuid, prepare
 from .send import Sender, Sent, Target
+from .tables import append
 
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
@@ -105,7 +107,7 @@ def publish(
         has receipts already.
     """
     spark = df.sparkSession
-    _check(spark, job_id, max_rate, horizon, publishers, slice_rows)
+    _check(spark, job_id, max_rate, publishers, slice_rows)
     rate = None if max_rate is None else max_rate / publishers
     target = Target(broker, app, settings, rate, patience)
     ladder = target.ladder()
@@ -128,28 +130,32 @@ def publish(
     # Nobody else's: jobs may share their receipts.
     of_job = f"{receipts}-staged/{job_uuid(job_id)}"
     staging = f"{of_job}/{uuid4()}"
-    marked.repartitionByRange("due").sortWithinPartitions("due").write.mode("overwrite").parquet(
-        staging
-    )
+    # Many may be due at the same time: what is cut into slices is each row's place.
+    order = ("due", "task_id")
+    placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
+    placed = placed.withColumn("place", F.monotonically_increasing_id())
+    placed.write.mode("overwrite").parquet(staging)
     staged = spark.read.parquet(staging)
     progress = _counted(staged)
     if progress.rejected:
-        staged.where("fate = 'rejected'").select(
+        rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
             "key",
             "task",
             "reason",
             F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
-        ).write.mode("append").parquet(rejects or f"{receipts}-rejects")
+        )
+        append(rejected, rejects or f"{receipts}-rejects")
     report = on_progress or (lambda _: None)
     report(progress)
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
         published = F.coalesce(F.sum((F.col("status") == s.PUBLISHED).cast("int")), F.lit(0))
-        _sent(part, job_id, target, publishers).observe(
+        sent = _sent(part, job_id, target, publishers).observe(
             seen, F.count("*").alias("all"), published.alias("published")
-        ).write.mode("append").parquet(receipts)
+        )
+        append(sent, receipts)
         counts = seen.get
         progress = replace(
             progress,
@@ -173,18 +179,15 @@ def _check(
     spark: SparkSession,
     job_id: str,
     max_rate: float | None,
-    horizon: float | None,
     publishers: int,
     slice_rows: int,
 ) -> None:
     if not job_id:
         raise ValueError("job_id must name the job, got an empty one")
-    for name, value in (("max_rate", max_rate), ("horizon", horizon)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value!r}")
+    if max_rate is not None:
+        check_number("max_rate", max_rate)
     for name, number in (("publishers", publishers), ("slice_rows", slice_rows)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number!r}")
+        check_whole(name, number)
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise RuntimeError(
             "spark.speculation is on: Spark would run slow tasks twice and publish their messages "
@@ -223,18 +226,18 @@ def _counted(marked: DataFrame) -> Progress:
 
 
 def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]:
-    """Cut by due time, nearest first."""
+    """Cut by due time, nearest first, and what is due at once by its id."""
     if not rows:
         return
     number = -(-rows // slice_rows)
     shares = [index / number for index in range(1, number)]
     # Spark cannot be asked for no share at all.
-    found = ready.approxQuantile("due", shares, 0.1 / number) if shares else []
+    found = ready.approxQuantile("place", shares, 0.1 / number) if shares else []
     bounds = sorted({int(at) for at in found})
-    due = F.col("due")
+    place = F.col("place")
     for low, high in zip([None, *bounds], [*bounds, None], strict=True):
-        part = ready if low is None else ready.where(due >= low)
-        yield part if high is None else part.where(due < high)
+        part = ready if low is None else ready.where(place >= low)
+        yield part if high is None else part.where(place < high)
 
 
 def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 
 import amqp
 import kombu
+from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
@@ -29,15 +31,27 @@ from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s
+from .checks import check_number
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
+_NAMES = ("queue", "exchange", "routing_key")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: One message's own trouble, which is none of the next one's.
-_ROW_ERRORS = (KombuError, QueueNotFound, OverflowError, TypeError, ValueError)
+_ROW_ERRORS = (
+    FrameSyntaxError,
+    KombuError,
+    OverflowError,
+    QueueNotFound,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+#: The longest patience, in seconds: beyond it, an operating system does not wait.
+_MOST_PATIENCE = 1e6
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,7 @@ class Target:
         application has.
     :param rate: messages per second at most; None without limit.
     :param patience: seconds for which to try to reach a broker that is away.
+    :raises ValueError: for a rate or patience that cannot be.
     """
 
     broker: str | None = None
@@ -58,6 +73,11 @@ class Target:
     settings: dict[str, Any] | None = None
     rate: float | None = None
     patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            check_number("rate", self.rate)
+        check_number("patience", self.patience, most=_MOST_PATIENCE)
 
     def application(self) -> Celery:
         """Give the application, as it is: the same for all targets of a process that name it."""
@@ -109,7 +129,8 @@ class _Producer(kombu.Producer):
     """What ``send_task`` publishes with: into a batch instead of to the broker."""
 
     batch: PublishBatch
-    current: Sent
+    #: Whose message comes next; None behind it.
+    current: Sent | None = None
     patience: float
     #: What has been declared, by its id, and why that was refused, where it was.
     declared: dict[int, tuple[Any, str | None]]
@@ -145,7 +166,11 @@ class _Producer(kombu.Producer):
                 self.declared[id(entity)] = entity, refusal
             if refusal is not None:
                 raise TopologyError(refusal)
-        sent = self.current
+        sent, self.current = self.current, None
+        if sent is None:
+            # An event of Celery's, which says that the task was sent. Often nobody listens.
+            self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
+            return
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
         # A message without a destination is to be reported, not dropped; and a broker that is away
         # without a word is away all the same.
@@ -258,7 +283,10 @@ class Sender:
         self._finished.append(sent)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        sent: Sent = outcome.tag
+        sent: Sent | None = outcome.tag
+        if sent is None:
+            # An event of Celery's: what becomes of it is nobody's concern.
+            return
         if outcome.state in _STATUS:
             self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
         else:
@@ -380,15 +408,17 @@ def _is_refusal(exc: BaseException) -> bool:
 
 
 def _options(row: dict[str, Any]) -> dict[str, Any]:
-    options = {
-        name: row[name]
-        for name in ("queue", "exchange", "routing_key", "priority")
-        if row.get(name) is not None
-    }
+    options = {name: row[name] for name in (*_NAMES, "priority") if row.get(name) is not None}
+    for name in _NAMES:
+        if len(str(options.get(name, "")).encode()) > s.LONGEST_NAME:
+            raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
     if row.get("expires") is not None:
         options["expires"] = _time(row["expires"])
     if row.get("headers") is not None:
-        options["headers"] = _loaded(row, "headers", dict, "object")
+        headers = options["headers"] = _loaded(row, "headers", dict, "object")
+        for name in s.RESERVED_HEADERS:
+            if name in headers:
+                raise DelayError(f"headers has {name!r}, which is set by the row")
     return options
 
 

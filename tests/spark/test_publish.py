@@ -90,6 +90,14 @@ def test_nearest_due_is_published_first(spark, reminders, run, receipts):
     assert due == sorted(due)
 
 
+def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run):
+    remaining = []
+    df = reminders(300).withColumn("eta", F.lit(FAR))
+    run(df, slice_rows=100, on_progress=lambda progress: remaining.append(progress.remaining))
+    # About as many as asked for.
+    assert [round(each, -2) for each in remaining] == [300, 200, 100, 0]
+
+
 def test_resume_publishes_only_what_has_no_receipt(spark, reminders, run, receipts, vhost):
     run(reminders(100))
     with pytest.raises(RuntimeError, match=r"'job' has receipts .* pass resume .* another job_id"):
@@ -166,6 +174,21 @@ def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
     assert spark.read.schema("key string").parquet(f"{receipts}-staged/*").count() == 0
 
 
+def test_what_another_job_is_writing_to_the_same_tables_stays_there(
+    spark, reminders, run, receipts
+):
+    # As Hadoop's committer does it: a task that is done, of a job that is not.
+    tables = [Path(receipts), Path(f"{receipts}-rejects")]
+    theirs = [table / "_temporary" / "0" / "task_0_m_0" / "part-0.parquet" for table in tables]
+    for file in theirs:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    run(reminders(10).unionByName(reminders(1)))
+    assert [file.exists() for file in theirs] == [True, True]
+    assert read(spark, receipts).count() == 9
+    assert read(spark, f"{receipts}-rejects", s.REJECTS).count() == 2
+
+
 def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     spark, reminders, run, receipts, vhost
 ):
@@ -187,10 +210,14 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     ("options", "words"),
     [
         ({"job_id": ""}, "job_id must name"),
-        ({"max_rate": 0}, "max_rate must be above 0, got 0"),
-        ({"horizon": -1}, "horizon must be above 0, got -1"),
-        ({"publishers": 0}, "publishers must be at least 1, got 0"),
-        ({"slice_rows": 0}, "slice_rows must be at least 1, got 0"),
+        ({"max_rate": 0}, r"max_rate must be above 0, and at most 1e\+12, got 0"),
+        ({"max_rate": float("inf")}, "max_rate must be .* got inf"),
+        ({"horizon": -1}, "horizon must be above 0, .* got -1"),
+        ({"horizon": 1e15}, "horizon must be .* got 1000000000000000.0"),
+        ({"patience": -1}, "patience must be above 0, .* got -1"),
+        ({"patience": float("inf")}, "patience must be .* got inf"),
+        ({"publishers": 0}, "publishers must be a whole number of at least 1, got 0"),
+        ({"slice_rows": 2.5}, "slice_rows must be a whole number of at least 1, got 2.5"),
         ({"past": "drop"}, "past must be one of"),
         ({"settings": {"tik": 1}}, "unknown setting 'tik'"),
     ],
