@@ -203,7 +203,8 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
 @spark.command(
     help="""Give a verdict on each task, and write data, summary.json and report.html.
 
-    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early. So it does
+    where no task is judged, unless --allow judged=0 says that this may be.
     """
 )
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
@@ -276,6 +277,12 @@ def audit(
         if count:
             _console().print(f"{count:>12,}  {name}")
     _console().print(str(page))
+    judged = summary["thresholds"].get("judged")
+    if judged and not judged["passed"]:
+        _console().print(
+            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
+            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
+        )
     if not summary["passed"]:
         sys.exit(FAILED)
 
