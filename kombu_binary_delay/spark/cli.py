@@ -178,6 +178,11 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
         with _Watch() as watch:
             done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
     _console().print(watch.line(done))
+    if done.by_send_task:
+        _console().print(
+            f"{done.by_send_task:,} messages were made by send_task, one by one, which takes "
+            f"longer: {'; '.join(done.reasons)}"
+        )
     if done.failed or done.rejected:
         sys.exit(FAILED)
 

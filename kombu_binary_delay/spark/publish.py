@@ -18,15 +18,17 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
 from .checks import check_number, check_whole
+from .compiled import REASONS
 from .prepare import job_uuid, prepare
 from .send import Sender, Sent, Target
 from .tables import append
 
+_REASON = "reason"
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
     "countdown double, queue string, exchange string, routing_key string, priority int, "
@@ -45,6 +47,8 @@ class Progress:
     :param already: rows that have a receipt from before.
     :param later: rows beyond the horizon.
     :param seconds: since the first message.
+    :param by_send_task: messages that Celery's ``send_task`` made one by one, of this run.
+    :param reasons: why, each once.
     """
 
     published: int = 0
@@ -54,6 +58,8 @@ class Progress:
     already: int = 0
     later: int = 0
     seconds: float = 0.0
+    by_send_task: int = 0
+    reasons: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -152,17 +158,25 @@ def publish(
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
         published = F.coalesce(F.sum((F.col("status") == s.PUBLISHED).cast("int")), F.lit(0))
+        why = F.col(_REASON)
         sent = _sent(part, job_id, target, publishers).observe(
-            seen, F.count("*").alias("all"), published.alias("published")
+            seen,
+            F.count("*").alias("all"),
+            published.alias("published"),
+            F.count(why).alias("by_send_task"),
+            *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
-        append(sent, receipts)
+        append(sent.drop(_REASON), receipts)
         counts = seen.get
+        reasons = [each for place, each in enumerate(REASONS) if counts[f"reason_{place}"]]
         progress = replace(
             progress,
             published=progress.published + counts["published"],
             failed=progress.failed + counts["all"] - counts["published"],
             remaining=progress.remaining - counts["all"],
             seconds=time.monotonic() - begin,
+            by_send_task=progress.by_send_task + counts["by_send_task"],
+            reasons=tuple(dict.fromkeys((*progress.reasons, *reasons))),
         )
         report(progress)
     if progress.remaining:
@@ -241,7 +255,10 @@ def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]
 
 
 def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:
-    """Publish as the receipts are read: once, by the one action that writes them."""
+    """Publish as the receipts are read: once, by the one action that writes them.
+
+    Beside them is why ``send_task`` made a message, where it did.
+    """
     columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
     # By the id, so that a task which is tried again has the same rows.
     rows = part.select(*columns).repartition(publishers, "task_id").sortWithinPartitions("due")
@@ -252,9 +269,17 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         attempt = context.attemptNumber() if context else 0
         each = (row for batch in batches for row in batch.to_pylist())
         for finished in Sender(target).send(each):
-            yield receipts_of(finished, job_id, partition, attempt)
+            reasons = pa.array([each.reason for each in finished], pa.int32())
+            found = receipts_of(finished, job_id, partition, attempt)
+            yield pa.RecordBatch.from_arrays(
+                [*found.columns, reasons], names=[*found.schema.names, _REASON]
+            )
 
-    return rows.mapInArrow(send, s.RECEIPTS)
+    return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
+
+
+def _any(condition: Column) -> Column:
+    return F.coalesce(F.bool_or(condition), F.lit(False))
 
 
 def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
 """Rows become messages on an executor: sent in windows, each with its outcome. It knows no Spark.
 
-Each message is made by the application's own ``send_task``, so it is what a web server would have
-sent. Where the connection breaks, it is made again, and what the broker has not confirmed is sent
-again: a message may double, with the same task id, and is not lost.
+Each message is what the application's own ``send_task`` makes, so it is what a web server would
+have sent. Where the connection breaks, it is made again, and what the broker has not confirmed is
+sent again: a message may double, with the same task id, and is not lost.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s
 from .checks import check_number
+from .compiled import Call, Compiler
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ WINDOW = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
 _NAMES = ("queue", "exchange", "routing_key")
+_OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: One message's own trouble, which is none of the next one's.
 _ROW_ERRORS = (
@@ -114,6 +116,8 @@ class Sent:
     hops: int | None = None
     status: str | None = None
     detail: str | None = None
+    #: Why ``send_task`` made its message: a place in ``REASONS``; None where there was no need.
+    reason: int | None = None
 
 
 @cache
@@ -131,11 +135,16 @@ class _Producer(kombu.Producer):
     batch: PublishBatch
     #: Whose message comes next; None behind it.
     current: Sent | None = None
+    #: What it is given to publish is added here, where anybody wants to know it.
+    seen: list[Any] | None = None
     patience: float
     #: What has been declared, by its id, and why that was refused, where it was.
     declared: dict[int, tuple[Any, str | None]]
 
     def publish(self, body: Any, **options: Any) -> Any:
+        if self.seen is not None:
+            # Kombu writes into the headers, as it compresses.
+            self.seen.append((body, {**options, "headers": dict(options["headers"] or {})}))
         # Whoever tries again is the sender, which knows of all the messages in the window.
         return super().publish(body, **{**options, "retry": False})
 
@@ -224,6 +233,7 @@ class Sender:
         """
         self._app = self.target.application()
         self._ladder = self.target.ladder()
+        self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
             # Celery asks it, and not our connection, whether the transport can delay.
             self._app.conf.broker_transport = _TRANSPORT
@@ -257,15 +267,7 @@ class Sender:
                 raise DelayError("neither eta nor countdown")
             delay = max(0, sent.due - sent.published_at) / 1000
             sent.hops = hops(self._ladder.digits(delay))
-            self._app.send_task(
-                row["task"],
-                args=_loaded(row, "args", list, "array"),
-                kwargs=_loaded(row, "kwargs", dict, "object"),
-                task_id=row["task_id"],
-                eta=_time(sent.due),
-                producer=producer,
-                **_options(row),
-            )
+            sent.reason = self._compiler.publish(producer, _call(row, sent.due))
         except UnconfirmedError:
             raise
         except _ROW_ERRORS as exc:
@@ -407,19 +409,27 @@ def _is_refusal(exc: BaseException) -> bool:
     return isinstance(exc.__cause__, amqp.ChannelError)
 
 
-def _options(row: dict[str, Any]) -> dict[str, Any]:
-    options = {name: row[name] for name in (*_NAMES, "priority") if row.get(name) is not None}
+def _call(row: dict[str, Any], due: int) -> Call:
+    get = row.get
+    options = {name: row[name] for name in _OPTIONS if get(name) is not None}
     for name in _NAMES:
-        if len(str(options.get(name, "")).encode()) > s.LONGEST_NAME:
+        if name in options and len(str(options[name]).encode()) > s.LONGEST_NAME:
             raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
-    if row.get("expires") is not None:
-        options["expires"] = _time(row["expires"])
-    if row.get("headers") is not None:
-        headers = options["headers"] = _loaded(row, "headers", dict, "object")
+    headers = None if get("headers") is None else _loaded(row, "headers", dict, "object")
+    if headers:
         for name in s.RESERVED_HEADERS:
             if name in headers:
                 raise DelayError(f"headers has {name!r}, which is set by the row")
-    return options
+    return Call(
+        row["task"],
+        row["task_id"],
+        _loaded(row, "args", list, "array"),
+        _loaded(row, "kwargs", dict, "object"),
+        _time(due),
+        None if get("expires") is None else _time(row["expires"]),
+        headers,
+        options,
+    )
 
 
 def _loaded(row: dict[str, Any], name: str, kind: type, word: str) -> Any:

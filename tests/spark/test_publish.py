@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from dev.processes import Processes
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.compiled import HANDLER, REASONS
 from kombu_binary_delay.spark.prepare import task_id
 from kombu_binary_delay.spark.publish import Progress, publish
 from tests.spark.dying_app import order
@@ -69,6 +70,7 @@ def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, rec
     reports: list[Progress] = []
     progress = run(reminders(500), slice_rows=200, on_progress=reports.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
+    assert (progress.by_send_task, progress.reasons) == (0, ())
     assert [each.remaining for each in reports] == sorted(
         (t.remaining for t in reports), reverse=True
     )
@@ -199,6 +201,9 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     progress = run(df, app="tests.spark.dying_app:app", publishers=1)
     assert not order(task).exists()
     assert progress.published == 3000
+    # That application has a handler, which could change each message.
+    assert progress.by_send_task == 3000
+    assert progress.reasons == (REASONS[HANDLER],)
     rows = read(spark, receipts).collect()
     assert len({row.key for row in rows}) == len(rows) == 3000
     assert {row.attempt for row in rows} == {1}
