@@ -48,7 +48,7 @@ REASONS = (
     "it has expired already",
     "messages of its kind differ in more than their ids, times and arguments",
 )
-#: How many kinds are kept at most, each of some 2 kB.
+#: How many kinds are kept at most, proven and not, each of some 2 kB.
 _KINDS = 10_000
 #: What an event has besides what is said of the task.
 _OF_EVENTS = ("type", "hostname", "utcoffset", "pid", "clock", "timestamp")
@@ -277,6 +277,8 @@ class Compiler:
         first, template = self._unproven.get(kind, (None, None))
         try:
             if template is None:
+                if len(self._unproven) >= _KINDS:
+                    self._unproven.clear()
                 self._unproven[kind] = call.task_id, Template(self._app, call, seen)
             # The same row may be sent again, and proves nothing.
             elif first != call.task_id:
