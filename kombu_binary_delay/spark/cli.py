@@ -231,6 +231,11 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
         with _Watch() as watch:
             done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
     _console().print(watch.line(done))
+    if done.by_send_task:
+        _console().print(
+            f"{done.by_send_task:,} messages were made by send_task, one by one, which takes "
+            f"longer: {'; '.join(done.reasons)}"
+        )
     if done.failed or done.rejected:
         sys.exit(FAILED)
 
@@ -256,7 +261,8 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
 @spark.command(
     help="""Give a verdict on each task, and write data, summary.json and report.html.
 
-    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early. So it does
+    where no task is judged, unless --allow judged=0 says that this may be.
     """
 )
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
@@ -357,6 +363,12 @@ def audit(
         if count:
             _console().print(f"{count:>12,}  {name}")
     _console().print(str(page))
+    judged = summary["thresholds"].get("judged")
+    if judged and not judged["passed"]:
+        _console().print(
+            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
+            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
+        )
     if not summary["passed"]:
         sys.exit(FAILED)
 
