@@ -36,7 +36,9 @@ def connect(vhost):
     opened = []
 
     def connect(transport="kombu_binary_delay:Transport", url=None, **options):
-        connection = Connection(url or vhost.url, transport=transport, transport_options=options)
+        connection = Connection(
+            url or vhost.url, transport=transport, transport_options=options, connect_timeout=30
+        )
         opened.append(connection)
         return connection
 
