@@ -8,6 +8,7 @@ import time
 import uuid
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
@@ -416,7 +417,7 @@ def test_a_queue_whose_leader_is_busy_is_not_taken_for_empty(
     asking = probe.Probe(plain)
     broker.ctl("eval", f"sys:suspend({leader}).")
     answers: list[int] = []
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     ask, ping = amqp.Channel.queue_declare, amqp.Channel.exchange_declare
 
     def asked(channel, *arguments, **options):
