@@ -7,6 +7,8 @@ from itertools import permutations
 import pytest
 from kombu import Exchange, Producer, Queue
 
+from tests.waits import wait_until
+
 
 def declare(connection, *entities):
     for entity in entities:
@@ -76,7 +78,7 @@ def test_a_hundred_messages_for_a_deleted_queue_are_parked_and_hold_nobody_up(
 def test_a_delay_to_a_queue_that_does_not_exist_is_warned_of_once(connect, caplog):
     connection = connect()
     for _ in range(3):
-        publish(connection, "waits", key="later", delay=1500)
+        publish(connection, "waits", key="later")
 
     assert caplog.text.count("the queue 'later' does not exist") == 1
 
@@ -239,14 +241,7 @@ def test_garbage_on_the_ladder_is_parked_and_garbage_in_a_queue_is_delivered(
     rogue.publish("!", routing_key="q", headers={"x-binary-delay": {"to": 5, "death": 6}})
 
     assert reached(collect(connection, [queue], 2)) == {"q": ["!", "good"]}
-    assert vhost.waiting(topology.parking) == {topology.parking: 2}
-
-
-def wait_until(true, timeout=60):
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, f"not within {timeout} s"
-        time.sleep(0.05)
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 2})
 
 
 def test_urgent_messages_hold_up_no_others(connect, collect, topology):
