@@ -77,7 +77,7 @@ def spelled(old, digits, mark, destination):
 
 
 #: How many times as long the messages wait that commands look at meanwhile.
-LONGER = 8
+LONGER = 12
 #: In milliseconds: later is what was forgotten.
 HELD_UP = 60_000
 
