@@ -577,6 +577,31 @@ def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect
         channel.queue_declare("missing", passive=True)
 
 
+def test_a_consumer_that_begins_while_a_callback_declares_gets_what_comes_at_once(connect):
+    """The answer to it and its first delivery are kept together, until the declaration ends."""
+    connection, stock = connect(binary_delay={"amendments": False}), connect("amqp")
+    received: list[str] = []
+
+    def receive(body, message):
+        received.append(body)
+        if body == "first":
+            connection.Producer().publish("x", routing_key="one", headers={"x-delay": 60_000})
+
+    one, other = (
+        connection.Consumer([Queue(name)], callbacks=[receive], no_ack=True)
+        for name in ("one", "other")
+    )
+    stock.Producer().publish("second", routing_key="other")
+    one.consume()
+    stock.Producer().publish("first", routing_key="one")
+    wait_until(lambda: unread(connection))
+
+    other.consume()
+
+    drain_until(connection, lambda: len(received) == 2)
+    assert received == ["first", "second"]
+
+
 def unread(connection):
     """Count the bytes that have come in on a connection, and were not read."""
     (count,) = struct.unpack("i", fcntl.ioctl(connection.connection.sock, FIONREAD, bytes(4)))
