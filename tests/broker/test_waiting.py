@@ -23,6 +23,9 @@ from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.cli import binary_delay
 from tests.waits import wait_until
 
+# Each run of rabbitmqctl starts an Erlang, which takes half a second; on a busy machine, twenty.
+pytestmark = pytest.mark.timeout(600)
+
 HAS_STREAMS = (3, 9)
 HOUR = 3600  # in seconds, of which no test sees the end
 STREAM = "kbd.v2.journal"
@@ -294,7 +297,6 @@ def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside, own_br
 
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
     with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
         if cluster.nodes[0].release < (3, 10):
