@@ -365,7 +365,10 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
     exchange = Exchange("events", "topic")
     queues = [Queue("a", exchange, "user.*"), Queue("b", exchange, "user.created")]
     for each in queues:
-        each(consumer.default_channel).declare()
+        bound = each(consumer.default_channel)
+        bound.declare()
+        # From its first look on, delayed messages take this way.
+        assert bound.get() is None
     Producer(publisher.default_channel).publish(
         "postponed",
         exchange="events",
