@@ -5,10 +5,12 @@
 # it is; a second run does nothing.
 #
 #   dev/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
+#   dev/install.sh GROUP system       only what is outside of .venv, for tox, which has its own
 #   PYTHON=python3.12 dev/install.sh test
 set -eu
 cd "$(dirname "$0")/.."
 group=${1:?which dependency group of pyproject.toml?}
+part=${2:-all}
 server=/usr/lib/rabbitmq/bin/rabbitmq-server
 prometheus=/usr/bin/prometheus
 
@@ -90,6 +92,7 @@ python=$(find_python)
 missing=$(missing_packages)
 # shellcheck disable=SC2086 # one word is one package
 [ -z "$missing" ] || apt_install $missing
+[ "$part" != system ] || exit 0
 install_project
 case $group in test | dev)
     # While nothing else runs: among the tests, it would take minutes. They do without it as well.

@@ -98,7 +98,8 @@ if [ "$covered" ]; then
     echo
     echo "== coverage of the mechanism =="
     $sudo chmod -R a+rw "$folder"
-    export COVERAGE_FILE="$folder/coverage"
+    # Kept for `make coverage`, in .coverage.
+    "$python" -m coverage erase
     "$python" -m coverage combine --quiet "$folder"/coverage.* &&
         "$python" -m coverage report || failed="$failed coverage"
     # Without failed tests: what these would have covered is missing.

@@ -27,12 +27,12 @@ from kombu_binary_delay.commands import Answer, Ensure, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.envelope import HEADER
-from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, blocked
-from .memory import CANCELLED, Memory, Verdict
+from .memory import Memory, Verdict
 from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
 from .record import MAX_BYTES, Cancel, Record, to_line
 
@@ -121,8 +121,8 @@ class Amendments:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the setting ``amendments`` is on and the broker has streams."""
-        return self._settings.amendments and is_since(dict(self._server), STREAMS_SINCE)
+        """Whether the settings want amendments, and the broker has streams."""
+        return self._settings.amendments and has_streams(self._server)
 
     @property
     def is_wanted(self) -> bool:
@@ -347,16 +347,11 @@ class Amendments:
         if not self.memory:
             return None
         now = time.time_ns() // 1_000_000
-        verdict = self.memory.judge(properties, now)
-        if (
-            verdict is not None
-            and verdict.reason == CANCELLED
-            and self.memory.awaits_record(properties, now)
-        ):
-            # It was just published to replace a cancelled message.
+        if self.memory.awaits_record(properties, now):
+            # It was published an instant ago, and may have been cancelled since.
             self._read_on(lambda: not self.memory.awaits_record(properties, now))
-            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
-        return verdict
+            now = time.time_ns() // 1_000_000
+        return self.memory.judge(properties, now)
 
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
         """Read until ``is_enough``, or for a second."""

@@ -13,7 +13,7 @@ from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, declare
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
-from kombu_binary_delay.model.versions import STREAMS_SINCE, is_since
+from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.settings import STREAM, Settings
 
 from . import events
@@ -21,14 +21,6 @@ from . import events
 _PURPOSE = "the journal"
 #: How long to wait for another program that declares the stream, in seconds.
 _LOCK_TIMEOUT = 10
-
-
-def has_streams(server: dict[str, Any]) -> bool:
-    """Whether a broker has streams.
-
-    :param server: the properties that it sends when a connection opens.
-    """
-    return is_since(server, STREAMS_SINCE)
 
 
 def stream_name(namespace: str) -> str:

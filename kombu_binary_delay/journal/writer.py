@@ -14,10 +14,11 @@ from kombu_binary_delay.errors import BinaryDelayError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.settings import STREAM, Settings
 
 from . import events, files
-from .stream import Stream, has_streams
+from .stream import Stream
 
 logger = get_logger(__package__)
 

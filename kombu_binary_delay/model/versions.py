@@ -30,6 +30,11 @@ def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
     return server.get("product") == "RabbitMQ" and release(version) >= since
 
 
+def has_streams(server: Mapping[str, Any]) -> bool:
+    """Whether a broker has stream queues, by the properties that it sends of itself."""
+    return is_since(server, STREAMS_SINCE)
+
+
 def can_be_denied(name: str, vhost: str) -> bool:
     """Whether a broker can report that an exchange or queue of this name does not exist.
 

@@ -294,6 +294,8 @@ class NodeWaiters:
             if last != b"end":
                 errors.seek(0)
                 said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
+                # The suggestions that it refers to are not shown here.
+                said = said.removeprefix("Error: ").partition(" Please see")[0].rstrip(".")
                 raise UnreachableError(
                     f"{shown!r} failed to read the node: {said or 'it printed nothing'}; run this "
                     f"on the broker's host as a user that may run rabbitmqctl, or set "
