@@ -557,7 +557,7 @@ def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
     lead(vhost.url, "b", "two")
     celerys("one", "two", "none")
 
-    with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
+    with pytest.raises(OperationError, match="exchanges 'a', 'b'; name the right"):
         operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
     operator.migrate(FOREIGN_LADDERS["celery"], tall, exchange="b", **TALL)
 
