@@ -35,7 +35,7 @@ def create(
     """Declare a part; what exists already stays as it is.
 
     :param connection: a :class:`kombu.Connection`.
-    :param stale: bindings to remove after that, such as those of a :class:`Repair`.
+    :param stale: bindings to remove after that, such as a repair has.
     :raises TopologyError: if the broker refuses.
     """
     with Probe(connection) as probe:

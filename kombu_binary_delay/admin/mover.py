@@ -308,7 +308,7 @@ class Mover:
             yield
         except UnconfirmedError as exc:
             raise UnreachableError(
-                f"the broker is gone, or closed the channel: {exc.__cause__ or exc}; {self._done} "
+                f"the broker went away or refused: {exc.__cause__ or exc}; {self._done} "
                 f"messages were sent on, the unconfirmed ones are in their queue; run it again"
             ) from exc
 

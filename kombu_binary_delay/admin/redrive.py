@@ -181,7 +181,7 @@ def refill(
         refilling.stop(lines)
         if isinstance(exc, UnconfirmedError):
             raise UnreachableError(
-                f"the broker is gone, or closed the channel, after {refilling.sent} messages were "
+                f"the broker went away or refused, after {refilling.sent} messages were "
                 f"sent: {exc.__cause__ or exc}"
             ) from exc
         raise

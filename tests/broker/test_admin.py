@@ -274,7 +274,7 @@ def test_missing_permissions_are_named(broker, vhost, plain, management, small):
 def test_a_management_api_that_does_not_answer_is_named(plain):
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
         Management.of(plain, "http://127.0.0.1:1").get("overview")
-    with pytest.raises(UnreachableError, match="is no URL"):
+    with pytest.raises(UnreachableError, match="is not the URL"):
         Management.of(plain, "localhost:15672")
 
 
