@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from celery import _state
 from click.testing import CliRunner
 from kombu import Producer
 
@@ -57,9 +58,20 @@ OF_DJANGO = ["docs/how-to/django-and-flower.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 
+@pytest.fixture
+def apart(monkeypatch):
+    """Let Celery forget the page's apps: a task of one app is, by default, one of all others."""
+    before = _state.get_current_app()
+    shared = set(_state._on_app_finalizers)  # noqa: SLF001 - there is no other way to it
+    monkeypatch.setattr(_state, "_on_app_finalizers", shared)
+    yield
+    before.set_current()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     if page in SINCE_3_10 and topology.queue_type == "classic":
         pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
