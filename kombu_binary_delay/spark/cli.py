@@ -275,6 +275,9 @@ def audit(
     for name, count in summary["verdicts"].items():
         if count:
             _console().print(f"{count:>12,}  {name}")
+    for name, what in (("postponed", "were postponed"), ("misdated", "have a wrong clock")):
+        if summary[name]:
+            _console().print(f"{summary[name]:,} of {summary['tasks']:,} tasks {what}")
     _console().print(str(page))
     if not summary["passed"]:
         sys.exit(FAILED)
@@ -293,9 +296,12 @@ def report(
 ) -> None:
     """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
     _needs_spark()
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+
     file = _local(output)
     session = _session(conf)
-    verdicts = session.read.parquet(f"{path}/verdicts")
+    # One that was written by an earlier release has not all columns.
+    verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
     _report(session, verdicts, file, planned, depths, thresholds, jobs)
     _console().print(str(file))
