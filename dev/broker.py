@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 EPMD = 4  # where its port is among those of a node
+# In milliseconds. RabbitMQ's own, 5 and 10 s, are too short for clients on a machine that is busy.
+HANDSHAKE_TIMEOUT = 60_000
 
 __all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
 
@@ -264,6 +266,7 @@ class Broker(Node, Service):
         inside = self._inside / "tls"
         return {
             "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
             "ssl_options.cacertfile": f"{inside}/ca.pem",
             "ssl_options.certfile": f"{inside}/cert.pem",
             "ssl_options.keyfile": f"{inside}/key.pem",
@@ -279,6 +282,7 @@ class Broker(Node, Service):
             "prometheus.tcp.ip": HOST,
             "prometheus.tcp.port": self._metrics_port,
             "collect_statistics_interval": 1000,
+            "handshake_timeout": HANDSHAKE_TIMEOUT,
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())

@@ -105,7 +105,7 @@ class Server:
             virtual_host=vhost,
             ssl=tls,
             connect_timeout=30,
-            read_timeout=30,
+            read_timeout=60,
         )
         connection.connect()
         return connection

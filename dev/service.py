@@ -5,6 +5,7 @@ All of them listen on 127.0.0.1.
 
 from __future__ import annotations
 
+import atexit
 import random
 import socket
 import time
@@ -23,7 +24,6 @@ HOST = "127.0.0.1"
 S = TypeVar("S", bound="Service")
 #: So many ports are reserved at once, by a socket that is bound to the first of them.
 _BLOCK = 16
-_reserving: list[socket.socket] = []
 
 
 class Service(ABC):
@@ -72,7 +72,7 @@ def free_ports(count: int) -> list[int]:
             continue
         ports = [port for port in range(first + 1, first + _BLOCK) if _is_free(port)]
         if len(ports) >= count:
-            _reserving.append(reserving)
+            atexit.register(reserving.close)  # which keeps it until then
             return ports[:count]
         reserving.close()
     raise OSError("no free ports")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -46,9 +46,8 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
-class Settings:  # noqa: D101 - see below
-    # Not a docstring, which `python -OO` leaves out: the command reads its options' help here.
-    __doc__ = """What a user may set; the defaults are meant to be right for nearly everyone.
+class Settings:
+    """What a user may set; the defaults are meant to be right for nearly everyone.
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
     :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None
@@ -212,8 +211,9 @@ class Settings:  # noqa: D101 - see below
         value = getattr(self, name)
         if value not in choices:
             listed = ", ".join(repr(choice) for choice in choices)
-            near = _instead(value, [choice for choice in choices if choice])
-            raise SettingsError(f"{KEY}: {name} must be one of {listed}, got {value!r}{near}")
+            raise SettingsError(
+                f"{KEY}: {name} must be one of {listed}, got {value!r}{_near(value, choices)}"
+            )
 
 
 def milliseconds(max_age: str) -> int:
@@ -223,5 +223,9 @@ def milliseconds(max_age: str) -> int:
 
 
 def _instead(given: object, known: list[str]) -> str:
-    near = get_close_matches(str(given), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    return _near(given, known) or f"; known are {', '.join(known)}"
+
+
+def _near(given: object, known: Iterable[str | None]) -> str:
+    near = get_close_matches(str(given), filter(None, known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -51,6 +51,7 @@ from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
+from .compat.worker_log import log_at_worker_start
 from .errors import TopologyError
 from .executor import Executor
 from .journal import Journal, follow_celery
@@ -287,6 +288,7 @@ class TransportMixin(_Above):
         disable_native_delivery()
         check_declared_first()
         follow_celery(client.transport_options)
+        log_at_worker_start()
         super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:

@@ -18,13 +18,11 @@ from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 
 from .errors import OperationError
+from .remedy import HERE, MEND, Place, unbind
 from .snapshot import Snapshot, arguments
 
-_MEND = "'create' mends it"
-_HOLDS_UP = (
-    "when it is full, 32 messages for it stop a level, and with it everybody's delays: 'create' "
-    "puts a relay before it"
-)
+_HOLDS_UP = "when it is full, 32 messages for it stop a level, and with it everybody's delays"
+_RELAY = "'verify --fix' puts a relay before it"
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Fault:
     what: str
     found: str
     causes: str
+    remedy: str
     missing: Part = field(default_factory=Part)
     stale: tuple[Binding, ...] = ()
 
@@ -102,19 +101,25 @@ def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
     return topology.queue_relay(queue) if relay else topology.to_queue(queue)
 
 
-def faults(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -> Iterator[Fault]:
+def faults(
+    topology: Topology, snapshot: Snapshot, relays: Iterable[str] = (), place: Place = HERE
+) -> Iterator[Fault]:
     """Find what is not as it should be between delivery and the users' queues and exchanges.
 
     :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param place: what the commands of remedies name.
     """
     if topology.mirrors:
-        yield from _Side(topology, snapshot, tuple(relays)).faults()
+        yield from _Side(topology, snapshot, tuple(relays), place).faults()
 
 
 class _Side:
     """The delivery side of a topology, as it is in a snapshot."""
 
-    def __init__(self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...]) -> None:
+    def __init__(
+        self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...], place: Place = HERE
+    ) -> None:
+        self._place = place
         self._topology, self._snapshot, self._relays = topology, snapshot, relays
         self._from: dict[str, list[Binding]] = defaultdict(list)
         for each in sorted(snapshot.bindings, key=repr):
@@ -196,7 +201,8 @@ class _Side:
                 "error",
                 f"queue {way.bindings[0].destination}",
                 "the ladder does not lead to it",
-                f"what was cancelled while it was due far ahead runs; {_MEND}",
+                "what was cancelled while it was due far ahead runs",
+                MEND,
                 way,
             )
 
@@ -215,7 +221,8 @@ class _Side:
                 "error",
                 f"queue {queue}",
                 f"it may refuse messages, {self._why(queue)}, and delivery leads straight to it",
-                _HOLDS_UP + self._setting(queue),
+                _HOLDS_UP,
+                _RELAY + self._setting(queue),
                 relay,
             )
         exists = name in self._snapshot.queues or name in self._snapshot.exchanges
@@ -228,7 +235,8 @@ class _Side:
                 "error",
                 f"relay of the queue {queue}",
                 f"a part of {name} is missing",
-                f"delayed messages for it are parked, or held up; {_MEND}",
+                "delayed messages for it are parked, or held up",
+                MEND,
                 relay,
             )
 
@@ -242,7 +250,8 @@ class _Side:
                 "error",
                 f"exchange {mirror}",
                 f"delivery does not lead by it to the exchange {exchange}",
-                f"delayed messages for {exchange} are parked; {_MEND}",
+                f"delayed messages for {exchange} are parked",
+                MEND,
                 whole,
             )
         known = set(whole.bindings)
@@ -257,7 +266,8 @@ class _Side:
                     "error",
                     f"binding from {mirror} to {each.destination}",
                     f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
-                    f"delayed messages go on being delivered there; {_MEND}",
+                    "delayed messages go on being delivered there",
+                    MEND,
                     stale=(each,),
                 )
 
@@ -277,7 +287,10 @@ class _Side:
             direct = self._mirrored(binding, kind)
             by_relay = self._mirrored(binding, kind, relay=True) if queue is not None else ()
         except AddressError as exc:
-            yield Fault("warning", what, str(exc), "delayed messages for it are parked")
+            causes = "delayed messages for it are parked"
+            yield Fault(
+                "warning", what, str(exc), causes, "use shorter names, of the exchange and the key"
+            )
             return
         straight = self._snapshot.bindings.issuperset(direct)
         if queue is None:
@@ -293,7 +306,8 @@ class _Side:
                 what,
                 f"the queue may refuse messages, {self._why(queue)}, and delayed ones get straight "
                 f"to it",
-                _HOLDS_UP + self._setting(queue),
+                _HOLDS_UP,
+                _RELAY + self._setting(queue),
                 relay,
                 direct,
             )
@@ -302,7 +316,8 @@ class _Side:
                 "error",
                 what,
                 "repeated for delayed messages both straight and by the queue's relay",
-                f"each delayed message arrives twice; {_MEND}",
+                "each delayed message arrives twice",
+                MEND,
                 stale=direct,
             )
         elif not (straight or indirect):
@@ -314,7 +329,8 @@ class _Side:
             "warning",
             what,
             f"the key {binding.key!r} is not repeated for delayed messages",
-            f"they do not reach it; bind it through the transport, or {_MEND}",
+            "they do not reach it",
+            f"{MEND}; or bind it through the transport",
             missing,
         )
 
@@ -327,8 +343,8 @@ class _Side:
                     "error",
                     f"exchange {name}",
                     "the exchange that it repeats does not exist",
-                    f"delayed messages go on being delivered to {left[0].destination}; {_MEND}, "
-                    f"and 'prune' removes it",
+                    f"delayed messages go on being delivered to {left[0].destination}",
+                    f"{MEND}, and 'prune' removes it",
                     stale=left,
                 )
             else:
@@ -336,7 +352,8 @@ class _Side:
                     "note",
                     name,
                     "what it leads to does not exist",
-                    "delayed messages for that are parked; 'prune' removes it",
+                    "delayed messages for that are parked",
+                    "'prune' removes it",
                 )
 
     def _unknown(self, known: set[Binding]) -> Iterator[Fault]:
@@ -362,8 +379,8 @@ class _Side:
                     "error",
                     f"binding from {each.source} to {each.destination}",
                     f"a binding with the key {each.key!r} that is none of this ladder's",
-                    f"delayed messages that it matches are delivered there{instead}; "
-                    + (_MEND if stale else "remove it"),
+                    f"delayed messages that it matches are delivered there{instead}",
+                    MEND if stale else unbind(self._place, each),
                     stale=(each,) if stale else (),
                 )
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,6 +19,7 @@ from .errors import UnreachableError
 
 _TIMEOUT = 30  # seconds
 _PORT, _TLS_PORT = 15672, 15671
+_SAY_WHERE = "Say where it is with --management or BINARY_DELAY_MANAGEMENT"
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,12 @@ class Management:
             with urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310 - see above
                 return json.loads(answer.read())
         except HTTPError as exc:
-            raise UnreachableError(self._refusal(exc.code, path)) from exc
+            raise UnreachableError(self._refusal(exc, path)) from exc
         except (URLError, OSError, ValueError, HTTPException) as exc:
             raise UnreachableError(
-                f"the management API at {self.url} does not answer: {getattr(exc, 'reason', exc)}; "
-                f"enable the plugin rabbitmq_management, or say where the API is"
+                f"the management API at {self.url} does not answer: {_reason(exc)}; enable it with "
+                f"'rabbitmq-plugins enable rabbitmq_management' on the broker's host, or say where "
+                f"it is with --management or BINARY_DELAY_MANAGEMENT"
             ) from exc
 
     def here(self, kind: str, query: str = "") -> Any:
@@ -84,14 +89,51 @@ class Management:
             context.load_verify_locations(self.authorities)
         return context
 
-    def _refusal(self, code: int, path: tuple[str, ...]) -> str:
-        asked = "/".join(path)
-        if code in (401, 403):
+    def _refusal(self, exc: HTTPError, path: tuple[str, ...]) -> str:
+        asked, api = "/".join(path), f"the management API at {self.url}"
+        name, user = repr(self.user), shlex.quote(self.user)
+        reason = _said(exc)
+        if exc.code == HTTPStatus.NOT_FOUND and self.vhost in path:
             return (
-                f"the management API at {self.url} does not let the user {self.user!r} read "
-                f"{asked}; give it the tag 'monitoring', or 'administrator' for permissions"
+                f"{api} shows the user {name} no virtual host {self.vhost!r}; is it that of this "
+                f"broker? {_SAY_WHERE}"
             )
-        return f"the management API at {self.url} answered {code} to {asked}"
+        if exc.code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return (
+                f"{api} answered {exc.code} to {asked}; is it RabbitMQ's management API? "
+                f"{_SAY_WHERE}"
+            )
+        if "virtual host" in reason:
+            return (
+                f"{api} does not let the user {name} see the virtual host {self.vhost!r}; give it "
+                f"permissions there with 'rabbitmqctl set_permissions -p "
+                f"{shlex.quote(self.vhost)} {user} CONFIGURE WRITE READ'"
+            )
+        needed = re.match(r"Not (management|monitor|administrator) user", reason)
+        if needed or exc.code == HTTPStatus.FORBIDDEN:
+            tag = "administrator" if needed and needed[1] == "administrator" else "monitoring"
+            return (
+                f"{api} does not let the user {name} read {asked}; give it the tag with "
+                f"'rabbitmqctl set_user_tags {user} {tag}'"
+            )
+        return (
+            f"{api} refuses the user {name} or its password; change them in the broker's URL, or "
+            f"name others in that of --management"
+        )
+
+
+def _reason(exc: Exception) -> str:
+    """Write why there is no answer."""
+    inner = getattr(exc, "reason", exc)
+    return str(getattr(inner, "strerror", None) or inner)
+
+
+def _said(exc: HTTPError) -> str:
+    """Read what the API gives as its reason; nothing where it gives none."""
+    try:
+        return str(json.loads(exc.read()).get("reason") or "")
+    except (ValueError, AttributeError, OSError, HTTPException):
+        return ""
 
 
 def _password(connection: Any) -> str | None:
@@ -119,7 +161,8 @@ def _read(url: str) -> SplitResult:
         # What it says may be a password.
         shown = "what was given" if "@" in url else repr(url)
         raise UnreachableError(
-            f"{shown} is no URL of a management API, such as 'http://localhost:15672'; what is "
-            f"special in a user and a password is to be percent-encoded, such as %2F for a slash"
+            f"{shown} is no URL of a management API, such as 'http://localhost:15672'; change "
+            f"--management or BINARY_DELAY_MANAGEMENT, and write what is special in a user and a "
+            f"password percent-encoded, such as %2F for a slash"
         )
     return given

@@ -13,8 +13,9 @@ import amqp
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
+from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.mechanism import mechanism_of
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import further_keys, wrap
 from kombu_binary_delay.model.parts import Binding, Part, Queue
@@ -140,6 +141,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         while moved:
             # Again, for what was between two levels: until a round finds nothing.
             moved = 0
+            sorter.begin_round()
             again = {name for name, count in left.items() if count}
             mover.start_over()
             for each in queues:
@@ -236,12 +238,19 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
     if source.topology is None:
         return Send(as_new(message), "", source.name, count)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
-    found = put_back(source, key, as_new(message).properties, now)
+    found = put_back(source, key, as_new(message).properties, now, _entered(message))
     if found is None:
         return None
     exchange, key, properties = found
     # It is met again in the same round, and counted then.
     return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
+
+
+def _entered(message: Any) -> str:
+    """Return the exchange that a message was published to."""
+    # What has not waited in a queue before this one has it still.
+    headers = message.properties.get(_HEADERS) or {}
+    return str(headers.get(ENTERED, message.delivery_info["exchange"]))
 
 
 class _Sorter:
@@ -259,14 +268,19 @@ class _Sorter:
         probe: Probe,
         exchange: str | None,
     ) -> None:
+        self._emptied = emptied
         #: An ordinary queue is none.
         self._from = emptied[0] if emptied else None
         self._to, self._snapshot, self._poison = to, snapshot, poison
         self._leads = leads
         self._aside, self._sending, self._probe, self._exchange = aside, sending, probe, exchange
-        self._has_poison = False
+        self._has_poison = self._is_closed = False
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
+
+    def begin_round(self) -> None:
+        """Take into account that a program may have led cancellations to the old ladder again."""
+        self._is_closed = False
 
     def decide(self, source: Source, message: Any) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
@@ -301,10 +315,8 @@ class _Sorter:
         namespace = source.topology.namespace
         if found.destination != Destination("", stream_name(namespace, IDS)):
             return None
-        # What has not waited in a queue before this one still has the exchange that it entered by.
-        headers = message.properties.get(_HEADERS) or {}
-        entered = headers.get(ENTERED, message.delivery_info["exchange"])
-        record = from_line(message.body) if entered == exchange_name(namespace) else None
+        by_its_exchange = _entered(message) == exchange_name(namespace)
+        record = from_line(message.body) if by_its_exchange else None
         return record if isinstance(record, Cancel) else None
 
     def _amend(self, record: Cancel) -> Keep | Done:
@@ -312,11 +324,35 @@ class _Sorter:
         mechanism = mechanism_of(self._sending.connection)
         if mechanism is None:
             return Keep("left", "another system's ladder takes no cancellation along")
+        if not self._is_closed:
+            self._close_to_cancellations()
         try:
             mechanism.amendments.write_ahead(record, record.due or 0)
         except (AmendmentError, DelayError) as exc:
             return Keep("left", str(exc))
         return Done("moved")
+
+    def _close_to_cancellations(self) -> None:
+        """Unbind the old ladder from the exchange of the amendments.
+
+        All ladders of a namespace have that in common. It would lead what is moved back into the
+        old one as well, where the number of digits is the same, and so without an end.
+        """
+        channel = self._aside.channel()
+        for ladder in (each for each in self._emptied if each.mirrors):
+            exchange = exchange_name(ladder.namespace)
+            way = route(Destination("", stream_name(ladder.namespace, IDS)))
+            names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
+            unbind(
+                channel,
+                (
+                    Binding(exchange, name, "*." * digits + way, to_queue=False)
+                    for digits, name in enumerate(names, 1)
+                    if name in self._snapshot.exchanges
+                ),
+            )
+        channel.close()
+        self._is_closed = True
 
     def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
         """Enter another system's ladder, with the due time and whatever would cut it short aside.

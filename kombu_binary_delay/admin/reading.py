@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from kombu_binary_delay.amendments.parts import exchange_name
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
@@ -151,10 +152,12 @@ def read(
 
 
 def put_back(
-    source: Source, key: str, properties: Mapping[str, Any], now: int
+    source: Source, key: str, properties: Mapping[str, Any], now: int, entered: str = ""
 ) -> tuple[str, str, dict[str, Any]] | None:
     """Return how to publish a waiting message to its ladder anew, for what remains of its delay.
 
+    :param entered: the exchange that it was published to. A record of amendments counts by that
+        alone, and so goes there again.
     :returns: the exchange, the routing key, and the properties, where all but the digits stays as
         it was; None where it cannot be read.
     """
@@ -172,6 +175,13 @@ def put_back(
         # It is due later than its way would take, and levels up there may not exist.
         return None
 
+    exchange = topology.level_of(left)
+    if entered == exchange_name(topology.namespace):
+        # It has a way to the level by which it entered, and to none below.
+        levels = range(len(digits) - 1, len(left) - 1, -1)
+        left = (*(topology.ladder.word(level, 0) for level in levels), *left)
+        exchange = entered
+
     def again(address: str) -> str:
         if not topology.mirrors:
             return topology.address(left, topology.parse(address)[1])
@@ -180,7 +190,7 @@ def put_back(
 
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(each) for each in headers["CC"]]
-    return topology.level_of(left), again(key), {**properties, _HEADERS: headers}
+    return exchange, again(key), {**properties, _HEADERS: headers}
 
 
 def remaining(due: int, now: int) -> int:

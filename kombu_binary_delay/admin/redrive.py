@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import amqp
 
+from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.model.address import Destination
@@ -312,9 +313,17 @@ class _Sorter:
         destination = read_address(self._topology, key, carried(headers))
         if destination == UNREADABLE:
             return destination, as_new(message)
+        if self._is_record(destination, headers):
+            # A record of amendments counts by the exchange that it comes from alone.
+            destination = Destination(exchange_name(self._topology.namespace), IDS)
         unwrap(properties, self._topology.owns)
         headers.pop("x-delivery-count", None)
         return destination, amqp.Message(message.body, **properties)
+
+    def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:
+        namespace = self._topology.namespace
+        is_for_stream = destination == Destination("", stream_name(namespace, IDS))
+        return is_for_stream and headers.get(ENTERED) == exchange_name(namespace)
 
     def _is_early(self, message: Any) -> bool:
         """Return whether a message is not due yet, and would be early wherever it went."""

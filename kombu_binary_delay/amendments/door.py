@@ -8,6 +8,7 @@ is dropped, and one that was postponed is delayed again, before the program sees
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -167,18 +168,37 @@ class AmendingChannel(FollowingChannel):
 
     # -- inward --------------------------------------------------------------------------------
 
-    def basic_consume(
-        self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
+    def basic_consume(  # noqa: PLR0913, PLR0917 - amqp's own
+        self,
+        queue: str = "",
+        consumer_tag: str = "",
+        no_local: bool = False,  # noqa: FBT001, FBT002
+        no_ack: bool = False,  # noqa: FBT001, FBT002
+        exclusive: bool = False,  # noqa: FBT001, FBT002
+        nowait: bool = False,  # noqa: FBT001, FBT002
+        callback: Dispatch | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Consume, having read what was amended so far."""
-        if self._router.is_private(queue or self._last_queue):
-            return super().basic_consume(queue, consumer_tag, *args, **kwargs)
-        self._amendments.catch_up()
-        tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
-        dispatch = self.callbacks.get(tag)
-        if dispatch is not None:
-            self.callbacks[tag] = partial(self._deliver, self._amendments.verdict, dispatch, tag)
-        return tag
+        tag = consumer_tag or f"ctag-{uuid.uuid4().hex}"
+        if not self._router.is_private(queue or self._last_queue):
+            self._amendments.catch_up()
+            if callback is not None:
+                callback = partial(self._deliver, self._amendments.verdict, callback, tag)
+        # amqp does this when the broker has answered. But where another consumer's callback runs
+        # while that is waited for, and declares, the first deliveries are dispatched together with
+        # the answer: amqp would reject them, and without acks they would be lost.
+        self.callbacks[tag] = callback
+        if no_ack:
+            self.no_ack_consumers.add(tag)
+        options = (no_local, no_ack, exclusive, nowait, callback)
+        try:
+            return super().basic_consume(queue, tag, *options, *args, **kwargs)
+        except BaseException:
+            self.callbacks.pop(tag, None)
+            self.no_ack_consumers.discard(tag)
+            raise
 
     def basic_get(
         self,
@@ -206,7 +226,7 @@ class AmendingChannel(FollowingChannel):
             if (
                 headers
                 and REPLACES in headers
-                and self._amendments.memory.revives(message.properties)
+                and self._amendments.memory.revives(message.properties, time.time_ns() // 1_000_000)
             ):
                 # A Celery worker that heard of the cancellation remembers it by itself.
                 celery.accept_here(names_of(message.properties)[0])

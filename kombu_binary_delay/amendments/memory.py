@@ -153,37 +153,45 @@ class Memory:
             verdict = self._judge_named(name, headers, amended, now)
             if verdict is not None:
                 return verdict
-        if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
+        if self._stamped and self._has_stamp(headers, now):
+            return Verdict(CANCELLED)
+        if self._cancelled.get(name, 0) > now and not self.awaits_record(properties, now):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
 
-    def revives(self, properties: Mapping[str, Any]) -> bool:
-        """Return whether a message that passes replaces one that was cancelled before."""
+    def revives(self, properties: Mapping[str, Any], now: int) -> bool:
+        """Return whether a message that passes replaces one that was cancelled before.
+
+        :param now: milliseconds since the epoch.
+        """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
+        if amended is None:
+            return self.awaits_record(properties, now)
         return (
-            amended is not None
-            and amended.revived
+            amended.revived
             and not amended.cancelled
             and headers.get(GENERATION) == amended.generation
         )
 
     def awaits_record(self, properties: Mapping[str, Any], now: int) -> bool:
-        """Return whether a message has just replaced another, and its record was not read yet.
+        """Return whether a message has just replaced a cancelled one, by a record still unread.
+
+        It passes: where the record never comes, both run rather than none.
 
         :param now: milliseconds since the epoch.
         """
-        _, headers = names_of(properties)
-        replaces, generation = headers.get(REPLACES), headers.get(GENERATION)
-        if not isinstance(replaces, str) or not isinstance(generation, str):
-            return False
-        if abs(now - time_of(generation)) > _JUST_NOW:
-            return False
-        valid = self._amended.get(replaces)
-        is_known = generation in self._superseded or generation in self._kept
-        return not is_known and (valid is None or valid.generation != generation)
+        name, headers = names_of(properties)
+        generation = headers.get(GENERATION)
+        return (
+            isinstance(generation, str)
+            and headers.get(REPLACES) == name
+            # With the record, it is no longer among these.
+            and self._cancelled.get(name, 0) > now
+            and abs(now - time_of(generation)) <= _JUST_NOW
+        )
 
     def _judge_named(
         self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int

@@ -32,7 +32,7 @@ from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, blocked
-from .memory import CANCELLED, Memory, Verdict
+from .memory import Memory, Verdict
 from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
 from .record import MAX_BYTES, Cancel, Record, to_line
 
@@ -347,16 +347,11 @@ class Amendments:
         if not self.memory:
             return None
         now = time.time_ns() // 1_000_000
-        verdict = self.memory.judge(properties, now)
-        if (
-            verdict is not None
-            and verdict.reason == CANCELLED
-            and self.memory.awaits_record(properties, now)
-        ):
-            # It was published an instant ago in place of what was cancelled.
+        if self.memory.awaits_record(properties, now):
+            # It was published an instant ago, and may have been cancelled since.
             self._read_on(lambda: not self.memory.awaits_record(properties, now))
-            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
-        return verdict
+            now = time.time_ns() // 1_000_000
+        return self.memory.judge(properties, now)
 
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
         """Read until it is enough, or a second has passed."""

@@ -168,20 +168,37 @@ def _write_name(name: object) -> bytes:
 def _write_table(table: dict[str, Any] | None) -> bytes:
     fields: list[bytes] = []
     for key, value in (table or {}).items():
-        kind = type(value)
-        if kind is str:
-            data = value.encode("utf-8", "surrogatepass")
-            field = b"S%b%b" % (len(data).to_bytes(4, "big"), data)
-        elif kind is int:
-            field = _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
-        elif kind is dict:
-            field = b"F%b" % _write_table(value)
-        else:
-            # As in a table of its own: behind its length, and the name.
-            field = dumps("F", ({key: value},))[4 + len(_write_name(key)) :]
-        fields += (_write_name(key), field)
-    data = b"".join(fields)
-    return b"%b%b" % (len(data).to_bytes(4, "big"), data)
+        fields += (_write_name(key), _write_value(value))
+    return _counted(b"".join(fields))
+
+
+def _write_value(value: object) -> bytes:
+    write = _VALUES.get(type(value))
+    # As in a table of its own: behind its length, and an empty name.
+    return write(value) if write else dumps("F", ({"": value},))[5:]
+
+
+def _write_str(value: Any) -> bytes:
+    return b"S" + _counted(value.encode("utf-8", "surrogatepass"))
+
+
+def _write_int(value: Any) -> bytes:
+    return _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
+
+
+def _counted(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+#: The writers of what headers are made of; of subclasses, py-amqp knows how.
+_VALUES: dict[type, Callable[[Any], bytes]] = {
+    str: _write_str,
+    int: _write_int,
+    bool: lambda value: b"t\1" if value else b"t\0",
+    type(None): lambda _: b"V",
+    dict: lambda value: b"F" + _write_table(value),
+    list: lambda value: b"A" + _counted(b"".join(map(_write_value, value))),
+}
 
 
 def _write(kind: str, value: object) -> bytes:

@@ -14,6 +14,8 @@ from operator import mul
 
 from kombu_binary_delay.errors import DelayError, LadderError
 
+from .durations import in_words
+
 #: RabbitMQ refuses an ``x-message-ttl`` above ten years of 365 days.
 MAX_TTL = 315_360_000_000
 #: The longest wait of a digit, in milliseconds: a level queue's TTL may be one more than its wait.
@@ -154,11 +156,19 @@ class Ladder:
         :raises DelayError: where the delay is negative or beyond :attr:`maximum`.
         """
         if not 0 <= delay <= self.maximum:
-            raise DelayError(
-                f"a delay of {delay} ms is outside of 0 to {self.maximum} ms, the range of the "
-                f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
-            )
+            raise DelayError(self._out_of_range(delay))
         return _digits(self.radices, -int(-delay // self.tick))
+
+    def _out_of_range(self, delay: float) -> str:
+        if not delay >= 0:
+            return f"a delay of {delay:g} ms is not 0 or more"
+        given, longest = in_words(delay), in_words(self.maximum)
+        if given == longest:
+            given, longest = f"{delay:.0f} ms", f"{self.maximum} ms"
+        return (
+            f"a delay of {given} is longer than {longest}, the longest of the ladder {self.name}; "
+            f"use a shorter delay, or a ladder with more levels"
+        )
 
     def delay(self, digits: tuple[str, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.

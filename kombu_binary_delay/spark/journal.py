@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import kombu
@@ -34,6 +35,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
+from .tables import append
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +69,29 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         return spark.read.format(FORMAT).options(**options).load()
     if _has_lines(spark, where):
         return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
-    return spark.read.schema(s.JOURNAL).parquet(where)
+    table = spark.read.schema(s.JOURNAL).parquet(where)
+    return table.dropDuplicates(["offset"]) if _overlaps(table) else table
+
+
+def _overlaps(table: DataFrame) -> bool:
+    """Whether several exports, at once, have written the same events."""
+    file = F.col("_metadata.file_path").alias("file")
+    offsets = table.where(F.col("offset").isNotNull()).select(file, "offset").groupBy("file")
+    found = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
+    ranges = sorted((row["first"], row["last"]) for row in found)
+    return any(first <= last for (_, last), (first, _) in pairwise(ranges))
 
 
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
     """Add to a Parquet table what the stream has got since the last export.
 
-    How far the last one came is read from the table itself, by the offsets of the stream. One
-    export at a time.
+    How far the last one came is read from the table itself, by the offsets of the stream. Two
+    exports at once add the same events, which :func:`read_journal` then reads once.
     """
     spark.dataSource.register(JournalSource)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
-    spark.read.format(FORMAT).options(**options).load().write.mode("append").parquet(path)
+    # In one partition, whose one file is there or not: the last offset says that all others are.
+    append(spark.read.format(FORMAT).options(**options).load(), path)
 
 
 def _behind(spark: SparkSession, path: str) -> int:

@@ -99,5 +99,6 @@ def test_the_one_line_may_be_the_url_and_holds_for_every_url_of_a_failover(
     stats = system.app.control.inspect([worker.name], timeout=LATE).stats()
     assert stats, "the worker could not send what it knows of its connection"
     assert stats[worker.name]["broker"]["virtual_host"] == system.vhost.name
+    assert worker.log().count("kombu-binary-delay is on: delayed tasks wait on RabbitMQ") == 1
     # Its log names the broker that was not there.
     worker.kill()

@@ -15,6 +15,7 @@ from kombu import Connection, Queue
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from kombu_binary_delay.spark import journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.journal import (
@@ -91,6 +92,22 @@ def test_an_export_adds_what_is_new_and_nothing_twice(spark, vhost, write, tmp_p
     export_journal(spark, vhost.url, path)
     rows = read_journal(spark, path).collect()
     assert sorted(row.offset for row in rows) == list(range(25))
+
+
+def test_exports_at_once_leave_each_others_files_and_are_read_once(
+    spark, vhost, write, tmp_path, monkeypatch
+):
+    path = tmp_path / "journal"
+    # As Hadoop's committer does it: a task that is done, of an export that is not.
+    theirs = path / "_temporary" / "0" / "task_0_m_0" / "part-0.parquet"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    write([f"a{n}" for n in range(10)], countdown=3600.0)
+    export_journal(spark, vhost.url, str(path))
+    monkeypatch.setattr(journal, "_behind", lambda *_: 4)
+    export_journal(spark, vhost.url, str(path))
+    assert theirs.exists()
+    assert sorted(row.offset for row in read_journal(spark, str(path)).collect()) == [*range(10)]
 
 
 def test_local_files_are_read_as_the_stream_is(spark, vhost, write, tmp_path):

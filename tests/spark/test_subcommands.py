@@ -49,7 +49,7 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
     [
         ("plan PATH --limit weight=1", "'weight' is unknown; known are waiting"),
         ("plan PATH --ladder nope", "'nope'"),
-        ("plan PATH --horizon 0", "horizon must be above 0 s, got 0"),
+        ("plan PATH --horizon 0", "horizon must be above 0, and"),
         ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
         ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
@@ -126,6 +126,11 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     assert tool("audit", *given, "--job-id", "job-1").exit_code == 1
     found = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
     assert {row.task_id: row.verdict for row in found} == {"i1": s.LOST_IN_THE_LADDER}
+    # A mistyped job.
+    result = tool("audit", *given, "--job-id", "job-3")
+    assert result.exit_code == 1
+    assert "0 tasks are judged, and 1 must be" in " ".join(result.output.split())
+    assert tool("audit", *given, "--job-id", "job-3", "--allow", "judged=0").exit_code == 0
 
 
 def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):

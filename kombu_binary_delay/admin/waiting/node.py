@@ -294,6 +294,8 @@ class NodeWaiters:
             if last != b"end":
                 errors.seek(0)
                 said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
+                # The suggestions that it refers to are not shown here.
+                said = said.removeprefix("Error: ").partition(" Please see")[0].rstrip(".")
                 raise UnreachableError(
                     f"{shown!r} has not read the node: {said or 'it said nothing'}; run this on "
                     f"the broker's host, as a user who may run rabbitmqctl, or say by "
