@@ -82,13 +82,16 @@ def audit(
         check_not_negative(name, value)
     now = datetime.now(timezone.utc)
     latest = now if until is None else max(now, until.astimezone(timezone.utc))
-    happened = _events_of_journal(journal, latest)
-    span = _span(happened, patience)
+    happened = _events_of_journal(journal)
+    span = _span(_timed(happened, latest), patience)
     if until is not None:
         span = span.withColumn("journal_to", F.lit(until))
     events = happened
     if receipts is not None:
-        events = events.unionByName(_events_of_receipts(receipts, latest))
+        events = events.unionByName(_events_of_receipts(receipts))
+    # To begin with, all events of a message are brought to one place. Else Spark adds up what it
+    # has of each in every place first, and sorts for that, though it has one event of it there.
+    events = _timed(events.repartition("task_id", "retries"), latest)
     known = _tasks(events).crossJoin(F.broadcast(span))
     for step in (_amended, _arrived):
         known = known.withColumns(step())
@@ -177,9 +180,10 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 # -- one shape for all events -----------------------------------------------------------------
 
 
-def _events_of_journal(journal: DataFrame, latest: datetime) -> DataFrame:
-    scheduled = F.col("event") == s.SCHEDULED
-    at = _not_after(latest, "at")
+_RECEIPT = "receipt"
+
+
+def _events_of_journal(journal: DataFrame) -> DataFrame:
     return journal.select(
         "event",
         "task_id",
@@ -187,13 +191,9 @@ def _events_of_journal(journal: DataFrame, latest: datetime) -> DataFrame:
         F.lit(None).cast("string").alias("key"),
         "task",
         "queue",
-        at.alias("at"),
-        # The same event may have been written twice: its time says so, be it right or wrong.
         F.col("at").alias("written"),
         "due",
-        F.when(scheduled, at).alias("published_at"),
-        F.when(scheduled, F.col("hops")).alias("hops"),
-        F.when(scheduled, F.col("hops") > 0).alias("entered"),
+        F.when(F.col("event") == s.SCHEDULED, F.col("hops")).alias("hops"),
         # To the journal a message is published when it is sent; whether the broker took it, only
         # a receipt can show.
         F.lit(None).cast("boolean").alias("confirmed"),
@@ -201,30 +201,35 @@ def _events_of_journal(journal: DataFrame, latest: datetime) -> DataFrame:
     ).where(F.col("task_id").isNotNull())
 
 
-def _events_of_receipts(receipts: DataFrame, latest: datetime) -> DataFrame:
+def _events_of_receipts(receipts: DataFrame) -> DataFrame:
     return receipts.select(
-        F.lit("receipt").alias("event"),
+        F.lit(_RECEIPT).alias("event"),
         "task_id",
         F.lit(0).alias("retries"),
         "key",
         "task",
         "queue",
-        F.lit(None).cast("timestamp").alias("at"),
         F.col("published_at").alias("written"),
         "due",
-        _not_after(latest, "published_at").alias("published_at"),
         "hops",
-        # It is made out before the message is sent, so the journal knows better.
-        F.lit(None).cast("boolean").alias("entered"),
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
         # A row that had no id was refused: there never was a message.
     ).where(F.col("task_id").isNotNull())
 
 
-def _not_after(latest: datetime, column: str) -> Column:
-    """Return a time, or null where it is in the future: the clock that it is of is wrong."""
-    return F.when(F.unix_micros(column) <= F.unix_micros(F.lit(latest)) + _SKEW, F.col(column))
+def _timed(events: DataFrame, latest: datetime) -> DataFrame:
+    """Add what the time of an event says; nothing, where it is in the future: a clock is wrong."""
+    is_past = F.unix_micros("written") <= F.unix_micros(F.lit(latest)) + _SKEW
+    at = F.when(is_past, F.col("written"))
+    is_publish = F.col("event").isin(_RECEIPT, s.SCHEDULED)
+    return events.withColumns(
+        {
+            "at": F.when(F.col("event") != _RECEIPT, at),
+            "published_at": F.when(is_publish, at),
+            "in_the_future": ~is_past,
+        }
+    )
 
 
 def _span(happened: DataFrame, patience: float) -> DataFrame:
@@ -277,7 +282,8 @@ def _tasks(events: DataFrame) -> DataFrame:
         F.min("published_at").alias("published_at"),
         F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
-        F.max("entered").alias("entered"),
+        # A receipt is made out before the message is sent, so the journal knows better.
+        F.max(F.when(F.col("event") == s.SCHEDULED, F.col("hops") > 0)).alias("entered"),
         F.max("confirmed").alias("confirmed"),
         _count(F.col("event") == s.SCHEDULED).alias("scheduled"),
         _count(F.col("event") == s.RELEASED).alias("released"),
@@ -292,9 +298,7 @@ def _tasks(events: DataFrame) -> DataFrame:
         F.min(F.when(F.col("event") == s.RELEASED, F.col("at"))).alias("released_at"),
         F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
         F.max("state").alias("state"),
-        _count(F.col("written").isNotNull() & F.coalesce("at", "published_at").isNull()).alias(
-            "in_the_future"
-        ),
+        _count(F.col("in_the_future")).alias("in_the_future"),
     )
 
 
