@@ -2,13 +2,14 @@
 
 Receipts and journal are one union of events and one ``groupBy``, which beats joins. A verdict of
 "lost" needs evidence: a publish that no receipt denies, and a journal that goes on for longer than
-a message could still take. It must not touch a broker.
+a message could still take. No single event is such evidence, for a clock may be wrong. It must not
+touch a broker.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -21,6 +22,14 @@ from .checks import check_not_negative
 SHARES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILES = ("p50", "p90", "p99", "p999")
 _ACCURACY = 10_000
+#: By how much the clocks of two machines may differ, in microseconds, before one is called wrong.
+_SKEW = 60_000_000
+#: By how much two notes of the due time of one message may differ, in microseconds.
+_ROUNDING = 1_000_000
+#: Celery's state of a task that its worker has discarded.
+_REVOKED = "REVOKED"
+#: Into so many groups of tasks the journal is divided to find what two tasks agree on.
+_WITNESSES = 1024
 
 
 @dataclass(frozen=True)
@@ -64,56 +73,28 @@ def audit(
     :param late_after: seconds after the due time from which a task is "late".
     :param patience: seconds after which a message that has not come counts as lost, rather than on
         its way. A broker that lost a confirm in a crash sends again after 180.
-    :param until: up to when the journal is complete; by default the time of its last event. Where
-        everything has arrived, nothing is written any more, so say it if you know better.
+    :param until: up to when the journal is complete, as somebody knows who has read the broker's
+        stream to its end. By default the latest time that events bear out: that of an arrival, as
+        far as its due time bears it out, or one that two tasks have reached.
     :raises ValueError: for a negative time.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
         check_not_negative(name, value)
-    events = _events_of_journal(journal)
+    now = datetime.now(timezone.utc)
+    latest = now if until is None else max(now, until.astimezone(timezone.utc))
+    happened = _events_of_journal(journal)
+    span = _span(_timed(happened, latest), patience)
+    if until is not None:
+        span = span.withColumn("journal_to", F.lit(until))
+    events = happened
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
-    arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
-    tasks = events.groupBy("task_id", "retries").agg(
-        F.max("key").alias("key"),
-        F.max("task").alias("task"),
-        F.max("queue").alias("queue"),
-        # A duplicate that was sent later may be due later: what counts is the first promise, of
-        # those that the broker took, as a receipt or an arrival says.
-        # Of one that was postponed, the last.
-        F.when(F.max(F.col("event") == s.POSTPONED), F.max("due"))
-        .otherwise(
-            F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due"))
-        )
-        .alias("due"),
-        # To the microsecond: a difference of doubles would be a little off.
-        F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
-        F.min("published_at").alias("published_at"),
-        F.max("published_at").alias("published_last"),
-        F.max("hops").alias("hops"),
-        F.max("entered").alias("entered"),
-        F.max("confirmed").alias("confirmed"),
-        _count(s.SCHEDULED).alias("scheduled"),
-        _count(s.RELEASED).alias("released"),
-        _count(s.EXECUTED).alias("executed"),
-        _count(s.CANCELLED).alias("cancelled"),
-        F.min(F.when(F.col("event") == s.RELEASED, F.col("at"))).alias("released_at"),
-        F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
-        F.max("state").alias("state"),
-    )
-    span = journal.agg(F.min("at").alias("journal_from"), F.max("at").alias("journal_to"))
-    if until is not None:
-        span = span.withColumn("journal_to", F.greatest("journal_to", F.lit(until)))
-    arrived = F.least("released_at", "executed_at")
-    # No copy may come before its own due time, though it be after that of an older one.
-    early = F.when(F.col("soonest") < 0, F.col("soonest"))
-    late = F.unix_micros(arrived) - F.unix_micros("due")
-    lateness = F.coalesce(early, late) / 1_000_000
-    # What was published after its due time cannot have come before.
-    expected = F.greatest("due", "published_last")
-    known = tasks.crossJoin(F.broadcast(span)).withColumns(
-        {"arrived_at": arrived, "lateness": lateness, "expected": expected}
-    )
+    # To begin with, all events of a message are brought to one place. Else Spark adds up what it
+    # has of each in every place first, and sorts for that, though it has one event of it there.
+    events = _timed(events.repartition("task_id", "retries"), latest)
+    known = _tasks(events).crossJoin(F.broadcast(span))
+    for step in (_amended, _arrived):
+        known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
     columns = [each.split()[0] for each in s.VERDICTS.split(", ")]
     return known.withColumn("verdict", verdict).select(*columns)
@@ -148,19 +129,21 @@ def lateness(verdicts: DataFrame) -> DataFrame:
 def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict[str, Any]:
     """Count the verdicts, and hold them against thresholds: what ``summary.json`` says.
 
-    :returns: ``tasks``, ``verdicts`` (a count each), ``lateness`` (seconds), ``thresholds`` (for
-        each that is set: measured, allowed, passed) and ``passed``.
+    :returns: ``tasks``, ``verdicts`` (a count each), ``postponed`` (tasks, whatever their verdict),
+        ``misdated`` (tasks with an event whose time cannot be right), ``lateness`` (seconds),
+        ``thresholds`` (for each that is set: measured, allowed, passed) and ``passed``.
     """
     thresholds = thresholds or Thresholds()
-    counted = dict.fromkeys(s.VERDICT_NAMES, 0)
-    counted.update(
-        {row["verdict"]: row["count"] for row in verdicts.groupBy("verdict").count().collect()}
-    )
+    # One action: the verdicts may not be saved, and each action would make them again.
     [overall] = verdicts.agg(
+        *(F.count(F.when(F.col("verdict") == name, 1)).alias(name) for name in s.VERDICT_NAMES),
+        F.count(F.when(F.col("postponed") > 0, 1)).alias("tasks postponed"),
+        F.count(F.when(F.col("misdated") > 0, 1)).alias("tasks misdated"),
         F.percentile_approx("lateness", list(SHARES), _ACCURACY).alias("at"),
         F.min("lateness").alias("earliest"),
         F.max("lateness").alias("worst"),
     ).collect()
+    counted = {name: overall[name] for name in s.VERDICT_NAMES}
     shares = overall["at"] or [None] * len(SHARES)
     late = dict(zip(_PERCENTILES, shares, strict=True))
     late |= {"earliest": overall["earliest"], "worst": overall["worst"]}
@@ -186,6 +169,8 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
     return {
         "tasks": sum(counted.values()),
         "verdicts": counted,
+        "postponed": overall["tasks postponed"],
+        "misdated": overall["tasks misdated"],
         "lateness": late,
         "thresholds": held,
         "passed": all(each["passed"] for each in held.values()),
@@ -195,8 +180,10 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 # -- one shape for all events -----------------------------------------------------------------
 
 
+_RECEIPT = "receipt"
+
+
 def _events_of_journal(journal: DataFrame) -> DataFrame:
-    scheduled = F.col("event") == s.SCHEDULED
     return journal.select(
         "event",
         "task_id",
@@ -204,11 +191,9 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("key"),
         "task",
         "queue",
-        "at",
+        F.col("at").alias("written"),
         "due",
-        F.when(scheduled, F.col("at")).alias("published_at"),
-        F.when(scheduled, F.col("hops")).alias("hops"),
-        F.when(scheduled, F.col("hops") > 0).alias("entered"),
+        F.when(F.col("event") == s.SCHEDULED, F.col("hops")).alias("hops"),
         # To the journal a message is published when it is sent; whether the broker took it, only
         # a receipt can show.
         F.lit(None).cast("boolean").alias("confirmed"),
@@ -218,26 +203,117 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
 
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
     return receipts.select(
-        F.lit("receipt").alias("event"),
+        F.lit(_RECEIPT).alias("event"),
         "task_id",
         F.lit(0).alias("retries"),
         "key",
         "task",
         "queue",
-        F.lit(None).cast("timestamp").alias("at"),
+        F.col("published_at").alias("written"),
         "due",
-        "published_at",
         "hops",
-        # It is made out before the message is sent, so the journal knows better.
-        F.lit(None).cast("boolean").alias("entered"),
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
         # A row that had no id was refused: there never was a message.
     ).where(F.col("task_id").isNotNull())
 
 
-def _count(event: str) -> Column:
-    return F.sum(F.when(F.col("event") == event, 1).otherwise(0)).cast("int")
+def _timed(events: DataFrame, latest: datetime) -> DataFrame:
+    """Add what the time of an event says; nothing, where it is in the future: a clock is wrong."""
+    is_past = F.unix_micros("written") <= F.unix_micros(F.lit(latest)) + _SKEW
+    at = F.when(is_past, F.col("written"))
+    is_publish = F.col("event").isin(_RECEIPT, s.SCHEDULED)
+    return events.withColumns(
+        {
+            "at": F.when(F.col("event") != _RECEIPT, at),
+            "published_at": F.when(is_publish, at),
+            "in_the_future": ~is_past,
+        }
+    )
+
+
+def _span(happened: DataFrame, patience: float) -> DataFrame:
+    """From when to when the journal goes, in one row: no event moves either end on its own word.
+
+    What arrives has two clocks to speak for it: it is not before its due time, and not long after.
+    To what one clock alone has said, a second task must agree.
+    """
+    told = F.unix_micros("at")
+    due = F.when(F.col("event") != s.SCHEDULED, F.unix_micros("due"))
+    alone = F.when(due.isNull(), told)
+    wait = round(patience * 1_000_000)
+    ends = happened.groupBy(F.pmod(F.hash("task_id"), F.lit(_WITNESSES))).agg(
+        F.min(F.when(told.isNotNull() & due.isNotNull(), F.greatest(told, due))).alias("sure_from"),
+        F.max(F.when(told.isNotNull() & due.isNotNull(), F.least(told, due + wait))).alias(
+            "sure_to"
+        ),
+        F.min(alone).alias("told_from"),
+        F.max(alone).alias("told_to"),
+    )
+    second_first = F.get(F.sort_array(F.collect_list("told_from")), F.lit(1))
+    second_last = F.get(F.sort_array(F.collect_list("told_to"), asc=False), F.lit(1))
+    return ends.agg(
+        F.timestamp_micros(F.least(F.min("sure_from"), second_first)).alias("journal_from"),
+        F.timestamp_micros(F.greatest(F.max("sure_to"), second_last)).alias("journal_to"),
+    )
+
+
+def _tasks(events: DataFrame) -> DataFrame:
+    """Bring together what is known of each message."""
+    arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
+    ran = (F.col("event") == s.EXECUTED) & ~F.col("state").eqNullSafe(_REVOKED)
+    return events.groupBy("task_id", "retries").agg(
+        F.max("key").alias("key"),
+        F.max("task").alias("task"),
+        F.max("queue").alias("queue"),
+        # A duplicate that was sent later may be due later: what counts is the first promise, of
+        # those that the broker took, as a receipt or an arrival says.
+        F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
+            "due_first"
+        ),
+        F.max("due").alias("due_greatest"),
+        F.max_by("due", "published_at").alias("due_last"),
+        F.min(_due(arrival)).alias("due_arrived"),
+        F.min(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled"),
+        F.max(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled_last"),
+        F.max(_due(F.col("event") == s.POSTPONED)).alias("due_postponed"),
+        # To the microsecond: a difference of doubles would be a little off.
+        F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
+        F.min("published_at").alias("published_at"),
+        F.max("published_at").alias("published_last"),
+        F.max("hops").alias("hops"),
+        # A receipt is made out before the message is sent, so the journal knows better.
+        F.max(F.when(F.col("event") == s.SCHEDULED, F.col("hops") > 0)).alias("entered"),
+        F.max("confirmed").alias("confirmed"),
+        _count(F.col("event") == s.SCHEDULED).alias("scheduled"),
+        _count(F.col("event") == s.RELEASED).alias("released"),
+        _count(F.col("event") == s.EXECUTED).alias("executed"),
+        _count(F.col("event") == s.CANCELLED).alias("cancelled"),
+        _count(F.col("event") == s.POSTPONED).alias("postponed"),
+        _count(ran).alias("ran"),
+        _differ(F.col("event") == s.SCHEDULED).alias("scheduled_again"),
+        _differ(F.col("event") == s.RELEASED).alias("released_again"),
+        _differ(ran).alias("ran_again"),
+        _differ(F.col("event") == s.CANCELLED).alias("cancelled_again"),
+        F.min(F.when(F.col("event") == s.RELEASED, F.col("at"))).alias("released_at"),
+        F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
+        F.max("state").alias("state"),
+        _count(F.col("in_the_future")).alias("in_the_future"),
+    )
+
+
+def _count(which: Column) -> Column:
+    return F.count(F.when(which, 1)).cast("int")
+
+
+def _due(which: Column) -> Column:
+    return F.when(which, F.col("due"))
+
+
+def _differ(which: Column) -> Column:
+    """Whether it has happened twice: an event that was written down twice has one time."""
+    times = F.when(which, F.col("written"))
+    return F.coalesce(F.min(times) != F.max(times), F.lit(False))
 
 
 def _hour(column: str) -> Column:
@@ -254,28 +330,89 @@ def _group(name: str, value: Column) -> Column:
 # -- the verdict ------------------------------------------------------------------------------
 
 
+def _amended() -> dict[str, Column]:
+    """Columns of what was cancelled, replaced or postponed, and of the due time that counts then.
+
+    One id may have several messages, each with a due time of its own. By that one knows which of
+    them was dropped.
+    """
+    last = F.when(F.col("postponed") == 0, F.col("due_last"))
+    last = F.coalesce(last, F.col("due_greatest"))
+    # A worker may have got a task, and died; what is delivered again can be dropped.
+    came = (F.col("executed") > 0) | ((F.col("released") > 0) & F.col("task").isNull())
+    dropped = F.col("cancelled") > 0
+    all_dropped = F.coalesce(
+        _same(last, F.col("due_cancelled")) | _same(last, F.col("due_cancelled_last")), F.lit(True)
+    )
+    # Of three or more, each replaced by the next, the last may be due between the others.
+    all_dropped |= F.col("cancelled_again") & (F.col("cancelled") >= F.col("scheduled"))
+    several = ~_same(F.col("due_first"), F.col("due_greatest")) | F.col("scheduled_again")
+    replaced = dropped & F.coalesce(several, F.lit(False)) & (came | ~all_dropped)
+    return {
+        "taken_back": dropped & ~came & ~replaced,
+        "replaced": replaced,
+        # Postponed, and nobody has written down until when.
+        "due_unknown": (F.col("postponed") > 0)
+        & ~came
+        & F.coalesce(_same(F.col("due_greatest"), F.col("due_postponed")), F.lit(True)),
+        "due": F.when(F.col("postponed") > 0, F.col("due_greatest"))
+        .when(replaced, F.coalesce("due_arrived", last))
+        .otherwise(F.col("due_first")),
+        # What was published after its due time cannot have come before; and of several messages,
+        # the last that was published can still come.
+        "expected": F.greatest(last, "published_last"),
+    }
+
+
+def _arrived() -> dict[str, Column]:
+    """Columns of when it came, and how late."""
+    first = F.least("released_at", "executed_at")
+    # Nothing comes before it is published: then one of the two clocks is wrong.
+    sooner = F.unix_micros("published_at") - F.unix_micros(first) > _SKEW
+    is_wrong = F.coalesce(sooner, F.lit(False))
+    # No copy may come before its own due time, though it be after that of an older one.
+    early = F.when(F.col("soonest") < 0, F.col("soonest"))
+    late = F.unix_micros(first) - F.unix_micros("due")
+    return {
+        "arrived_at": F.when(~is_wrong, first),
+        "lateness": F.when(~is_wrong, F.coalesce(early, late) / 1_000_000),
+        "released_by": F.coalesce(F.when(~is_wrong, F.col("released_at")), F.col("expected")),
+        "misdated": F.col("in_the_future") + is_wrong.cast("int"),
+    }
+
+
+def _same(one: Column, other: Column) -> Column:
+    """Whether two due times are of one message."""
+    return F.abs(F.unix_micros(one) - F.unix_micros(other)) < _ROUNDING
+
+
 def _verdict(late_after: float, patience: float) -> Column:
-    released, executed = F.col("released"), F.col("executed")
+    released, executed, ran = F.col("released"), F.col("executed"), F.col("ran")
     nothing_came = (released == 0) & (executed == 0)
     # Celery's worker says when it has executed; who consumes with Kombu alone has no task name,
     # and says no more than that it got the message.
     unexecuted = (executed == 0) & F.col("task").isNotNull()
+    again = F.when(executed > 0, F.col("ran_again")).otherwise(F.col("released_again"))
     # What is due when it is sent goes straight to its destination.
     entered = F.coalesce(F.col("entered"), F.col("hops") > 0, F.lit(True))
     lost = nothing_came & _passed("expected", patience)
     return (
         F.when(F.col("lateness") < 0, s.EARLY)
-        .when(nothing_came & (F.col("cancelled") > 0), s.TAKEN_BACK)
+        .when(F.col("taken_back"), s.TAKEN_BACK)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
-        .when(nothing_came & _too_little_journal(), s.UNDECIDED)
+        .when(nothing_came & (_too_little_journal() | F.col("due_unknown")), s.UNDECIDED)
         .when(lost & entered, s.LOST_IN_THE_LADDER)
         .when(lost, s.LOST_AFTER_RELEASE)
         .when(nothing_came, s.STILL_WAITING)
-        .when(unexecuted & _passed("released_at", patience), s.LOST_AFTER_RELEASE)
+        .when(unexecuted & _passed("released_by", patience), s.LOST_AFTER_RELEASE)
         .when(unexecuted, s.STILL_WAITING)
-        .when(F.when(executed > 0, executed).otherwise(released) > 1, s.DUPLICATE)
-        .when(F.col("due").isNull(), s.UNDECIDED)
+        .when(again, s.DUPLICATE)
+        .when(F.col("lateness").isNull(), s.UNDECIDED)
         .when(F.col("lateness") > late_after, s.LATE)
+        # It came, and the worker has discarded it.
+        .when((executed > 0) & (ran == 0), s.TAKEN_BACK)
+        .when(F.col("postponed") > 0, s.PUT_OFF)
+        .when(F.col("replaced"), s.REPLACED)
         .otherwise(s.OK)
     )
 
@@ -283,7 +420,8 @@ def _verdict(late_after: float, patience: float) -> Column:
 def _too_little_journal() -> Column:
     """Whether the journal does not show it: it is missing, or may have begun after the message."""
     start = F.col("journal_from")
-    return F.col("due").isNull() | start.isNull() | (start > F.col("expected"))
+    begins_late = (F.col("scheduled") == 0) & (start.isNull() | (start > F.col("expected")))
+    return F.col("due").isNull() | begins_late
 
 
 def _passed(column: str, patience: float) -> Column:

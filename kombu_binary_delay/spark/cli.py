@@ -359,9 +359,7 @@ def audit(
     page = folder / "report.html"
     summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    for name, count in summary["verdicts"].items():
-        if count:
-            _console().print(f"{count:>12,}  {name}")
+    _show_counts(summary)
     _console().print(str(page))
     judged = summary["thresholds"].get("judged")
     if judged and not judged["passed"]:
@@ -390,9 +388,12 @@ def report(
 ) -> None:
     """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
     _needs_spark()
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+
     file = _local(output)
     session = _session(conf)
-    verdicts = session.read.parquet(f"{path}/verdicts")
+    # One that was written by an earlier release has not all columns.
+    verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
     _report(session, verdicts, file, planned, depths, thresholds, jobs)
     _console().print(str(file))
@@ -578,6 +579,18 @@ def _given(broker: str | None) -> str:
     if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
     return str(url)
+
+
+def _show_counts(summary: dict[str, Any]) -> None:
+    for name, count in summary["verdicts"].items():
+        if count:
+            _console().print(f"{count:>12,}  {name}")
+    for name, what in (
+        ("postponed", "were postponed"),
+        ("misdated", "have an event of a wrong clock"),
+    ):
+        if summary[name]:
+            _console().print(f"{summary[name]:,} of {summary['tasks']:,} tasks {what}")
 
 
 def _show(df: DataFrame) -> None:

@@ -43,7 +43,7 @@ SCHEDULED, RELEASED, EXECUTED, CANCELLED, POSTPONED = EVENTS = (
 VERDICTS = (
     "task_id string, retries int, key string, task string, queue string, due timestamp, "
     "published_at timestamp, hops int, arrived_at timestamp, lateness double, released int, "
-    "executed int, state string, verdict string"
+    "executed int, state string, postponed int, misdated int, verdict string"
 )
 (
     OK,
@@ -55,6 +55,8 @@ VERDICTS = (
     STILL_WAITING,
     NOT_PUBLISHED,
     TAKEN_BACK,
+    PUT_OFF,
+    REPLACED,
     UNDECIDED,
 ) = VERDICT_NAMES = (
     "ok",
@@ -66,5 +68,7 @@ VERDICTS = (
     "still waiting",
     "not published",
     "cancelled",
+    "postponed",
+    "replaced",
     "unknown",
 )

@@ -8,7 +8,7 @@ from pyspark.testing import assertDataFrameEqual
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, summarize
 
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
 END = 10_000  # seconds after noon: the journal's last event
 
 
@@ -86,21 +86,6 @@ def test_every_planted_fate_gets_its_verdict(judge):
             [released("redelivered", 101), *arrives("redelivered", 102)],
             s.OK,
         ),
-        "cancelled": (
-            receipt("cancelled"),
-            [scheduled("cancelled"), event(s.CANCELLED, "cancelled", 101)],
-            s.TAKEN_BACK,
-        ),
-        "postponed": (
-            receipt("postponed"),
-            [
-                scheduled("postponed"),
-                event(s.POSTPONED, "postponed", 101),
-                scheduled("postponed", 101, due=200),
-                *arrives("postponed", 201, due=200),
-            ],
-            s.OK,
-        ),
         "nacked": (receipt("nacked", status=s.NACKED), [scheduled("nacked")], s.NOT_PUBLISHED),
         "nacked, yet it came": (
             receipt("nacked, yet it came", status=s.NACKED),
@@ -146,10 +131,145 @@ def test_every_planted_fate_gets_its_verdict(judge):
     assert found == {name: each[2] for name, each in planted.items()}
 
 
+def revoked(task_id, seconds, **more):
+    return [
+        released(task_id, seconds, **more),
+        event(s.EXECUTED, task_id, seconds, state="REVOKED", **more),
+    ]
+
+
+def replaced(task_id, due, sent=10.0):
+    """A message that took the place of one that was due at 100, which was dropped then."""
+    return [scheduled(task_id), scheduled(task_id, sent, due=due), event(s.CANCELLED, task_id, 100)]
+
+
+def postponed(task_id, until):
+    """A message that was due at 100, and was then delayed until another time."""
+    events = [scheduled(task_id), event(s.POSTPONED, task_id, 100)]
+    return events if until is None else [*events, scheduled(task_id, 100, due=until)]
+
+
+#: What was taken back or changed while it waited. Each has a receipt that says due at 100.
+AMENDED = {
+    "cancelled": ([scheduled("x"), event(s.CANCELLED, "x", 101)], s.TAKEN_BACK),
+    "cancelled as its worker died": (
+        [scheduled("x"), released("x", 101), event(s.CANCELLED, "x", 102)],
+        s.TAKEN_BACK,
+    ),
+    "cancelled, and published without the journal": ([event(s.CANCELLED, "x", 101)], s.TAKEN_BACK),
+    "discarded by its worker": ([scheduled("x"), *revoked("x", 100.1)], s.TAKEN_BACK),
+    "late, and expired by then": ([scheduled("x"), *revoked("x", 200)], s.LATE),
+    "published twice, and cancelled": (
+        [*replaced("x", 200), event(s.CANCELLED, "x", 200, due=200)],
+        s.TAKEN_BACK,
+    ),
+    "cancelled before it was due, by nobody": (
+        [scheduled("x"), *arrives("x", 101), event(s.CANCELLED, "x", 102)],
+        s.OK,
+    ),
+    "postponed": ([*postponed("x", until=200), *arrives("x", 201, due=200)], s.PUT_OFF),
+    "postponed twice": (
+        [
+            *postponed("x", until=200),
+            *(event(s.POSTPONED, "x", 200, due=200), scheduled("x", 200, due=300)),
+            *arrives("x", 301, due=300),
+        ],
+        s.PUT_OFF,
+    ),
+    "postponed, and waits": (postponed("x", until=2 * END), s.STILL_WAITING),
+    "postponed, and lost": (postponed("x", until=200), s.LOST_IN_THE_LADDER),
+    "postponed until nobody knows when": (postponed("x", until=None), s.UNDECIDED),
+    "postponed, and late": ([*postponed("x", until=200), *arrives("x", 206, due=200)], s.LATE),
+    "postponed, and early": ([*postponed("x", until=200), *arrives("x", 199, due=200)], s.EARLY),
+    "replaced by a later one": ([*replaced("x", 200), *arrives("x", 201, due=200)], s.REPLACED),
+    "replaced by a sooner one": ([*replaced("x", 50), *arrives("x", 51, due=50)], s.REPLACED),
+    "replaced by a sooner one, and not due": (
+        [*replaced("x", 50)[:2], *arrives("x", 51, due=50)],
+        s.OK,
+    ),
+    "replaced, and waits": (replaced("x", 2 * END), s.STILL_WAITING),
+    "replaced, and lost": (replaced("x", 200), s.LOST_IN_THE_LADDER),
+    "replaced, and dropped by the worker": (
+        [*replaced("x", 200), released("x", 201, due=200)],
+        s.LOST_AFTER_RELEASE,
+    ),
+    "replaced, and late": ([*replaced("x", 200), *arrives("x", 206, due=200)], s.LATE),
+    "replaced twice, and cancelled": (
+        [
+            *replaced("x", 300),
+            scheduled("x", 20, due=200),
+            event(s.CANCELLED, "x", 200, due=200),
+            event(s.CANCELLED, "x", 300, due=300),
+        ],
+        s.TAKEN_BACK,
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "each event written twice"])
+def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
+    events = [
+        (each[0], name, *each[2:]) for name, (given, _) in AMENDED.items() for each in given * times
+    ]
+    verdicts = judge([receipt(name) for name in AMENDED], events)
+    found = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
+    put_off = {name for name in AMENDED if name.startswith("postponed")}
+    assert found == {name: (each[1], name in put_off) for name, each in AMENDED.items()}
+    assert summarize(verdicts)["postponed"] == len(put_off)
+
+
+#: What a clock says that is wrong: of one task, the events, its verdict, and how many of its times
+#: are reported to be wrong.
+YEAR_2999 = 31_000_000_000
+HOUR = 3600
+WRONG: dict[str, tuple[list[tuple[object, ...]], str, int]] = {
+    "scheduled in 2999": ([scheduled("x", YEAR_2999), *arrives("x", 101)], s.OK, 1),
+    "released in 2999": ([released("x", YEAR_2999), executed("x", 101)], s.OK, 1),
+    "executed in 2999": ([released("x", 101), executed("x", YEAR_2999)], s.OK, 1),
+    "arrived in 2999": (arrives("x", YEAR_2999), s.UNDECIDED, 2),
+    "executed twice, once in 2999": (
+        [*arrives("x", 101), executed("x", YEAR_2999)],
+        s.DUPLICATE,
+        1,
+    ),
+    "arrived in 1988": (arrives("x", -1_000_000_000), s.UNDECIDED, 1),
+    "scheduled in 1988": ([scheduled("x", -1_000_000_000), *arrives("x", 101)], s.OK, 0),
+    # It may be true; but it is the word of one clock.
+    "scheduled an hour ahead": (
+        [scheduled("x", END + HOUR, due=END + 2 * HOUR)],
+        s.STILL_WAITING,
+        0,
+    ),
+    "arrived an hour ahead": (arrives("x", END + HOUR), s.LATE, 0),
+}
+
+
+def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judge):
+    soon = END - 1
+    table = {
+        **WRONG,
+        "waits": ([scheduled("x", due=soon)], s.STILL_WAITING, 0),
+        "lost": ([scheduled("x")], s.LOST_IN_THE_LADDER, 0),
+        "ok": ([scheduled("x"), *arrives("x", 101)], s.OK, 0),
+    }
+    events = [(each[0], name, *each[2:]) for name, (given, *_) in table.items() for each in given]
+    receipts = [
+        (*receipt(name)[:5], given[0][6], *receipt(name)[6:]) for name, (given, *_) in table.items()
+    ]
+    # The journal began later than the one, and one clock alone says when the other was published.
+    receipts += [receipt("before", due=-100, sent=-200), receipt("sent in 2999", sent=YEAR_2999)]
+    events += arrives("sent in 2999", 101)
+    verdicts = judge(receipts, events)
+    found = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
+    expected = {name: each[1:] for name, each in table.items()}
+    assert found == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
+    assert summarize(verdicts)["misdated"] == 7
+
+
 def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     events = [scheduled("a"), released("a", 101), executed("a", 101.5)]
     expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)
-    row = spark.createDataFrame([(*expected, "SUCCESS", s.OK)], s.VERDICTS)
+    row = spark.createDataFrame([(*expected, "SUCCESS", 0, 0, s.OK)], s.VERDICTS)
     assertDataFrameEqual(judge([receipt("a")], events), row)
 
 
@@ -278,8 +398,8 @@ def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
         spark.conf.set("spark.sql.session.timeZone", zone)
     assert sizes == {
         ("all", "all"): 1000,
-        ("hour", "2030-01-01 12:00"): 500,
-        ("hour", "2030-01-01 13:00"): 500,
+        ("hour", "2020-01-01 12:00"): 500,
+        ("hour", "2020-01-01 13:00"): 500,
         ("queue", "mail"): 1000,
         ("task", "send"): 1000,
         ("hops", "0"): 500,

@@ -42,6 +42,8 @@ def many(spark, count):
         F.when(~lost, 1).otherwise(0).alias("released"),
         F.when(~lost, 1).otherwise(0).alias("executed"),
         F.lit("SUCCESS").alias("state"),
+        F.lit(0).alias("postponed"),
+        F.lit(0).alias("misdated"),
         F.when(lost, s.LOST_IN_THE_LADDER).otherwise(s.OK).alias("verdict"),
     )
 
@@ -130,6 +132,13 @@ def test_the_page_says_the_verdicts_and_whether_they_pass(whole):
     assert "<h1>Delayed tasks of a &amp; b, c</h1>" in page({**found, "jobs": ["a & b", "c"]})
 
 
+def test_the_page_says_how_many_were_postponed_and_whose_clocks_are_wrong(whole):
+    found, _ = whole
+    text = page({**found, "summary": {**found["summary"], "postponed": 1_234, "misdated": 2}})
+    assert '<p class="lead">20,000 tasks, 1,234 of them postponed, 2030-' in text
+    assert '<span class="verdict so-so">2 with an event of a wrong clock</span>' in text
+
+
 @pytest.mark.parametrize(
     ("counts", "limits", "badges", "judgement"),
     [
@@ -171,6 +180,8 @@ def test_the_page_says_against_what_it_passed_and_warns_of_what_has_no_limit(
     summary = {
         "tasks": sum(counts.values()),
         "verdicts": {**dict.fromkeys(s.VERDICT_NAMES, 0), **counts},
+        "postponed": 0,
+        "misdated": 0,
         "lateness": {"p50": 0.1, "p99": 3.0, "worst": 4.0},
         "thresholds": held,
         "passed": all(each["passed"] for each in held.values()),
@@ -187,7 +198,7 @@ def test_what_waits_is_never_below_zero_whatever_is_not_known_of_its_publish(spa
         at = [None if each is None else NOON + timedelta(seconds=each) for each in (sent, arrived)]
         late = None if arrived is None else float(arrived - due)
         times = (NOON + timedelta(seconds=due), at[0], 1, at[1], late)
-        return (name, 0, "k", "t", "q", *times, 1, 1, None, verdict)
+        return (name, 0, "k", "t", "q", *times, 1, 1, None, 0, 0, verdict)
 
     rows = [
         row("sent nobody knows when", s.OK, None, 10),
@@ -267,10 +278,27 @@ def test_a_report_draws_what_is_due_at_the_end_of_time_or_nobody_knows_when(spar
     far = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
     soon = NOON + timedelta(seconds=5)
     rows = [
-        ("far", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, s.STILL_WAITING),
-        ("far, lost", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, s.UNDECIDED),
-        (None, 0, None, None, None, None, None, None, None, None, 0, 0, None, s.NOT_PUBLISHED),
-        ("ok", 0, "k", "t", "q", NOON, NOON, 1, soon, 5.0, 1, 1, "SUCCESS", s.OK),
+        ("far", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, 0, 0, s.STILL_WAITING),
+        ("far, lost", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, 0, 0, s.UNDECIDED),
+        (
+            None,
+            0,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            0,
+            0,
+            None,
+            0,
+            0,
+            s.NOT_PUBLISHED,
+        ),
+        ("ok", 0, "k", "t", "q", NOON, NOON, 1, soon, 5.0, 1, 1, "SUCCESS", 0, 0, s.OK),
     ]
     verdicts = spark.createDataFrame(rows, s.VERDICTS)
     found = figures(verdicts)

@@ -118,7 +118,7 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     ]
     later = past + timedelta(hours=1)
     events = [(s.SCHEDULED, f"i{n}", 0, "t", "q", past, past, "l", 1, None, n) for n in (1, 2, 3)]
-    events.append((s.RELEASED, "i2", 0, "t", "q", later, past, "l", 1, None, 4))
+    events.append((s.RELEASED, "i2", 0, "t", "q", later, later, "l", 1, None, 4))
     receipts, journal, output = (str(tmp_path / name) for name in ("r", "j", "o"))
     spark.createDataFrame(rows, s.RECEIPTS).write.parquet(receipts)
     spark.createDataFrame(events, s.JOURNAL).write.parquet(journal)

@@ -22,6 +22,8 @@ _TONE = {
     s.UNDECIDED: _SO_SO,
     s.STILL_WAITING: "",
     s.TAKEN_BACK: "",
+    s.PUT_OFF: _GOOD,
+    s.REPLACED: _GOOD,
 }
 #: What a verdict means, for who reads the report and no documentation.
 _MEANING = {
@@ -34,6 +36,8 @@ _MEANING = {
     s.STILL_WAITING: "not due yet, or so short a time ago that it may still come",
     s.NOT_PUBLISHED: "refused by the broker, so it was never delayed",
     s.TAKEN_BACK: "cancelled, and not executed",
+    s.PUT_OFF: "postponed while it waited, and arrived once, in time by its last due time",
+    s.REPLACED: "another took its place, and arrived once, in time by its own due time",
     s.UNDECIDED: "the journal does not go far enough to say",
 }
 #: The limits of an audit: the verdicts that each counts.
@@ -150,18 +154,21 @@ def _head(figures: dict[str, Any], title: str) -> str:
     summary = figures["summary"]
     badges = [("passed", _GOOD) if summary["passed"] else ("failed", _BAD)]
     badges += [(text, _SO_SO) for text in _warnings(summary)]
+    postponed = f", {summary['postponed']:,} of them postponed" if summary["postponed"] else ""
     shown = "".join(f'<span class="verdict {tone}">{text}</span>' for text, tone in badges)
     start, end = _time(figures["start"]), _time(figures["end"])
     return (
         f'<h1>{escape(title)}</h1><div class="verdicts">{shown}</div>'
         f'<p class="lead">{_judgement(summary)}</p>'
-        f'<p class="lead">{summary["tasks"]:,} tasks, {start} to {end} UTC</p>'
+        f'<p class="lead">{summary["tasks"]:,} tasks{postponed}, {start} to {end} UTC</p>'
     )
 
 
 def _warnings(summary: dict[str, Any]) -> list[str]:
-    """Say what was frequent, and has no limit that would let the audit fail."""
-    return [
+    """Say what was frequent, and has no limit that would let the audit fail; and whose clocks."""
+    misdated = summary["misdated"]
+    clocks = [f"{misdated:,} with an event of a wrong clock"] if misdated else []
+    return clocks + [
         f"{count:,} of {summary['tasks']:,} {' or '.join(verdicts)}"
         for name, verdicts in _COUNTED.items()
         if name not in summary["thresholds"]
