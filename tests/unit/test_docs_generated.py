@@ -125,7 +125,9 @@ def test_a_reader_of_the_readme_can_follow_links_to_every_page():
         page = to_read.pop()
         reached.add(page)
         # What a code host shows as a link: neither in a comment nor in code.
-        shown = re.sub(r"<!--.*?-->|^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.M)
+        shown = re.sub(
+            r"<!--.*?-->|^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        )
         links = re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", shown)
         to_read += {(page.parent / each).resolve() for each in links} - reached
 
