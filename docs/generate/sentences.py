@@ -69,8 +69,8 @@ def _two_numbers(page: str) -> list[Sentence]:
     return [
         Sentence(
             page,
-            "**{}** of the broker's CPU that Celery's native ladder takes for a burst of 20,000 "
-            "delayed messages, and a p99 lateness of {} ms instead of {} s",
+            "**{}** of the broker's CPU that Celery's native ladder (a chain of queues) takes for "
+            "a burst of 20,000 delayed messages, and a p99 lateness of {} ms instead of {} s",
             (_share(cpu).capitalize(), f"{ours:.0f}", f"{native / 1000:.0f}"),
         ),
         Sentence(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from celery import _state
+from celery.backends.rpc import ResultConsumer
 from click.testing import CliRunner
 from kombu import Producer
 
@@ -61,10 +62,14 @@ SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 @pytest.fixture
 def apart(monkeypatch):
     """Let Celery forget the page's apps: a task of one app is, by default, one of all others."""
-    before = _state.get_current_app()
+    before, others = _state.get_current_app(), set(_state._get_active_apps())  # noqa: SLF001
     shared = set(_state._on_app_finalizers)  # noqa: SLF001 - there is no other way to it
     monkeypatch.setattr(_state, "_on_app_finalizers", shared)
     yield
+    for app in set(_state._get_active_apps()) - others:  # noqa: SLF001
+        # Nothing else closes the connection of results; its virtual host is gone by now.
+        if isinstance(consumer := getattr(app.backend, "result_consumer", None), ResultConsumer):
+            consumer.on_after_fork()
     before.set_current()
 
 

@@ -117,3 +117,18 @@ def test_a_link_from_outside_of_the_site_leads_somewhere(page):
             titles = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}
             assert anchor in slugs, target
+
+
+def test_a_reader_of_the_readme_can_follow_links_to_every_page():
+    to_read, reached = [ROOT / "README.md"], set()
+    while to_read:
+        page = to_read.pop()
+        reached.add(page)
+        # What a code host shows as a link: neither in a comment nor in code.
+        shown = re.sub(
+            r"<!--.*?-->|^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        )
+        links = re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", shown)
+        to_read += {(page.parent / each).resolve() for each in links} - reached
+
+    assert {page for page in pages() if page.is_relative_to(ROOT / "docs")} <= reached

@@ -76,7 +76,7 @@ def test_the_tool_takes_what_a_page_gives_it(page, line, tmp_path, monkeypatch):
 
 def test_what_explain_prints_is_what_the_page_shows():
     page = (ROOT / "docs" / "how-to" / "operate.md").read_text()
-    shown = page.partition("$ kombu-binary-delay explain 10s --to orders\n")[2]
+    shown = page.partition("$ celery -A shop binary-delay explain 10s --to orders\n")[2]
     shown = next(BLOCK.finditer(shown.partition("```\n")[2]))[2]
 
     printed = CliRunner().invoke(binary_delay, ["explain", "10s", "--to", "orders"])
