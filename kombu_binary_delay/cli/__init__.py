@@ -23,6 +23,7 @@ from .status import status
 from .tasks import tasks
 from .teardown import teardown
 from .verify import verify
+from .web import web
 
 
 @click.group(
@@ -88,6 +89,7 @@ for _subcommand in (
     transfer,
     prune,
     teardown,
+    web,
     spark,
 ):
     binary_delay.add_command(_subcommand)

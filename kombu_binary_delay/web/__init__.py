@@ -1,0 +1,10 @@
+"""A page that shows what waits, and lets operators act on it.
+
+* ``site``: the ASGI application; ``guard``: who may come in, tokens, headers; ``passwords``: users.
+* ``pages``: what each address answers; ``drawing`` and ``templates``: how that looks.
+* ``reader``: one thread that reads for all pages; ``looks``: what it reads of a broker;
+  ``index``: the tasks that were read last.
+* ``plans``: acts that wait for a confirmation.
+
+It needs the extra ``web``. Nothing here knows the command line.
+"""
