@@ -122,8 +122,8 @@ class Pages:
         """Return what answers where something failed."""
 
         def refused(request: Request, exc: HTTPException) -> Response:
-            said = {404: "There is no such page.", 405: "This cannot be done here."}
-            words = said.get(exc.status_code, exc.detail)
+            own = {"Not Found": "There is no such page.", "Method Not Allowed": "Not done here."}
+            words = own.get(exc.detail, exc.detail)
             return self._show(request, "failure", {"words": words}, exc.status_code)
 
         def failed(_: Request, __: Exception) -> Response:
