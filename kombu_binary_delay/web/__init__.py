@@ -2,7 +2,7 @@
 
 * ``site``: the ASGI application; ``guard``: who may come in, tokens, headers; ``passwords``: users.
 * ``pages``: what each address answers; ``drawing`` and ``templates``: how that looks.
-* ``reader``: one thread that reads for all pages; ``looks``: what it reads of a broker;
+* ``reader``: a thread that reads for all pages; ``looks``: what it reads of a broker;
   ``index``: the tasks that were read last.
 * ``plans``: acts that wait for a confirmation.
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from kombu.log import get_logger
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -101,6 +101,8 @@ def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
     :param users: by names, hashes as ``passwords.read`` returns them.
     """
     checker = Checker(users)
+    # Whoever guesses passwords gets no more of this machine than this.
+    two = CapacityLimiter(2)
     again = {"www-authenticate": 'Basic realm="kombu-binary-delay", charset="UTF-8"'}
 
     async def authenticate(request: Request) -> str | Response:
@@ -112,7 +114,9 @@ def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
         user, _, password = said.partition(":")
         is_right = False
         if user:
-            is_right = await to_thread.run_sync(lambda: checker.is_right(user, password))
+            is_right = await to_thread.run_sync(
+                lambda: checker.is_right(user, password), limiter=two
+            )
         if is_right:
             return user
         if said:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kombu_binary_delay import admin
@@ -208,10 +208,12 @@ class Told:
     stays: tuple[admin.Stay, ...] = ()
 
 
-def read_story(place: Open, broker: Broker, task_id: str) -> Told:
+def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told:
     """Read what is known of one task."""
     with ExitStack() as stack:
         story = place(stack).story(task_id)
+    if hide and story.task is not None:
+        story = replace(story, task=replace(story.task, args=None, kwargs=None))
     scheduled = next((each for each in reversed(story.events) if each.kind == "scheduled"), None)
     if story.task is None or scheduled is None or scheduled.due is None:
         return Told(story)

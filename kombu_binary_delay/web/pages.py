@@ -96,6 +96,7 @@ class Pages:
         # What takes long does not hold up what is looked at most.
         self._reader = Reader("web-now", self._watch.close)
         self._tasks_reader = Reader("web-tasks")
+        self._story_reader = Reader("web-story")
         self._templates = environment()
         self._tokens = Tokens()
         self._plans = Plans()
@@ -135,6 +136,7 @@ class Pages:
         """End the threads, and the connection with them."""
         self._reader.close()
         self._tasks_reader.close()
+        self._story_reader.close()
 
     # --- Now ------------------------------------------------------------------------
 
@@ -189,11 +191,11 @@ class Pages:
     def task(self, request: Request) -> Response:
         """Show one task's story."""
         task_id = request.query_params.get("id", "")
-        look = self._tasks_reader.get(
-            ("story", task_id),
-            lambda: read_story(self._place, self._broker, task_id),
+        look = self._story_reader.get(
+            task_id,
+            lambda: read_story(self._place, self._broker, task_id, hide=self._hide),
             _STORY,
-            _SOON if "waited" in request.query_params else _FIRST,
+            _FIRST,
         )
         template = "story" if "part" in request.query_params else "task"
         words = {"task_id": task_id, "look": look, "hide": self._hide, "now": time.time() * 1000}
@@ -313,7 +315,10 @@ class Pages:
         return tuple(each for each in done.parked if only in (None, each.destination))
 
     def _act(self, request: Request, plan: Plan) -> None:
-        """Do it, and write to the log who did what, before and after."""
+        """Do it, and write to the log who did what, before and after.
+
+        As warnings, since a site that mounts the pages may keep no less.
+        """
         by, said = to_log(who(request)), to_log(plan.said)
         what = f"{plan.action} {plan.count:,} ({said})"
         logger.warning("%s: %s", by, what)

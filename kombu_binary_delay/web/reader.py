@@ -1,4 +1,4 @@
-"""One thread that reads for all pages: each thing once, and no more often than its age allows.
+"""A thread that reads for all pages: each thing once, and no more often than its age allows.
 
 Ten open pages cost the broker what one does. Nobody's page, nobody reads. What was read before
 stays to be seen while the broker is down, with the reason why there is nothing newer.
@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import amqp
@@ -23,6 +23,8 @@ logger = get_logger(__name__)
 
 #: Seconds after a failure before the broker is asked again.
 _RETRY = 3.0
+#: Seconds after which a reading is slow, if the last one was not.
+_SLOW = 20.0
 #: Seconds to wait at the end for what is being read.
 _LAST = 5.0
 #: So many things are remembered; the one that was asked for longest ago is forgotten.
@@ -63,6 +65,8 @@ class Reader:
         self._wanted: OrderedDict[Hashable, tuple[Callable[[], Any], float]] = OrderedDict()
         #: When the reading began whose result is there, on the monotonic clock.
         self._began: dict[Hashable, float] = {}
+        #: What is being read now, and since when on the monotonic clock.
+        self._reading: tuple[Hashable, float] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -98,7 +102,7 @@ class Reader:
                 self._changed.wait(left)
             if look is not None:
                 self._looks.move_to_end(key)
-            return look or Look()
+            return self._doubted(key, look or Look())
 
     def close(self) -> None:
         """End the thread after what it reads now; wait for that, but not for long."""
@@ -107,6 +111,15 @@ class Reader:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_LAST)
+
+    def _doubted(self, key: Hashable, look: Look) -> Look:
+        """Return a look, with what is wrong where a reading takes far longer than the last one."""
+        if self._reading is None or self._reading[0] != key or look.error is not None:
+            return look
+        seconds = time.monotonic() - self._reading[1]
+        if seconds < max(_SLOW, 3 * look.took) or look.value is None:
+            return look
+        return replace(look, error=f"the broker has not answered for {round(seconds)} s")
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -127,7 +140,8 @@ class Reader:
                 if self._closed:
                     break
                 key, (read, age) = next(iter(self._wanted.items()))
-            began = time.monotonic()
+                began = time.monotonic()
+                self._reading = key, began
             before = self._looks.get(key) or Look()
             try:
                 value = read()
@@ -145,6 +159,7 @@ class Reader:
                 look = Look(value, time.time(), None, took)
                 pause = max(age, 10 * took)
             with self._changed:
+                self._reading = None
                 self._wanted.pop(key, None)
                 self._looks[key] = look
                 self._looks.move_to_end(key)

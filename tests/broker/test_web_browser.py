@@ -71,6 +71,10 @@ def visit(browser):
     """Open a tab of a browser of its own, which must have nothing to complain of."""
     contexts, complaints = [], []
 
+    def refuse(dialog):
+        complaints.append(dialog.message)
+        dialog.dismiss()
+
     def visit(address, **options):
         options.setdefault("timezone_id", "Europe/Berlin")
         context = browser.new_context(**options)
@@ -79,7 +83,7 @@ def visit(browser):
         tab = context.new_page()
         tab.on("console", lambda said: complaints.append(said.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        tab.on("dialog", refuse)
         tab.goto(address)
         # One is refused for its address.
         complaints.clear()
@@ -116,11 +120,11 @@ def journalling(connect):
 
 
 def test_now_shows_figures_and_a_chart_that_is_dragged_to_a_time(serve, visit, journalling):
-    publish(journalling, MANY)
+    publish(journalling, 500)
     address, _ = serve()
     tab = visit(address)
 
-    expect(tab.locator("#waiting")).to_have_text(f"{MANY + 1:,}")
+    expect(tab.locator("#waiting")).to_have_text("501")
     expect(tab.get_by_text("The ladder is sound")).to_be_visible()
     expect(tab.get_by_text("with UTC beside")).to_be_visible()
     expect(tab.locator("time .utc").first).to_contain_text("UTC")
@@ -135,9 +139,9 @@ def test_now_shows_figures_and_a_chart_that_is_dragged_to_a_time(serve, visit, j
     tab.mouse.down()
     tab.mouse.move(chart["x"] + chart["width"] / 2, chart["y"] + 60, steps=5)
     tab.mouse.up()
-    listing = tab.get_by_role("link", name=re.compile("^List the 10,001 due from"))
+    listing = tab.get_by_role("link", name=re.compile("^List the 501 due from"))
     listing.click()
-    expect(tab.locator("#count")).to_have_text(f"{MANY + 1:,}")
+    expect(tab.locator("#count")).to_have_text("501")
 
 
 def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling):
@@ -195,11 +199,13 @@ def test_a_page_says_that_the_broker_stopped_and_goes_on_when_it_is_back(
     expect(now.locator("#waiting")).to_have_text("11")
     expect(tasks.locator("#count")).to_have_text("11")
 
-    own_broker.stop()
-    for tab in (now, tasks):
-        expect(tab.get_by_text("The broker cannot be read.")).to_be_visible()
-    expect(now.locator("#waiting")).to_have_text("11")
-    own_broker.start()
+    try:
+        own_broker.stop()
+        for tab in (now, tasks):
+            expect(tab.get_by_text("The broker cannot be read.")).to_be_visible()
+        expect(now.locator("#waiting")).to_have_text("11")
+    finally:
+        own_broker.start()
 
     for tab in (now, tasks):
         expect(tab.get_by_text("The broker cannot be read.")).to_be_hidden()

@@ -73,6 +73,21 @@ def test_what_was_read_stays_with_the_reason_why_there_is_nothing_newer(reader):
     assert (third.value, third.error) == ("figures", None)
 
 
+def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, monkeypatch):
+    monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
+    going = threading.Event()
+    reader.get("now", lambda: "figures", age=0, wait=60)
+    reader.get("now", lambda: going.wait(60), age=600)
+    end = time.monotonic() + 60
+    while (look := reader.get("now", going.wait, age=600)).error is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    going.set()
+
+    assert "has not answered for" in look.error
+    assert look.value == "figures"
+
+
 def test_a_defect_in_a_reading_is_no_end_of_the_pages(reader):
     def read():
         raise ZeroDivisionError("secret")
