@@ -39,7 +39,7 @@ REDRIVE = "redrive"
 #: Seconds for which what was read is new enough.
 _NOW, _FINDINGS, _TASKS, _STORY = 3.0, 60.0, 10.0, 3.0
 #: Seconds that a page waits for what was never read, so that it shows soon in any case.
-_FIRST, _SOON = 0.6, 8.0
+_FIRST, _SOON = 0.4, 8.0
 _PAGE = 50
 _MOST = 100_000  # tasks that one act may amend
 _BARS = 60
