@@ -44,6 +44,8 @@ _PAGE = 50
 _MOST = 100_000  # tasks that one act may amend
 _BARS = 60
 _QUEUES = 12
+#: What can be searched for: more would keep this machine busy for long.
+_LONGEST, _STARS = 500, 5
 _TO_A_LINE = 100  # ids in a line of the log
 
 _MINUTE, _HOUR, _DAY, _WEEK = 60_000, 3_600_000, 86_400_000, 604_800_000
@@ -400,6 +402,10 @@ def _asked(words: Mapping[str, str]) -> Asked:
             times[each] = _moment(kept[each])
         except ValueError as exc:  # noqa: PERF203 - two times
             errors[each] = str(exc)
+    for each in ("name", "queue", "id"):
+        if len(kept[each]) > _LONGEST or kept[each].count("*") > _STARS:
+            errors[each] = f"no more than {_LONGEST} characters, and {_STARS} of them *"
+            kept[each] = kept[each][:_LONGEST]
     which = Filter(kept["name"], kept["queue"], kept["id"], times.get("after"), times.get("before"))
     return Asked(kept, which, min(_number(words.get("page")) or 0, 10**6), errors)
 

@@ -89,6 +89,9 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
     found = until(client, "/tasks", counted(3))
     searched = client.get("/tasks?name=pay&before=90m").text
     unread = client.get("/tasks?before=soon").text
+    complex_ = (
+        client.get(f"/tasks?name={'*a' * 6}").text + client.get(f"/tasks?id={'x' * 501}").text
+    )
     story = until(client, "/task?id=one", "It <strong>waits</strong>", "here now")
     hostile = until(client, "/task?id=%3C/script%3E'%22%26", "It <strong>waits</strong>")
     unknown = until(client, "/task?id=nobody", "is not known")
@@ -101,6 +104,7 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
             assert words not in page
     assert counted(1) in searched
     assert "is no delay" in unread
+    assert complex_.count("no more than 500 characters, and 5 of them *") == 2
     assert "scheduled" in story
     assert "what was published without the journal is not in it" in story + found
     assert "waits in" not in unknown

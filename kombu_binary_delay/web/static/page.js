@@ -34,7 +34,7 @@
 
   // --- the chart -----------------------------------------------------------------------
 
-  let chart = null, span = "", chosen = null;
+  let chart = null, span = "", chosen = null, isDragged = false;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -58,7 +58,7 @@
 
   async function draw() {
     const box = document.getElementById("chart-box");
-    if (!box) return;
+    if (!box || isDragged) return;
     const now = Date.now();
     const query = new URLSearchParams();
     if (chosen) { query.set("start", Math.round(chosen[0])); query.set("end", Math.round(chosen[1])); }
@@ -69,6 +69,7 @@
       if (!answer.ok) return;
       found = await answer.json();
     } catch { return; }
+    if (isDragged) return;
     const bars = found.counts.length;
     const place = document.getElementById("chart");
     if (!bars) {
@@ -143,6 +144,8 @@
         draw();
       });
     }
+    document.getElementById("chart")?.addEventListener("mousedown", () => { isDragged = true; }, true);
+    addEventListener("mouseup", () => { isDragged = false; }, true);
     addEventListener("resize", () => {
       if (chart) chart.setSize({ width: document.getElementById("chart").clientWidth, height: 220 });
     });
