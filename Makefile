@@ -37,7 +37,7 @@ bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only
 	@dev/install.sh bench
 	@exec .venv/bin/python -m benchmarks $(ARGS)
 
-lint: ## style, types and the import contract
+lint: ## style, types, the import contract and spelling
 	@dev/install.sh test
 	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh lint
 

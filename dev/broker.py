@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 EPMD = 4  # where its port is among those of a node
+# In milliseconds. RabbitMQ's own, 5 and 10 s, are too short for clients on a machine that is busy.
+HANDSHAKE_TIMEOUT = 60_000
 
 __all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
 
@@ -195,7 +197,7 @@ class Broker(Node, Service):
         """Start the node and do not wait: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
-            wait_until(lambda: listens(self._epmd_port), 10, "epmd does not listen")
+            wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
     def wait_until_up(self, timeout: float = 120) -> None:
@@ -210,7 +212,8 @@ class Broker(Node, Service):
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
-            self._processes.stop(self._node)
+            # Longer than it takes on a busy machine: a SIGKILL may cost what a stop may not.
+            self._processes.stop(self._node, 120)
             self._node = None
 
     def kill(self) -> None:
@@ -263,6 +266,7 @@ class Broker(Node, Service):
         inside = self._inside / "tls"
         return {
             "listeners.ssl.1": f"{HOST}:{self._tls_ports[0]}",
+            "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
             "ssl_options.cacertfile": f"{inside}/ca.pem",
             "ssl_options.certfile": f"{inside}/cert.pem",
             "ssl_options.keyfile": f"{inside}/key.pem",
@@ -278,6 +282,7 @@ class Broker(Node, Service):
             "prometheus.tcp.ip": HOST,
             "prometheus.tcp.port": self._metrics_port,
             "collect_statistics_interval": 1000,
+            "handshake_timeout": HANDSHAKE_TIMEOUT,
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())

@@ -2,7 +2,7 @@
 # Purpose: what is checked beside the tests. `make`, tox and dev/test.sh run these same commands, with
 # the tools that come first in PATH. All run, even if one fails.
 #
-#   dev/check.sh lint           style, types and the import contract
+#   dev/check.sh lint           style, types, the import contract and spelling
 #   dev/check.sh docs FOLDER    the documentation, built into a folder; a warning is an error
 set -eu
 cd "$(dirname "$0")/.."
@@ -20,6 +20,8 @@ lint)
     run ruff format --check
     run mypy
     run lint-imports
+    run codespell --dictionary - --dictionary dev/words.txt \
+        benchmarks dev docs kombu_binary_delay tests *.md *.toml *.cfg *.ini Makefile
     ;;
 docs) run sphinx-build --fail-on-warning --keep-going --quiet docs "${2:?into which folder?}" ;;
 *)

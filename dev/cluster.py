@@ -45,7 +45,7 @@ class Cluster(Service):
             beside = self.nodes[0] if self.nodes else None
             self.nodes.append(Broker(root, config, advanced, name=name, beside=beside))
 
-    def start(self, timeout: float = 180) -> None:
+    def start(self, timeout: float = 400) -> None:
         """Start all nodes, and wait until they are one cluster."""
         for node in self.nodes:
             node.begin_to_start()

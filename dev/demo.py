@@ -38,7 +38,7 @@ AFTER = [random.uniform(0.3, 5) for _ in range(100)]  # noqa: S311, published af
 HOUR, DAY = 3600, 86400
 FAR = [1 * HOUR, 5 * HOUR, 12 * HOUR, 1 * DAY, 3 * DAY, 10 * DAY, 30 * DAY] * 4
 HALF_WAY = 10  # seconds after the first publish
-PATIENCE = 15  # seconds after the last task was due and a worker ran
+PATIENCE = 60  # seconds after the last task was due and a worker ran
 # A task that is due this shortly before the SIGKILL may be under way: it waits like the others.
 UNDER_WAY = 0.25
 
@@ -126,7 +126,7 @@ class Demo:
 
     def _held_by(self, worker: Worker) -> int:
         """Count the tasks that are in the worker and not yet due."""
-        inspect = app.control.inspect(destination=[worker.name], timeout=5)
+        inspect = app.control.inspect(destination=[worker.name], timeout=60)
         now = time.time()
         scheduled = (entry["request"] for entry in inspect.scheduled()[worker.name])
         tasks = [task["id"] for task in (*scheduled, *inspect.reserved()[worker.name])]

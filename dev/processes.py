@@ -69,7 +69,7 @@ class Processes(AbstractContextManager["Processes"]):
         process.wait()
         self._forget(process)
 
-    def stop(self, process: Process, timeout: float = 30) -> None:
+    def stop(self, process: Process, timeout: float = 60) -> None:
         """SIGTERM to the leader, which ends its own children; SIGKILL to what stays."""
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

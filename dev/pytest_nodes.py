@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import os
 import signal as signals
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
@@ -147,7 +148,7 @@ class BrokerProcess(ProcessContainer):
             raise ValueError(f"a broker takes {_list(actions)}, not {signal!r}")
         action(self._broker)
 
-    def restart(self, timeout: float = 60) -> None:
+    def restart(self, timeout: float = 120) -> None:
         """Stop and start the node; what is durable is there again."""
         self._broker.stop()
         self._broker.start(timeout)
@@ -244,7 +245,7 @@ class WorkerProcess(ProcessContainer):
         else:
             os.kill(self.worker.pid, _number(signal))
 
-    def restart(self, timeout: float = 60) -> None:
+    def restart(self, timeout: float = 120) -> None:
         """Stop it as an administrator would, if it runs, and start it under the same name."""
         self.worker.stop()
         self._before = self.logs()
@@ -254,7 +255,7 @@ class WorkerProcess(ProcessContainer):
         """Stop it."""
         self.worker.stop()
 
-    def _start(self, name: str, timeout: float = 60) -> Worker:
+    def _start(self, name: str, timeout: float = 120) -> Worker:
         return Worker(
             self._processes, self._app, self._env, *self._options, name=name, timeout=timeout
         )
@@ -308,7 +309,11 @@ class LocalWorker(CeleryTestWorker):
     ) -> list[dict[str, Any]]:
         """Describe its main process and those of its pool, as `psutil` does."""
         main = psutil.Process(self.container.worker.pid)
-        found = [each.as_dict(columns) for each in (main, *main.children(recursive=True))]
+        found = []
+        for each in (main, *main.children(recursive=True)):
+            # A child may end while it is described.
+            with suppress(psutil.NoSuchProcess):
+                found.append(each.as_dict(columns))
         wanted = (filters or {}).items()
         return [each for each in found if all(each.get(key) == value for key, value in wanted)]
 

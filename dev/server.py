@@ -104,8 +104,8 @@ class Server:
             password,
             virtual_host=vhost,
             ssl=tls,
-            connect_timeout=5,
-            read_timeout=30,
+            connect_timeout=30,
+            read_timeout=60,
         )
         connection.connect()
         return connection
@@ -122,7 +122,7 @@ class Server:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
                 text = answer.read()
         except urllib.error.HTTPError as refusal:
             raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None

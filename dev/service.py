@@ -5,7 +5,7 @@ All of them listen on 127.0.0.1.
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import random
 import socket
 import time
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 S = TypeVar("S", bound="Service")
+#: So many ports are reserved at once, by a socket that is bound to the first of them.
+_BLOCK = 16
 
 
 class Service(ABC):
@@ -53,17 +55,36 @@ def free_ports(count: int) -> list[int]:
     In that range, a client which reconnects to a broker that is down can be given the
     broker's own port, and then is connected to itself while the broker cannot start.
 
+    A server takes seconds until it listens. So no other process is given the same ports before this
+    one ends.
+
+    :param count: at most 15.
     :raises OSError: where there are not so many.
     """
     first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports: list[int] = []
-    for port in random.sample(range(10000, first_client_port), 1000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
+    blocks = range(10000, first_client_port - _BLOCK, _BLOCK)
+    for first in random.sample(blocks, len(blocks)):
+        reserving = socket.socket()
+        try:
+            reserving.bind((HOST, first))
+        except OSError:
+            reserving.close()
+            continue
+        ports = [port for port in range(first + 1, first + _BLOCK) if _is_free(port)]
+        if len(ports) >= count:
+            atexit.register(reserving.close)  # which keeps it until then
+            return ports[:count]
+        reserving.close()
     raise OSError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def listens(port: int) -> bool:

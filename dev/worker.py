@@ -34,7 +34,7 @@ class Worker:
         app: str,
         env: Mapping[str, str],
         *options: str,
-        timeout: float = 30,
+        timeout: float = 120,
         name: str = "dev",
     ) -> None:
         # Two workers of one name would collide on their exclusive control queues.

@@ -1,4 +1,4 @@
-"""Delayed delivery for Kombu and Celery on RabbitMQ: the delay lives in the broker."""
+"""Delayed delivery for Kombu and Celery: messages wait inside RabbitMQ until they are due."""
 
 from .amendments.api import cancel, replace, reschedule
 from .amendments.door import Dropped, on_dropped

@@ -1,15 +1,15 @@
-"""Frames for other channels wait while a declaration waits for its answer.
+"""Buffer frames for other channels while a declaration waits for its answer.
 
-The ladder is declared on a channel of its own, on the user's connection, in the middle of a
-publish. py-amqp reads whatever the broker sends next: a delivery read then would run the user's
-callback inside the declaration, and what that publishes could take, or wait for, the very answer
-that the declaration waits for. So frames for other channels are kept until the declaration ends,
-and are dispatched in their order before anything else is read. Channels of ours that run no code of
-the user's have ``runs_no_user_code``: what comes for them is never kept.
+The ladder is declared on a separate channel of the user's connection, in the middle of a publish.
+While it waits for the answer, py-amqp reads whatever the broker sends. A delivery would run the
+user's callback inside the declaration, and a publish in that callback could take, or wait for, the
+answer that the declaration waits for. So frames for other channels are buffered until the
+declaration ends, and dispatched in order before anything else is read. Channels of ours that run no
+code of the user's have ``runs_no_user_code``: their frames are never buffered.
 
-Why not a second connection, which would need none of this: a queue that is exclusive can be bound
-only by the connection that declared it; every program would hold two connections, where brokers
-count and limit them; and a second one can reach another node, or fail alone.
+A second connection would not need this. But only the connection that declared an exclusive queue
+can bind it, every program would hold two connections, which brokers count and limit, and the second
+one can reach another node, or fail alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-#: The class that a mixin is mixed in before; it has all that they call.
+#: The base of the mixins; the class that they are combined with has the methods they call.
 _Above: Any = object
 
 
 class FrameBuffer:
-    """The frames of one connection that wait for a declaration to end."""
+    """The frames of one connection that are buffered until a declaration ends."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -40,20 +40,20 @@ class FrameBuffer:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Keep frames for other channels until the outermost of these blocks ends."""
+        """Buffer frames for other channels until the outermost of these blocks ends."""
         outermost, self._declaring = not self._declaring, True
         try:
             yield
         finally:
             if outermost:
                 self._declaring = False
-                # What is raised here is the user's own.
+                # An exception here comes from the user's callback.
                 self._dispatch_all()
 
     def take(self, channel_id: int, dispatch: Callable[[], object]) -> None:
-        """Dispatch a frame that was read, now or when the declaration ends."""
+        """Dispatch a frame now or, during a declaration, when the declaration ends."""
         if self._declaring and self._is_for_the_user(channel_id):
-            # Only while frames wait: each publish reads, and nearly always none do.
+            # Only while frames are buffered, which is rare: every publish reads.
             self._connection.blocking_read = self._connection.read_waiting_first
             self._frames.append(dispatch)
         elif self._declaring or self._dispatching:
@@ -68,7 +68,7 @@ class FrameBuffer:
         return channel_id != 0 and not getattr(channel, "runs_no_user_code", False)
 
     def dispatch_next(self) -> bool:
-        """Dispatch the first frame that waits; return whether there was one."""
+        """Dispatch the first buffered frame; return whether there was one."""
         if self._declaring or not self._frames:
             return False
         dispatch = self._frames.popleft()
@@ -78,10 +78,9 @@ class FrameBuffer:
         return True
 
     def _dispatch_all(self) -> None:
-        """Dispatch all frames, one after the other.
+        """Dispatch all frames in a loop.
 
-        Not one inside another: a consumer that publishes for each delivery would reach the end of
-        the stack.
+        With recursion, a consumer that publishes for each delivery would overflow the stack.
         """
         if self._dispatching:
             return
@@ -94,12 +93,12 @@ class FrameBuffer:
 
 
 class BufferingConnection(_Above):
-    """The part of a connection that hands each frame to its :class:`FrameBuffer`."""
+    """The part of a connection that passes each frame to its :class:`FrameBuffer`."""
 
     frame_buffer: FrameBuffer | None = None
 
     def on_inbound_method(self, channel_id: int, *args: Any) -> None:
-        """Dispatch a frame, unless a declaration is to end first."""
+        """Dispatch a frame, or buffer it during a declaration."""
         dispatch = partial(super().on_inbound_method, channel_id, *args)
         if self.frame_buffer is None:
             dispatch()
@@ -107,9 +106,9 @@ class BufferingConnection(_Above):
             self.frame_buffer.take(channel_id, dispatch)
 
     def read_waiting_first(self, timeout: float | None = None) -> Any:
-        """Read from the broker, after the frames that wait.
+        """Dispatch the buffered frames, then read from the broker.
 
-        It takes the place of ``blocking_read`` while there are any.
+        This replaces ``blocking_read`` while frames are buffered.
         """
         waited = self.frame_buffer is not None and self.frame_buffer.dispatch_next()
         return waited or super().blocking_read(timeout)

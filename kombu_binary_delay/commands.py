@@ -1,6 +1,6 @@
 """The router's commands to the broker, and their answers. Pure.
 
-The router yields these values, one after the other; whoever runs them sends back the answer. The
+The router is a generator: it yields these values and receives the answers. The
 :class:`~kombu_binary_delay.executor.Executor` runs them on a real broker, the tests on a simulated
 one.
 """
@@ -16,22 +16,22 @@ from .model.parts import Binding, Part
 
 
 class Answer(Enum):
-    """What came of a command."""
+    """The result of a command."""
 
     DONE = "done"
-    #: Something that it names does not exist. Some of the rest may have been done.
+    #: Something in the command does not exist. A part of the command may have been done.
     MISSING = "missing"
-    #: A queue that it names belongs to another connection alone.
+    #: A queue in the command is exclusive to another connection.
     LOCKED = "locked"
 
 
 @dataclass(frozen=True)
 class Ensure:
-    """Declare all of a part that does not exist yet. Answer: DONE, MISSING or LOCKED.
+    """Declare a part; what exists stays as it is. Answer: DONE, MISSING or LOCKED.
 
     :param what: what is declared, for the text of an error.
-    :param needs: a permission on something that is not the ladder's, for the same text.
-    :param lock: the name of an exclusive queue to hold meanwhile; LOCKED if another holds it.
+    :param needs: a permission on a name outside the ladder, for the same text.
+    :param lock: an exclusive queue to hold during the command; LOCKED if another connection has it.
     """
 
     part: Part
@@ -42,7 +42,7 @@ class Ensure:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask whether exchanges and queues exist, and change nothing.
+    """Ask whether exchanges and queues exist, without a change.
 
     Answer: DONE, MISSING or LOCKED.
     """
@@ -53,9 +53,9 @@ class Look:
 
 @dataclass(frozen=True)
 class AskType:
-    """Ask for the type of an exchange, and change nothing.
+    """Ask for the type of an exchange, without a change.
 
-    Answer: its name; MISSING; or None where it is none of direct, topic, fanout and headers.
+    Answer: the type; MISSING; or None if it is not direct, topic, fanout or headers.
     """
 
     exchange: str
@@ -63,7 +63,7 @@ class AskType:
 
 @dataclass(frozen=True)
 class Unbind:
-    """Remove bindings; one that does not exist is no error. Answer: DONE."""
+    """Remove bindings; those that do not exist are ignored. Answer: DONE."""
 
     bindings: tuple[Binding, ...]
     what: str
@@ -71,7 +71,7 @@ class Unbind:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete exchanges and queues; one that does not exist is no error. Answer: DONE."""
+    """Delete exchanges and queues; those that do not exist are ignored. Answer: DONE."""
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
@@ -82,7 +82,7 @@ class Delete:
 class Warn:
     """Write a warning to the log. Answer: DONE.
 
-    :param once: whether only the first such text of a process is written.
+    :param once: whether to write this text only once in a process.
     """
 
     text: str
@@ -90,5 +90,5 @@ class Warn:
 
 
 Command: TypeAlias = Ensure | Look | AskType | Unbind | Delete | Warn
-#: Commands one after the other. Each is answered; a refusal is thrown in as a TopologyError.
+#: A generator of commands. It receives an answer for each; a refusal is thrown as TopologyError.
 Steps: TypeAlias = Generator[Command, Any, None]

@@ -1,7 +1,7 @@
-"""One root, few leaves. Every message names the value, the limit and the remedy.
+"""The errors that this package raises. Every message names the value, the limit and the remedy.
 
 The root is a :class:`kombu.exceptions.KombuError`, so that code which already catches Kombu's
-errors catches ours; whatever a bad value caused is a :class:`ValueError` too.
+errors catches ours. Errors caused by a bad value are also a :class:`ValueError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ try:
 except ImportError:  # before Kombu 5.7
 
     class BatchPublishError(KombuError):  # type: ignore[no-redef]
-        """Kombu has it since 5.7; who catches that one catches ours."""
+        """Stands in for Kombu's error of the same name, which Kombu 5.7 introduced."""
 
 
 class BinaryDelayError(KombuError):
@@ -23,15 +23,15 @@ class BinaryDelayError(KombuError):
 
 
 class LadderError(BinaryDelayError, ValueError):
-    """A ladder that cannot be: no level, a radix below 2, a tick below 1 ms, a TTL too long."""
+    """The ladder is invalid: no level, a radix below 2, a tick below 1 ms, or a TTL too long."""
 
 
 class DelayError(BinaryDelayError, ValueError):
-    """A delay that cannot be read or is out of range: wrong type, NaN, negative, too long."""
+    """The delay is invalid or out of range: a wrong type, NaN, negative, longer than the ladder."""
 
 
 class AddressError(BinaryDelayError, ValueError):
-    """A destination that fits no routing key, or a routing key that is no address."""
+    """The destination does not fit into a routing key, or a routing key is not an address."""
 
 
 class SettingsError(BinaryDelayError, ValueError):
@@ -43,13 +43,13 @@ class TopologyError(BinaryDelayError):
 
 
 class AmendmentError(BinaryDelayError, ValueError):
-    """What waits cannot be amended: a bad id, key or time, or a broker or user that cannot."""
+    """An amendment is invalid or not possible: a bad id, key or time, no streams, no permission."""
 
 
 class UnconfirmedError(BinaryDelayError, BatchPublishError):
-    """The broker did not confirm all messages of a batch: ``outcomes`` says what it did.
+    """The broker did not confirm all messages of a batch; ``outcomes`` has the details.
 
-    :param outcomes: the :class:`~kombu_binary_delay.Outcome` of each that it did not confirm.
+    :param outcomes: the :class:`~kombu_binary_delay.Outcome` of each message it did not confirm.
     """
 
     def __init__(self, message: str, outcomes: tuple[Any, ...] = ()) -> None:

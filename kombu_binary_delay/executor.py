@@ -1,7 +1,7 @@
-"""The router's commands made real, on a channel of our own on the user's connection.
+"""Run the router's commands on the broker, on a separate channel of the user's connection.
 
-A refusal closes that channel, and never the user's. Nothing here decides: each command is done, and
-what came of it is sent back. It must not import the router or the transport.
+An error of the broker closes that channel, and never the user's. The executor decides nothing: it
+runs each command and returns the answer. It must not import the router or the transport.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .model.parts import Binding, Part
 
 logger = get_logger(__name__)
 
-#: Warnings that this process has written, and is to write no more.
+#: Warnings that this process has written and must not repeat.
 _warned: set[str] = set()
-#: The types that an exchange is asked for, the commonest first.
+#: The types to ask an exchange for, the most common first.
 _TYPES = ("direct", "topic", "fanout", "headers")
-#: An alternate exchange has a name. With this in its place, RabbitMQ refuses to make the
-#: exchange, and finds it unlike any that exists: such a declaration asks, and never changes.
+#: RabbitMQ refuses a declaration with a number in place of the alternate exchange's name, whether
+#: the exchange exists or not. So such a declaration reads the type and never changes anything.
 _NO_NAME = {"alternate-exchange": 1}
 
 
 class Executor:
-    """One connection's means to talk to the broker about the ladder.
+    """Runs commands on one connection.
 
-    :param connection: of py-amqp; where it has a ``frame_buffer``, frames for other channels are
-        kept meanwhile.
+    :param connection: of py-amqp; if it has a ``frame_buffer``, frames for other channels are
+        buffered during a command.
     :param namespace: for the text of an error.
     """
 
@@ -53,13 +53,13 @@ class Executor:
             connection
         )
         self._channel: Any = None
-        #: Why the broker closed the channel over a message that was published on it, if it did.
+        #: The error by which the broker closed the channel because of a publish, if it did.
         self.refused_publish: BaseException | None = None
 
     def run(self, steps: Steps) -> None:
-        """Do the commands of the router, one after the other.
+        """Run the router's commands.
 
-        :raises TopologyError: where the broker refuses one, and the router takes it for an error.
+        :raises TopologyError: if the broker refuses one and the router does not handle that.
         """
         answer: Any = None
         error: TopologyError | None = None
@@ -76,30 +76,30 @@ class Executor:
 
     @contextmanager
     def channel(self, what: str, needs: str = "") -> Iterator[Any]:
-        """Yield the declaration channel; frames for other channels are kept until it is released.
+        """Yield the declaration channel; buffer frames for other channels until it is released.
 
         :param what: what is declared, for the text of an error.
-        :param needs: the permission that this takes on something that is not the ladder's.
-        :raises TopologyError: where the broker refuses.
+        :param needs: the permission that it needs on a name outside the ladder.
+        :raises TopologyError: if the broker refuses.
         """
         with self._buffer.closed(), self._explained(what, needs):
             channel = self._open()
             try:
                 yield channel
             except (ChannelError, BinaryDelayError):
-                # The broker's answer, or our reading of it.
+                # The broker's error, or our translation of it.
                 raise
             except BaseException:
-                # Interrupted: the answer to this would be taken for that to the next.
+                # Interrupted: the next command would take the answer to this one for its own.
                 self._abandon(channel)
                 raise
 
     # -- the commands --------------------------------------------------------------------------
 
     def do(self, command: Command) -> Any:
-        """Do one command, and return its answer.
+        """Run one command and return its answer.
 
-        :raises TopologyError: where the broker refuses.
+        :raises TopologyError: if the broker refuses.
         """
         if isinstance(command, Warn):
             if command.text not in _warned:
@@ -147,7 +147,7 @@ class Executor:
         return Answer.DONE
 
     def _unlock(self, command: Ensure) -> None:
-        # The connection holds the lock, and not the channel, which a refusal closes.
+        # The lock belongs to the connection, not to the channel, which an error closes.
         with self.channel(command.what) as channel:
             channel.queue_delete(command.lock)
 
@@ -181,10 +181,10 @@ class Executor:
                 except PreconditionFailed as exc:
                     refusal = str(exc.reply_text)
             names = (exchange, getattr(self._connection, "virtual_host", None))
-            # The broker names what it finds unlike: the type that it was given, or something else.
+            # The error names what differs: the type that was given, or another property.
             if refusal.count(f"'{kind}'") <= names.count(kind):
                 return kind
-            # It names the type that it has, too: that one is next.
+            # It also names the type that the exchange has: try that one next.
             left.sort(key=lambda each: f"'{each}'" not in refusal)
         return None
 
@@ -201,13 +201,13 @@ class Executor:
         if self._connection.channels is None:
             raise RecoverableConnectionError("the connection is closed")
         if self._channel is None or not self._channel.is_open:
-            # Not our own class of channel: what we declare is not to be followed.
+            # Not our own class of channel, which would follow these declarations.
             self._channel = _DeclarationChannel(self._connection, self._refused)
             self._channel.open()
         return self._channel
 
     def _abandon(self, channel: Any) -> None:
-        """Close a channel without waiting, and ignore what is still to come for it."""
+        """Close a channel without waiting, and ignore further frames for it."""
         self._channel = None
         with suppress(OSError, amqp.AMQPError):
             channel.is_closing = True
@@ -216,7 +216,7 @@ class Executor:
     def _refused(self, error: BaseException, method: tuple[int, int]) -> None:
         if method == spec.Basic.Publish:
             self.refused_publish = error
-        # Whoever waits for an answer waits in vain: with the channel, that has gone, too.
+        # A command that waits for an answer would wait forever: it was lost with the channel.
         if self._buffer.declaring or method != spec.Basic.Publish:
             raise error
 
@@ -229,7 +229,7 @@ class Executor:
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
                 f"'{self._namespace}.'{needs and f', and {needs}'}; or make the topology "
-                f"beforehand and set declare to 'never'"
+                f"beforehand (kombu-binary-delay create) and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""
@@ -241,7 +241,7 @@ class Executor:
 
 
 class _DeclarationChannel(amqp.Channel):
-    """A channel that, where the broker closes it, raises in nobody's code but ours."""
+    """A channel that raises nothing in the user's code if the broker closes it."""
 
     runs_no_user_code = True
 
@@ -259,7 +259,7 @@ class _DeclarationChannel(amqp.Channel):
 
 
 def declare(channel: Any, part: Part) -> None:
-    """Declare a part on a channel, and wait until the broker has."""
+    """Declare a part on a channel, and wait until the broker has done so."""
     for queue in part.queues:
         channel.queue_declare(
             queue.name,
@@ -301,5 +301,5 @@ def _bind(channel: Any, binding: Binding) -> None:
 
 
 def _wait(channel: Any) -> None:
-    """Wait for one answer, which comes after all that was sent without waiting."""
+    """Wait for one answer; the broker sends it after all that was sent without waiting."""
     channel.basic_qos(0, 0, a_global=False)

@@ -1,7 +1,7 @@
-"""What a program declares, binds, deletes and consumes, passed on to the router.
+"""Pass on to the router what a program declares, binds, deletes and consumes.
 
-Each method does what it overrides first, and raises nothing of ours after that: the program's own
-call has succeeded, so what the ladder cannot do is a warning in the log.
+Each method calls the one that it overrides first. After that, the program's own call has succeeded,
+so an error of the ladder is logged as a warning and not raised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .mechanism import Mechanism
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
-#: The class that a mixin is mixed in before; it has all that they call.
+#: The base of the mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
 
 
@@ -35,10 +35,10 @@ class FollowingChannel(_Above):
     ) -> Any:
         """Declare an exchange, and remember its type.
 
-        One of the delayed-message plugin's type becomes a plain exchange of the type that it was
-        to route like: the delay is ours, the plugin is not needed.
+        An exchange of the delayed-message plugin's type is declared with its underlying type
+        instead: this transport delays the messages, and the plugin is not needed.
 
-        :raises DelayError: if it does not say which type that is.
+        :raises DelayError: if the exchange does not name its underlying type.
         """
         if type == PLUGIN_TYPE and not passive:
             type, arguments = plain_exchange(arguments)  # noqa: A001 - amqp's own name for it
@@ -46,12 +46,12 @@ class FollowingChannel(_Above):
             exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
         )
         if not passive:
-            # A passive declaration proves that the exchange exists, and nothing of its type.
+            # A passive declaration proves that the exchange exists, but not its type.
             self._router.declared_exchange(exchange, type)
         return result
 
     def exchange_delete(self, exchange: str, *args: Any, **kwargs: Any) -> Any:
-        """Delete an exchange, and the way that delayed messages take to it."""
+        """Delete an exchange, and the route of delayed messages to it."""
         result = super().exchange_delete(exchange, *args, **kwargs)
         self._run(self._router.deleted_exchange(exchange))
         return result
@@ -59,7 +59,7 @@ class FollowingChannel(_Above):
     def exchange_bind(
         self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
-        """Bind an exchange to another, for delayed messages too."""
+        """Bind an exchange to another, also for delayed messages."""
         result = super().exchange_bind(destination, source, routing_key, *args, **kwargs)
         self._run(self._router.bound(source, destination, routing_key, to_queue=False))
         return result
@@ -67,7 +67,7 @@ class FollowingChannel(_Above):
     def exchange_unbind(
         self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
-        """Unbind an exchange from another, for delayed messages too."""
+        """Unbind an exchange from another, also for delayed messages."""
         result = super().exchange_unbind(destination, source, routing_key, *args, **kwargs)
         self._run(self._router.unbound(source, destination, routing_key, to_queue=False))
         return result
@@ -83,12 +83,12 @@ class FollowingChannel(_Above):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Declare a queue, and lead delayed messages to it by its name."""
+        """Declare a queue, and route delayed messages to it by its name."""
         result = super().queue_declare(
             queue, passive, durable, exclusive, auto_delete, nowait, arguments, **kwargs
         )
         self._last_queue = result.queue if result is not None else queue
-        # A queue that is exclusive, or that the broker named, is a mailbox of this connection.
+        # A queue that is exclusive, or that the broker named, belongs to this connection alone.
         mailbox = exclusive or not queue
         self._run(
             self._router.declared_queue(
@@ -98,7 +98,7 @@ class FollowingChannel(_Above):
         return result
 
     def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
-        """Delete a queue; its bindings go with it."""
+        """Delete a queue, and its bindings for delayed messages."""
         result = super().queue_delete(queue, *args, **kwargs)
         self._run(self._router.deleted_queue(queue or self._last_queue))
         return result
@@ -106,9 +106,9 @@ class FollowingChannel(_Above):
     def queue_bind(
         self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
-        """Bind a queue, for delayed messages too."""
+        """Bind a queue, also for delayed messages."""
         result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
-        # To AMQP, an empty name is the queue that this channel declared last.
+        # In AMQP, an empty name is the queue that this channel declared last.
         queue = queue or self._last_queue
         self._run(self._router.bound(exchange, queue, routing_key, to_queue=True))
         return result
@@ -116,7 +116,7 @@ class FollowingChannel(_Above):
     def queue_unbind(
         self, queue: str, exchange: str, routing_key: str = "", *args: Any, **kwargs: Any
     ) -> Any:
-        """Unbind a queue, for delayed messages too."""
+        """Unbind a queue, also for delayed messages."""
         result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)
         queue = queue or self._last_queue
         self._run(self._router.unbound(exchange, queue, routing_key, to_queue=True))
@@ -125,23 +125,23 @@ class FollowingChannel(_Above):
     def basic_consume(
         self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
     ) -> Any:
-        """Consume: from here on, what this connection bound takes delayed messages too."""
+        """Consume. From now on, the bindings of this connection also apply to delayed messages."""
         self._run(self._router.consuming())
         name = queue or self._last_queue
-        # Deliveries may come before the answer that names the tag.
+        # Deliveries may come before the answer with the tag.
         self._consumed = {**self._consumed, consumer_tag: name}
         tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         self._consumed = {**self._consumed, tag: name}
         return tag
 
     def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
-        """Cancel a consumer, and forget it: a channel may have one after the other, for ever."""
+        """Cancel a consumer and forget it: a channel may have any number, one after the other."""
         result = super().basic_cancel(consumer_tag, *args, **kwargs)
         self._consumed = {tag: name for tag, name in self._consumed.items() if tag != consumer_tag}
         return result
 
     def basic_get(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
-        """Get a message: from here on as with :meth:`basic_consume`."""
+        """Get a message. The bindings then apply as with :meth:`basic_consume`."""
         self._run(self._router.consuming())
         message = super().basic_get(queue, *args, **kwargs)
         if message is not None:
@@ -149,7 +149,7 @@ class FollowingChannel(_Above):
         return message
 
     def _queue_of(self, delivery_info: dict[str, Any]) -> str:
-        """Return the queue that a message was taken from, so far as that is known."""
+        """Return the queue that a message was taken from; empty if it is not known."""
         tag = delivery_info.get("consumer_tag")
         return str(self._consumed.get(tag) or "") if tag else str(self._last_got)
 

@@ -1,7 +1,7 @@
-"""What a connection of our transport carries: its router, executor, journal, amendments.
+"""The parts that a connection of our transport holds: router, executor, journal, amendments.
 
-A batch or a journal is also used on connections of Kombu's own transport, which carry none: so they
-ask :func:`mechanism_of`. This module must not import what it holds: some of that looks up this.
+Batches and journals also work on connections of Kombu's own transport, which hold none of these, so
+they call :func:`mechanism_of`. This module must not import the parts: some of them import it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The parts of one connection that delay; all of its channels share them.
+    """The parts of one connection that delay messages; all of its channels share them.
 
     :param router: a :class:`.router.Router`.
     :param executor: an :class:`.executor.Executor`.
-    :param journal: a :class:`.journal.Journal`, or None where nothing is to be journalled.
+    :param journal: a :class:`.journal.Journal`, or None if the journal is off.
     :param amendments: the :class:`.amendments.stream.Amendments`.
     """
 
@@ -27,5 +27,5 @@ class Mechanism:
 
 
 def mechanism_of(connection: Any) -> Mechanism | None:
-    """Return what a connection of py-amqp carries; None where it is not of our transport."""
+    """Return the mechanism of a py-amqp connection; None if it is not of our transport."""
     return getattr(connection, "delay_mechanism", None)

@@ -1,9 +1,9 @@
-"""``broker_transport_options["binary_delay"]``, read once into a frozen value. Pure."""
+"""The settings in ``broker_transport_options["binary_delay"]``, as one frozen value. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -19,7 +19,7 @@ KEY = "binary_delay"
 #: The setting ``journal`` that means a stream queue on the broker, and not a folder.
 STREAM = "stream"
 
-#: Each lane is a ladder of queues; a cluster has no use for more of them than nodes, or a few.
+#: Each lane is a ladder of queues. A cluster gains nothing from more lanes than a few per node.
 MAX_LANES = 64
 
 _BESIDE_A_FOREIGN_LADDER = (
@@ -46,48 +46,50 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
-class Settings:  # noqa: D101 - see below
-    # Not a docstring, which `python -OO` leaves out: the command reads its options' help here.
-    __doc__ = """What a user may set; the defaults are meant to be right for nearly everyone.
+class Settings:
+    """The transport's settings. The defaults suit nearly every application.
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
-    :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. None
-        for as many as reach ``2**31`` ticks, or as RabbitMQ can have where that is fewer.
-    :param radix: how many values the bits that a level reads can have: 4 is two bits a level, 2 is
-        one bit, so twice as many levels, with one queue each in place of three. Or a list, with
-        the radix of each level, highest first.
-    :param layout: ``"chain"`` or ``"skip"``: see :class:`~kombu_binary_delay.Topology`.
-    :param queue_per_delay: whether a delay that this connection asks for again gets a queue of its
-        own, so that it waits in one place; for applications with few distinct delays.
-    :param queue_type: ``"quorum"`` or ``"classic"``; None takes quorum where the broker can
-        (RabbitMQ 3.10 and later) and classic, with a warning, elsewhere.
-    :param declare: ``"lazy"`` declares what is needed when it is first needed; ``"never"``
-        declares nothing, for brokers whose administrator has made the topology.
-    :param protocol_1: whether to read delays out of the JSON bodies of Celery's task protocol 1,
-        for apps with ``task_protocol = 1``; each undelayed publish then costs a look at its body.
-    :param foreign_ladder: the name of another system's ladder in the same virtual host to delay on,
-        in place of ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It leads to
-        queues by their names only, and leaves no choice but ``declare``, ``protocol_1`` and the
-        journal.
-    :param relays: glob patterns of queues that may refuse messages because of a policy, or because
-        their nodes are down: each gets a relay, so that it holds up none but itself. Queues
-        declared with ``reject-publish``, and those that a connection has not declared itself, get
-        one anyway.
-    :param amendments: whether consumers read what was cancelled, rescheduled or superseded, and
-        whether a revoke is recorded for them; needs a broker with streams (RabbitMQ 3.9 and later).
-    :param amendments_max_age: how long a cancellation by id alone is remembered, and any other
-        after the due time that it names: in the form of ``journal_max_age``.
-    :param lanes: how many ladders side by side to delay on, each message on one by its id; for
-        clusters, whose nodes then share the work.
-    :param journal: where to write what happens to delayed messages: ``"stream"`` for a stream queue
-        on the broker, or a folder for rotating local files; None for nowhere.
-    :param journal_max_age: how long the stream keeps events: a number and one of ``Y``, ``M``,
-        ``D``, ``h``, ``m`` and ``s``, as RabbitMQ's ``x-max-age`` has it.
-    :param journal_arguments: whether the journal has the arguments of tasks that wait, as Celery's
-        ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each; False where they may
-        hold what nobody else is to read.
-    :param namespace: the first word of every exchange and queue of the ladder: 1 to 32 letters,
-        digits, ``-`` or ``_``.
+    :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. By
+        default, enough levels for ``2**31`` ticks (8.5 years with the default tick), or as many as
+        RabbitMQ's longest TTL allows.
+    :param radix: the number of values of the bits that a level reads: 4 is two bits a level; 2 is
+        one bit a level, with twice as many levels and one queue instead of three in each. A list
+        sets the radix of each level, highest first.
+    :param layout: ``"chain"`` or ``"skip"``. ``"chain"`` leads from each level to the next;
+        ``"skip"`` leads straight to the next level where a message waits: fewer exchanges to pass,
+        more bindings.
+    :param queue_per_delay: whether to make a queue for each delay that a connection uses more than
+        once, so that a message waits in one queue; for applications with few distinct delays.
+    :param queue_type: ``"quorum"`` or ``"classic"``. By default, quorum on RabbitMQ 3.10 and later,
+        and classic, with a warning, before.
+    :param declare: ``"lazy"`` declares each part of the topology when it is first needed;
+        ``"never"`` declares nothing, for brokers where an administrator makes the topology.
+    :param protocol_1: whether to read delays from the JSON bodies of Celery's task protocol 1, for
+        apps with ``task_protocol = 1``. Every publish then has to look at its message's body.
+    :param foreign_ladder: another system's ladder in the same virtual host, to delay on instead of
+        ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It reaches queues by name
+        only. Beside it you can set only ``declare``, ``protocol_1``, and the settings of the
+        journal and the amendments.
+    :param relays: glob patterns of queues that may reject messages because of a policy, or because
+        their nodes are down. Each gets a relay, so that its messages do not hold up others. Queues
+        declared with ``reject-publish``, and queues that the connection has not declared, always
+        have one.
+    :param amendments: whether consumers honour cancellations, reschedules and replacements, and
+        whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
+    :param amendments_max_age: how long a cancellation without a due time is kept; one with a due
+        time is kept for as long after it. In the form of ``journal_max_age``.
+    :param lanes: the number of ladders to spread messages over, by message id; for clusters, whose
+        nodes then share the work.
+    :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
+        the broker, or the path of a folder for rotating local files. By default, nowhere.
+    :param journal_max_age: how long the stream keeps events: a number and one of the units ``Y``,
+        ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``.
+    :param journal_arguments: whether the journal has the arguments of waiting tasks, as Celery's
+        ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each. Turn it off if they
+        are confidential.
+    :param namespace: the first word of the names of all exchanges and queues of the ladder: 1 to 32
+        letters, digits, ``-`` or ``_``.
     :raises SettingsError: for an invalid value.
     """
 
@@ -115,8 +117,8 @@ class Settings:  # noqa: D101 - see below
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if isinstance(self.radix, tuple) and self.levels is not None:
             raise SettingsError(
-                f"{KEY}: a list of radices says how many levels there are, so levels must be left "
-                f"out beside it, got {self.levels!r}"
+                f"{KEY}: a list of radices sets the number of levels; leave levels out, "
+                f"got {self.levels!r}"
             )
         try:
             self.ladder  # noqa: B018 - for its checks
@@ -138,7 +140,7 @@ class Settings:  # noqa: D101 - see below
             )
         if not isinstance(self.relays, tuple) or not all(isinstance(x, str) for x in self.relays):
             raise SettingsError(
-                f"{KEY}: relays must be a list of queues' names or patterns, got {self.relays!r}"
+                f"{KEY}: relays must be a list of queue names or patterns, got {self.relays!r}"
             )
         self._check_journal()
         if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
@@ -149,9 +151,9 @@ class Settings:  # noqa: D101 - see below
 
     @classmethod
     def from_transport_options(cls, options: Mapping[str, Any] | None) -> Settings:
-        """Read the settings out of a connection's transport options.
+        """Read the settings from a connection's transport options.
 
-        :raises SettingsError: for anything but a mapping of known keys to possible values.
+        :raises SettingsError: for an unknown key or an invalid value.
         """
         given = (options or {}).get(KEY)
         if given is None:
@@ -174,8 +176,8 @@ class Settings:  # noqa: D101 - see below
     def topology(self, *, can_quorum: bool = True) -> Topology:
         """Compute the topology that these settings describe.
 
-        :param can_quorum: whether the broker has quorum queues with message TTL; decides the
-            queue type only where the user has not.
+        :param can_quorum: whether the broker has quorum queues with message TTL; it decides the
+            queue type unless the setting ``queue_type`` does.
         """
         if self.foreign_ladder is not None:
             return FOREIGN_LADDERS[self.foreign_ladder]
@@ -187,8 +189,8 @@ class Settings:  # noqa: D101 - see below
             given = getattr(self, each.name)
             if each.name not in _BESIDE_A_FOREIGN_LADDER and given != each.default:
                 raise SettingsError(
-                    f"{KEY}: the ladder of {self.foreign_ladder!r} is as it is, so {each.name} "
-                    f"must be left out beside it, got {given!r}"
+                    f"{KEY}: {each.name} cannot be set for the ladder of "
+                    f"{self.foreign_ladder!r}, got {given!r}; leave it out"
                 )
 
     def _check_journal(self) -> None:
@@ -212,16 +214,21 @@ class Settings:  # noqa: D101 - see below
         value = getattr(self, name)
         if value not in choices:
             listed = ", ".join(repr(choice) for choice in choices)
-            near = _instead(value, [choice for choice in choices if choice])
-            raise SettingsError(f"{KEY}: {name} must be one of {listed}, got {value!r}{near}")
+            raise SettingsError(
+                f"{KEY}: {name} must be one of {listed}, got {value!r}{_near(value, choices)}"
+            )
 
 
 def milliseconds(max_age: str) -> int:
-    """Read a time such as ``"7D"``, as RabbitMQ's ``x-max-age`` has it, in milliseconds."""
+    """Return a time such as ``"7D"``, in the form of RabbitMQ's ``x-max-age``, in milliseconds."""
     count, unit = _MAX_AGE.fullmatch(max_age).groups()  # type: ignore[union-attr] # was checked
     return int(count) * _UNITS[unit]
 
 
 def _instead(given: object, known: list[str]) -> str:
-    near = get_close_matches(str(given), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    return _near(given, known) or f"; use one of {', '.join(known)}"
+
+
+def _near(given: object, known: Iterable[str | None]) -> str:
+    near = get_close_matches(str(given), filter(None, known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

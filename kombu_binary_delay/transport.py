@@ -9,26 +9,26 @@ Features
 * Supports Headers: Yes
 * Supports Priority: Yes
 * Supports TTL: Yes
-* Supports Delay: Yes, by Celery's ``countdown`` and ``eta``, or an ``x-delay`` header in ms
+* Supports Delay: Yes, with Celery's ``countdown`` and ``eta``, or an ``x-delay`` header in ms
 
 Connection String
 =================
 With ``transport="kombu_binary_delay:Transport"`` (Celery: ``broker_transport``), any connection
-string of Kombu's own ``amqp`` transport::
+string of Kombu's ``amqp`` transport::
 
     amqp://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
     amqps://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
 
-After :func:`kombu_binary_delay.register`, also, without and with TLS::
+After a call of :func:`kombu_binary_delay.register`, also, without and with TLS::
 
     binary-delay://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
     binary-delays://[USER:PASSWORD@]BROKER_ADDRESS[:PORT][/VIRTUALHOST]
 
 Transport Options
 =================
-* ``binary_delay``: a mapping of the settings of :class:`kombu_binary_delay.Settings`.
+* ``binary_delay``: a mapping of settings, see :class:`kombu_binary_delay.Settings`.
 
-All others are those of Kombu's ``amqp`` transport.
+All other options are those of Kombu's ``amqp`` transport.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
+from .compat.worker_log import log_at_worker_start
 from .errors import TopologyError
 from .executor import Executor
 from .journal import Journal, follow_celery
@@ -63,15 +64,15 @@ from .settings import Settings
 _HEADERS = "application_headers"
 
 
-#: The class that a mixin is mixed in before; it has all that they call.
+#: The base of a mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
 
 
 class ChannelMixin(AmendingChannel):
-    """A channel that delays: outward by the ladder; inward a message looks as it was published.
+    """A channel that delays messages, and delivers them as they were published.
 
-    To be mixed in before a channel class of Kombu's ``pyamqp`` transport, or one like it, whose
-    connection was made by a :class:`TransportMixin`.
+    Put it before a channel class of Kombu's ``pyamqp`` transport, or a similar one, whose
+    connection a :class:`TransportMixin` makes.
     """
 
     # -- outward -------------------------------------------------------------------------------
@@ -89,14 +90,14 @@ class ChannelMixin(AmendingChannel):
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
-        :raises DelayError: if they ask for a delay that cannot be read, or is out of range.
+        :raises DelayError: if the delay is invalid or out of range.
         :raises AddressError: if the destination is too long for a delayed message.
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         """
-        # Spared where nothing can ask: each publish comes here.
+        # Skipped if the message cannot ask for a delay: each publish comes here.
         headers = msg.properties.get(_HEADERS)
         asked = (headers or self._reads_bodies) and self.asked(msg)
-        # One with a generation is a retry: it goes with the first.
+        # A message with a generation is a retry of the same task, not a new generation.
         if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
             msg, records = self.begin_generation(msg, asked or {})
             options = (mandatory, immediate, timeout, confirm_timeout, argsig)
@@ -106,15 +107,15 @@ class ChannelMixin(AmendingChannel):
         if not asked:
             if exchange and exchange.endswith(BROADCASTS):
                 self._record_broadcast(msg)
-            # One by one: to gather them in a dict and spread it again would cost a microsecond.
+            # Positional: gathering them in a dict and unpacking it would cost a microsecond.
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
         now = time.time_ns() // 1000
         due = due_time(asked, now)
-        # As amqp does, which writes None as an empty name.
+        # amqp also writes None as an empty name.
         plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now)
-        # Kombu hands out one dict of headers for all attempts of a publish: it stays as it is.
+        # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
         delayed = amqp.Message(msg.body)
         delayed.properties = plan.properties
         result = super()._basic_publish(
@@ -133,12 +134,12 @@ class ChannelMixin(AmendingChannel):
             self._after_publish(note)
         return result
 
-    # amqp shadows this by an instance attribute where publisher confirms are on, and calls
-    # _basic_publish from there: so the work is done in that one, and this is the same function.
+    # With publisher confirms on, amqp hides this behind an instance attribute that calls
+    # _basic_publish. So the work is done there, and this is the same function.
     basic_publish = _basic_publish
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
-        """Return the headers by which a message asks for a delay, if it does."""
+        """Return the headers that ask for a delay; None or empty if the message asks for none."""
         headers: dict[str, Any] | None = msg.properties.get(_HEADERS)
         if headers and (headers.get(ETA) is not None or X_DELAY in headers):
             return headers
@@ -147,10 +148,12 @@ class ChannelMixin(AmendingChannel):
     def plan(
         self, properties: dict[str, Any], due: int | None, exchange: str, routing_key: str, now: int
     ) -> Plan:
-        """Return how a message that asks for a delay is to be published; what it needs exists.
+        """Return the properties, exchange and routing key for a delayed publish.
+
+        On return, the exchanges, queues and bindings that the message needs exist.
 
         :param due: microseconds since the epoch; None for a delay of zero.
-        :param now: the same, of this machine's clock.
+        :param now: microseconds since the epoch, by this machine's clock.
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
         """
         router = self._router
@@ -158,7 +161,7 @@ class ChannelMixin(AmendingChannel):
         plan = router.publish(properties, due, destination, now)
         if plan.needs:
             self._run(router.prepare(plan.needs, now))
-            # That took time, which is a part of the delay; one tick of it is left at least.
+            # That took time, which is a part of the delay; at least one tick remains.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
             plan = router.publish(properties, due, destination, now, plan.lane)
         return plan
@@ -166,8 +169,9 @@ class ChannelMixin(AmendingChannel):
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         """Publish as :meth:`basic_publish`, and wait for the confirm.
 
-        Where the ladder has gone, it is declared again. Its absence has closed the channel and
-        opened it anew, so that a channel with consumers has lost them: there, the error is raised.
+        If the ladder was deleted, this declares it again and repeats the publish. The broker's
+        error has closed the channel, which py-amqp then opens again without its consumers. So on a
+        channel with consumers, the error is raised instead.
 
         :raises TopologyError: if this user may not publish to the ladder.
         """
@@ -175,18 +179,18 @@ class ChannelMixin(AmendingChannel):
         try:
             return self._publish_and_go_on(*args, **kwargs)
         except NotFound as exc:
-            # The broker took nothing, so to send it again doubles nothing.
+            # The broker did not take the message, so another publish cannot duplicate it.
             if consumers or not self._router.topology.is_named_in(str(exc)):
                 raise
             return self._publish_and_go_on(*args, **kwargs)
         except AccessRefused as exc:
             if not self._router.topology.is_named_in(str(exc)):
                 raise
-            raise TopologyError(f"a delayed message is refused: {exc.reply_text}") from exc
+            raise TopologyError(f"RabbitMQ refused a delayed message: {exc.reply_text}") from exc
 
     def _publish_and_go_on(self, *args: Any, **kwargs: Any) -> Any:
-        # What comes after talks to the broker. Between a publish and its confirm, it would take the
-        # confirm that is waited for.
+        # The actions afterwards talk to the broker. Before the confirm, they would take the frame
+        # with the confirm.
         before, self._afterwards = self._afterwards, []
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
@@ -197,18 +201,18 @@ class ChannelMixin(AmendingChannel):
         return result
 
     def _after_publish(self, action: Callable[[], object]) -> None:
-        """Do something now, or after the confirm that is waited for."""
+        """Call ``action`` now or, while a publish waits for its confirm, after that."""
         if self._afterwards is not None:
             self._afterwards.append(action)
         else:
             action()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Make what Kombu's ``Producer.batch()`` publishes with (Kombu 5.7 and later)."""
+        """Return the batch for Kombu's ``Producer.batch()`` (Kombu 5.7 and later)."""
         return PublishBatch(self, max_size)
 
     def tx_select(self) -> Any:
-        """Begin transactions; a batch, which has a channel of its own, has no part in them."""
+        """Begin transactions; batches use another channel and cannot take part in them."""
         result = super().tx_select()
         self.supports_batch_publish = False
         return result
@@ -228,7 +232,7 @@ class ChannelMixin(AmendingChannel):
     # -- inward --------------------------------------------------------------------------------
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """Make a Kombu message that looks as if just published to its destination."""
+        """Return a Kombu message with the properties and the destination of its publish."""
         info = raw_message.delivery_info
         exchange, routing_key = info.get("exchange", ""), info.get("routing_key", "")
         found = self._router.received(
@@ -245,18 +249,18 @@ class ChannelMixin(AmendingChannel):
             raw_message.properties = found.properties
         return super().message_to_python(raw_message)
 
-    #: Kombu asks, before it asks for a batch.
+    #: Kombu checks this before it asks for a batch.
     supports_batch_publish = True
     _reads_bodies = False
-    #: What to do after the confirm; None where none is waited for.
+    #: Actions for after the confirm; None while no publish waits for one.
     _afterwards: list[Callable[[], object]] | None = None
 
 
 class ConnectionMixin(BufferingConnection):
-    """A connection whose channels delay."""
+    """A connection whose channels delay messages."""
 
     delay_mechanism: Mechanism | None = None
-    #: Whether the broker has blocked it, as one that publishes while memory or disk are short.
+    #: Whether the broker blocks its publishes, because of a memory or disk alarm.
     is_blocked = False
 
     def _on_blocked(self) -> Any:
@@ -269,35 +273,36 @@ class ConnectionMixin(BufferingConnection):
 
 
 class TransportMixin(_Above):
-    """A transport whose channels delay; to be mixed in before Kombu's ``pyamqp`` transport.
+    """A transport whose channels delay messages. Put it before Kombu's ``pyamqp`` transport.
 
-    Its ``Connection`` must be one with a :class:`ConnectionMixin`, and its channels with a
+    Its ``Connection`` must have a :class:`ConnectionMixin`, and the connection's channels a
     :class:`ChannelMixin`.
     """
 
     driver_type = MarkedDriverType("amqp")
     implements = pyamqp.Transport.implements.extend(batch_publish=True)
-    #: Kombu then leaves the URL to us, scheme and all: see :func:`.compat.urls.read_urls`.
+    #: Kombu then passes the whole URL to us: see :func:`.compat.urls.read_urls`.
     can_parse_url = True
-    #: The scheme of the URLs that name this transport, and with an ``s`` behind it, its twin over
-    #: TLS. Another transport needs another.
+    #: The URL scheme of this transport; with an ``s`` at the end, of its TLS variant. A subclass
+    #: that is registered as well needs another scheme.
     alias = ALIAS
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         disable_native_delivery()
         check_declared_first()
         follow_celery(client.transport_options)
+        log_at_worker_start()
         super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """Format the connection's parameters as a URL, without the password unless asked."""
+        """Format the connection's parameters as a URL; the password is masked by default."""
         return as_uri(self.client, include_password=include_password, mask=mask)
 
     def establish_connection(self) -> Any:
         """Connect.
 
-        :raises SettingsError: for invalid settings, and for the URL of another kind of broker among
-            those to fail over to; before anything is sent.
+        :raises SettingsError: before anything is sent, if the settings are invalid, or a failover
+            URL is of another kind of broker.
         """
         for url in self.client.alt:
             check_scheme(url, type(self))
@@ -314,36 +319,36 @@ class TransportMixin(_Above):
         connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
         executor.run(router.opened())
         if settings.protocol_1:
-            # Of this connection alone.
+            # For this connection only.
             reading = {"_reads_bodies": True}
             connection.Channel = type("Protocol1Channel", (connection.Channel,), reading)
         return connection
 
 
 class Channel(ChannelMixin, pyamqp.Channel):
-    """A channel of Kombu's ``pyamqp`` transport that delays."""
+    """A channel of Kombu's ``pyamqp`` transport that delays messages."""
 
 
 class Connection(ConnectionMixin, pyamqp.Connection):
-    """A connection whose channels delay."""
+    """A connection whose channels delay messages."""
 
     Channel = Channel
 
 
 class Transport(TransportMixin, pyamqp.Transport):
-    """Kombu's ``pyamqp`` transport, with delays that live in the broker."""
+    """Kombu's ``pyamqp`` transport, with delays that RabbitMQ keeps."""
 
     Connection = Connection
 
 
 class SSLTransport(TransportMixin, pyamqp.SSLTransport):
-    """The same over TLS."""
+    """The same transport over TLS."""
 
     Connection = Connection
 
 
 def register() -> None:
-    """Let ``binary-delay://`` and, over TLS, ``binary-delays://`` name our transports."""
+    """Register the URL schemes ``binary-delay://`` and, for TLS, ``binary-delays://``."""
     for scheme, transport in ((ALIAS, Transport), (f"{ALIAS}s", SSLTransport)):
         TRANSPORT_ALIASES[scheme] = f"{transport.__module__}:{transport.__name__}"
 

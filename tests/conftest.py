@@ -38,8 +38,10 @@ _left_out = pytest.StashKey[list[str]]()
 _shared = pytest.StashKey[SharedBroker]()
 
 os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
-# How long an example takes says more about what else runs on the machine.
-hypothesis.settings.register_profile("no deadline", deadline=None)
+# How long an example takes, or to draw one, says more about what else runs on the machine.
+hypothesis.settings.register_profile(
+    "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("no deadline")
 
 

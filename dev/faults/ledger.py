@@ -31,7 +31,8 @@ CANCELLING = "cancelling"
 CANCELLED = "cancelled"
 DROPPED = "dropped"
 #: Seconds from the confirm of an amendment until every consumer has it: one that has met none yet
-#: looks once a second.
+#: looks once a second. What is due later has left the ladder later; when its consumer wrote down
+#: that it came says more about the machine.
 LAG = 1.5
 
 Entry = dict[str, Any]
@@ -73,7 +74,7 @@ class Verdict:
     misdelivered: tuple[str, ...]  # in another queue, or with other contents
     duplicates: int
     amended: int  # cancelled, or superseded by a later one with the same key; confirmed
-    ran: tuple[str, ...]  # and delivered later than that
+    ran: tuple[str, ...]  # and delivered, though due later than that
     dropped: tuple[str, ...]  # though nobody had amended it
     lateness: tuple[float, ...]  # of the first delivery of each message, sorted
 
@@ -114,7 +115,8 @@ def judge(entries: Iterable[Entry], *, ahead: float = 0.0) -> Verdict:
     for entry in by_event.get(DELIVERED, []):
         first.setdefault(entry["id"], entry["at"])
         copies[entry["id"], entry["queue"]] += 1
-        if entry["at"] > amended.get(entry["id"], math.inf) + LAG:
+        due = sent.get(entry["id"], entry).get("due", 0.0)
+        if due > amended.get(entry["id"], math.inf) + LAG:
             ran.append(entry["id"])
         if entry["id"] not in sent or not _as_sent(sent[entry["id"]], entry):
             misdelivered.append(entry["id"])

@@ -106,7 +106,8 @@ class _Pair:
         self._end(by_us=True)
 
     def _end(self, *, by_us: bool) -> None:
-        self._proxy.ended(self, by_us=by_us)
+        # Where the budget is spent, either side may end it before we do.
+        self._proxy.ended(self, by_us=by_us or self._left <= 0)
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

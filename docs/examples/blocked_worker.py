@@ -16,6 +16,7 @@ import time
 from celery import Celery
 
 TRANSPORTS = ("pyamqp", "kombu_binary_delay:Transport")
+WORKER = "blocked@example"
 TASKS = ["later-1", "later-2", "later-3", "later-4", "now-1", "now-2", "now-3"]
 
 
@@ -43,7 +44,8 @@ def who_ran(*settings: str) -> str:
     command = [sys.executable, "-m", "docs.examples.blocked_worker", "worker", *settings]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        time.sleep(5)
+        while not app.control.ping(destination=[WORKER], timeout=1) and worker.poll() is None:
+            pass
         for name in TASKS[:4]:
             app.send_task("run", [name], countdown=3600)
         time.sleep(2)
@@ -63,7 +65,7 @@ def main(url: str, queue_type: str = "quorum") -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        make_app(*sys.argv[2:]).worker_main(["worker", "--loglevel=ERROR"])
+        make_app(*sys.argv[2:]).worker_main(["worker", "--loglevel=ERROR", "-n", WORKER])
     elif sys.argv[1:]:
         main(*sys.argv[1:])
     else:

@@ -8,7 +8,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 from kombu_binary_delay.export.graph import human
 
-DELAY, QUEUE = 10_000, "mail"  # ms
+DELAY, AN_HOUR, QUEUE = 10_000, 3_600_000, "mail"  # ms
 
 _STYLE = """
 text{font:13px sans-serif;fill:#222;text-anchor:middle}.title{font-weight:600}
@@ -28,6 +28,11 @@ _BOX, _GAP, _TOP, _TALL = 114, 40, 62, 54
 def ten_seconds() -> str:
     """Draw ten seconds on a ladder of four levels, all parts of it."""
     return svg(Topology(Ladder.uniform(levels=4)), DELAY, QUEUE) + "\n"
+
+
+def an_hour() -> str:
+    """Draw an hour on the default ladder, whose unused levels are folded."""
+    return svg(Topology(), AN_HOUR, QUEUE) + "\n"
 
 
 def in_short() -> str:

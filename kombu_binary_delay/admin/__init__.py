@@ -1,14 +1,16 @@
-"""What operators do with a ladder: an operation a file, functions that return frozen values.
+"""The operators' functions, one operation per file; they return frozen values.
 
-They talk to a broker through a :class:`kombu.Connection`, and to its management API through a
-:class:`Management`. Nothing here knows the command line.
+They use a :class:`kombu.Connection` to the broker, and a :class:`Management` for its management
+API. Nothing here knows the command line.
 """
 
 from .amend import Amended, Chosen, amend, choose
+from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
+from .fix import fix
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
 from .probe import ready
@@ -17,6 +19,7 @@ from .redrive import Parked, Redrive, Refill, redrive, refill
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
+from .trouble import Expected
 from .verify import Difference, Verification, verify
 from .waiting import (
     Count,
@@ -39,12 +42,15 @@ from .waiting import (
 __all__ = [
     "Amended",
     "AmendmentsStatus",
+    "Check",
     "Chosen",
     "Count",
     "Creation",
     "Difference",
     "Event",
+    "Expected",
     "Explanation",
+    "Finding",
     "LadderStatus",
     "Management",
     "Migration",
@@ -69,11 +75,14 @@ __all__ = [
     "Waiting",
     "WaitingTask",
     "amend",
+    "check",
+    "check_app",
     "choose",
     "count_by",
     "create",
     "earliest",
     "explain",
+    "fix",
     "from_journal",
     "from_node",
     "has_journal",

@@ -1,4 +1,4 @@
-"""Cancel or reschedule many tasks that wait, by their ids."""
+"""Cancel or reschedule many waiting tasks by their ids."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ CANCEL, RESCHEDULE = "cancel", "reschedule"
 class Chosen:
     """The tasks to amend.
 
-    :param dues: by their ids, when they are due, in milliseconds since the epoch; None where that
-        is not known.
-    :param without_id: how many messages cannot be amended, since they have no id.
+    :param dues: the due times by id, in milliseconds since the epoch; None if not known.
+    :param without_id: the number of messages without an id, which cannot be amended.
     """
 
     dues: Mapping[str, int | None]
@@ -31,11 +30,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Amended:
-    """What was recorded, or would be.
+    """What was recorded or, in a dry run, would be.
 
     :param action: ``cancel`` or ``reschedule``.
-    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
-    :param until: when the last of it is forgotten, in milliseconds since the epoch.
+    :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
+    :param until: when the last record expires, in milliseconds since the epoch.
     """
 
     action: str
@@ -46,7 +45,7 @@ class Amended:
 
 
 def choose(tasks: Iterable[WaitingTask]) -> Chosen:
-    """Choose tasks that wait, such as :func:`from_journal` or :func:`from_node` return."""
+    """Choose waiting tasks, as returned by :func:`from_journal` or :func:`from_node`."""
     dues: dict[str, int | None] = {}
     without_id = 0
     for task in tasks:
@@ -62,9 +61,9 @@ def amend(
 ) -> Amended:
     """Record that tasks are cancelled or rescheduled; return when the broker has confirmed it.
 
-    :param connection: a :class:`kombu.Connection` by our transport.
-    :param due: of ``reschedule`` the new due time, in milliseconds since the epoch.
-    :raises AmendmentError: for a bad id or time, and where the broker cannot.
+    :param connection: a :class:`kombu.Connection` with our transport.
+    :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
+    :raises AmendmentError: for a bad id or time, or if the broker has no streams or refuses.
     """
     ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
@@ -82,12 +81,12 @@ def amend(
 
 
 def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:
-    """Yield what can be cancelled together, and when the last of it is due; 0 where not known.
+    """Yield ids that can be cancelled together, and the last due time; 0 if not known.
 
-    What is due later than records are kept is cancelled one by one: consumers learn of each shortly
-    before its time.
+    Tasks that are due later than records are kept are cancelled one by one: consumers read each
+    cancellation shortly before the task is due.
 
-    :param until: for how long records are kept, in milliseconds since the epoch.
+    :param until: until when records are kept, in milliseconds since the epoch.
     """
     soon = [name for name, due in dues.items() if (due or 0) < until]
     if soon:

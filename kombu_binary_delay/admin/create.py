@@ -1,4 +1,4 @@
-"""Make a part of a topology: a ladder ahead of its first message, or what is missing from one."""
+"""Declare a part of a topology: a new ladder, or the missing parts of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .probe import Probe
 
 @dataclass(frozen=True)
 class Creation:
-    """Names of what was made, or would be, and of what existed before."""
+    """The names of what was declared (or would be, in a dry run), and of what existed before."""
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
@@ -35,8 +35,8 @@ def create(
     """Declare a part; what exists already stays as it is.
 
     :param connection: a :class:`kombu.Connection`.
-    :param stale: bindings to remove after that, such as a repair names.
-    :raises TopologyError: where the broker refuses.
+    :param stale: bindings to remove after that, such as a repair has.
+    :raises TopologyError: if the broker refuses.
     """
     with Probe(connection) as probe:
         exchanges = {each.name: probe.has_exchange(each.name) for each in part.exchanges}

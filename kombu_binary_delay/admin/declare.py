@@ -1,4 +1,4 @@
-"""Declare parts of a topology, and undo them: all that the operator's side changes on a broker."""
+"""Declare and delete parts of a topology: the only changes that operators' functions make."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kombu_binary_delay.model.topology import Topology
 
 
 def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Binding] = ()) -> None:
-    """Declare a part, and then remove bindings that it takes the place of.
+    """Declare a part, and then remove the bindings that it replaces.
 
     :param connection: a :class:`kombu.Connection`.
-    :raises TopologyError: where the broker refuses.
+    :raises TopologyError: if the broker refuses.
     """
     executor = Executor(connection.connection, topology.namespace)
     with executor.channel("a part of the ladder") as channel:
@@ -32,7 +32,7 @@ def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Bin
 
 
 def delete_exchanges(connection: Any, names: Iterable[str]) -> None:
-    """Delete exchanges; those that do not exist count as deleted."""
+    """Delete exchanges; those that do not exist are ignored."""
     channel = connection.channel()
     for name in names:
         channel.exchange_delete(name)

@@ -1,7 +1,7 @@
-"""The delivery side of a virtual host: ways to queues and exchanges, and what is wrong. Pure.
+"""The delivery side of a virtual host: its routes, its faults and their repair. Pure.
 
-RabbitMQ notifies no AMQP client of a binding that another one removes. So what was bound or unbound
-without the transport shows only where all bindings are compared, as here.
+RabbitMQ does not notify AMQP clients of bindings that others make or remove. So a binding made or
+removed without the transport shows only in a comparison of all bindings, as here.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 
 from .errors import OperationError
+from .remedy import HERE, MEND, Place, unbind
 from .snapshot import Snapshot, arguments
 
-_MEND = "'create' mends it"
-_HOLDS_UP = (
-    "when it is full, 32 messages for it stop a level, and with it everybody's delays: 'create' "
-    "puts a relay before it"
-)
+_HOLDS_UP = "when it is full, 32 messages for it stop a level, and with it everybody's delays"
+_RELAY = "'verify --fix' puts a relay before it"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing on the delivery side that is not as it should be, and what mends it.
+    """A fault of the delivery side, and its repair.
 
-    :param severity: as that of a :class:`~kombu_binary_delay.admin.Difference`.
-    :param missing: what is to be declared.
+    :param severity: as of a :class:`~kombu_binary_delay.admin.Difference`.
+    :param missing: the part to declare.
     :param stale: the bindings to remove after that.
     """
 
@@ -40,22 +38,23 @@ class Fault:
     what: str
     found: str
     causes: str
+    remedy: str
     missing: Part = field(default_factory=Part)
     stale: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What mends a delivery side: a part to declare, and then bindings to remove."""
+    """The repair of a delivery side: a part to declare, and then bindings to remove."""
 
     missing: Part = field(default_factory=Part)
     stale: tuple[Binding, ...] = ()
 
 
 def repair(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -> Repair:
-    """Compute what mends all faults of a delivery side.
+    """Return the repair of all faults of a delivery side.
 
-    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param relays: glob patterns of queues that need a relay, as in the setting ``relays``.
     """
     found = list(faults(topology, snapshot, relays))
     missing = sum((each.missing for each in found), Part())
@@ -77,18 +76,18 @@ def ways(
     exchanges: Iterable[str],
     relays: Iterable[str] = (),
 ) -> Part:
-    """Compute the ways from delivery to queues, by their names, and to exchanges, as bound now.
+    """Return the routes from delivery to queues, by name, and to exchanges, as bound now.
 
-    :param relays: patterns of the names of queues that need a relay, as the setting has them.
-    :raises OperationError: for a queue or an exchange that does not exist, or that delayed messages
-        cannot reach.
+    :param relays: glob patterns of queues that need a relay, as in the setting ``relays``.
+    :raises OperationError: if a queue or an exchange does not exist, or delayed messages cannot
+        reach it.
     """
     side = _Side(topology, snapshot, tuple(relays))
     part = Part()
     for queue in queues:
         if queue not in snapshot.queues:
             raise OperationError(
-                f"the queue {queue!r} does not exist in this virtual host; make it first"
+                f"the queue {queue!r} does not exist in this virtual host; declare it first"
             )
         part += to_queue(topology, queue, relay=side.needs_relay(queue))
     seen: set[str] = set()
@@ -98,23 +97,29 @@ def ways(
 
 
 def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
-    """Lead to a queue, straight or by its relay, which takes precedence."""
+    """Return the route to a queue, directly or by its relay."""
     return topology.queue_relay(queue) if relay else topology.to_queue(queue)
 
 
-def faults(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -> Iterator[Fault]:
+def faults(
+    topology: Topology, snapshot: Snapshot, relays: Iterable[str] = (), place: Place = HERE
+) -> Iterator[Fault]:
     """Find what is not as it should be between delivery and the users' queues and exchanges.
 
     :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param place: what the commands of remedies name.
     """
     if topology.mirrors:
-        yield from _Side(topology, snapshot, tuple(relays)).faults()
+        yield from _Side(topology, snapshot, tuple(relays), place).faults()
 
 
 class _Side:
-    """The delivery side of a topology, as it is in a snapshot."""
+    """The delivery side of a topology in a snapshot."""
 
-    def __init__(self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...]) -> None:
+    def __init__(
+        self, topology: Topology, snapshot: Snapshot, relays: tuple[str, ...], place: Place = HERE
+    ) -> None:
+        self._place = place
         self._topology, self._snapshot, self._relays = topology, snapshot, relays
         self._from: dict[str, list[Binding]] = defaultdict(list)
         for each in sorted(snapshot.bindings, key=repr):
@@ -125,20 +130,20 @@ class _Side:
     # -- ways ----------------------------------------------------------------------------------
 
     def needs_relay(self, queue: str) -> bool:
-        """Return whether a queue is to be reached by a relay, or is already."""
+        """Return whether a queue needs a relay, or has one already."""
         return self._refuses(queue) or self._topology.queue_relay_name(queue) in (
             self._snapshot.queues if self._topology.can_have_relays else ()
         )
 
     def to_exchange(self, exchange: str, seen: set[str]) -> Part:
-        """Lead to an exchange, and to those that it is bound to.
+        """Return the route to an exchange, and to those that it is bound to.
 
-        :raises OperationError: where that cannot be.
+        :raises OperationError: if delayed messages cannot reach it.
         """
         topology = self._topology
         if not topology.mirrors:
             raise OperationError(
-                f"the ladder {topology.prefix}* leads to queues by their names, and does not know "
+                f"the ladder {topology.prefix}* reaches queues by name only, and does not know "
                 f"the exchange {exchange!r}; lead to its queues by their names instead"
             )
         seen.add(exchange)
@@ -149,7 +154,8 @@ class _Side:
             raise OperationError(
                 f"the exchange {exchange!r} "
                 + ("does not exist" if kind is None else f"is of the type {kind!r}")
-                + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} and headers"
+                + f" in this virtual host; delayed messages reach {', '.join(IMITABLE)} "
+                "and headers exchanges"
             )
         part = topology.mirror(exchange)
         for each in self._from[exchange]:
@@ -167,7 +173,7 @@ class _Side:
     # -- faults --------------------------------------------------------------------------------
 
     def faults(self) -> Iterator[Fault]:
-        """Find all faults."""
+        """Yield all faults."""
         known = set(self._topology.base.bindings)
         known |= set(self._way_of_amendments().bindings)
         yield from self._amendment_faults()
@@ -183,7 +189,7 @@ class _Side:
         yield from self._unknown(known)
 
     def _way_of_amendments(self) -> Part:
-        """Compute how a record of what is due far ahead gets from the ladder to its stream."""
+        """Return the route of records that wait on the ladder, from delivery to their stream."""
         return self._topology.to_queue(stream_name(self._topology.namespace, IDS))
 
     def _amendment_faults(self) -> Iterator[Fault]:
@@ -196,7 +202,8 @@ class _Side:
                 "error",
                 f"queue {way.bindings[0].destination}",
                 "the ladder does not lead to it",
-                f"what was cancelled while it was due far ahead runs; {_MEND}",
+                "what was cancelled while it was due far ahead runs",
+                MEND,
                 way,
             )
 
@@ -215,7 +222,8 @@ class _Side:
                 "error",
                 f"queue {queue}",
                 f"it may refuse messages, {self._why(queue)}, and delivery leads straight to it",
-                _HOLDS_UP + self._setting(queue),
+                _HOLDS_UP,
+                _RELAY + self._setting(queue),
                 relay,
             )
         exists = name in self._snapshot.queues or name in self._snapshot.exchanges
@@ -228,7 +236,8 @@ class _Side:
                 "error",
                 f"relay of the queue {queue}",
                 f"a part of {name} is missing",
-                f"delayed messages for it are parked, or held up; {_MEND}",
+                "delayed messages for it are parked, or held up",
+                MEND,
                 relay,
             )
 
@@ -242,7 +251,8 @@ class _Side:
                 "error",
                 f"exchange {mirror}",
                 f"delivery does not lead by it to the exchange {exchange}",
-                f"delayed messages for {exchange} are parked; {_MEND}",
+                f"delayed messages for {exchange} are parked",
+                MEND,
                 whole,
             )
         known = set(whole.bindings)
@@ -257,7 +267,8 @@ class _Side:
                     "error",
                     f"binding from {mirror} to {each.destination}",
                     f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
-                    f"delayed messages go on being delivered there; {_MEND}",
+                    "delayed messages go on being delivered there",
+                    MEND,
                     stale=(each,),
                 )
 
@@ -277,7 +288,10 @@ class _Side:
             direct = self._mirrored(binding, kind)
             by_relay = self._mirrored(binding, kind, relay=True) if queue is not None else ()
         except AddressError as exc:
-            yield Fault("warning", what, str(exc), "delayed messages for it are parked")
+            causes = "delayed messages for it are parked"
+            yield Fault(
+                "warning", what, str(exc), causes, "use shorter names, of the exchange and the key"
+            )
             return
         straight = self._snapshot.bindings.issuperset(direct)
         if queue is None:
@@ -293,7 +307,8 @@ class _Side:
                 what,
                 f"the queue may refuse messages, {self._why(queue)}, and delayed ones get straight "
                 f"to it",
-                _HOLDS_UP + self._setting(queue),
+                _HOLDS_UP,
+                _RELAY + self._setting(queue),
                 relay,
                 direct,
             )
@@ -302,7 +317,8 @@ class _Side:
                 "error",
                 what,
                 "repeated for delayed messages both straight and by the queue's relay",
-                f"each delayed message arrives twice; {_MEND}",
+                "each delayed message arrives twice",
+                MEND,
                 stale=direct,
             )
         elif not (straight or indirect):
@@ -314,7 +330,8 @@ class _Side:
             "warning",
             what,
             f"the key {binding.key!r} is not repeated for delayed messages",
-            f"they do not reach it; bind it through the transport, or {_MEND}",
+            "they do not reach it",
+            f"{MEND}; or bind it through the transport",
             missing,
         )
 
@@ -327,8 +344,8 @@ class _Side:
                     "error",
                     f"exchange {name}",
                     "the exchange that it repeats does not exist",
-                    f"delayed messages go on being delivered to {left[0].destination}; {_MEND}, "
-                    f"and 'prune' removes it",
+                    f"delayed messages go on being delivered to {left[0].destination}",
+                    f"{MEND}, and 'prune' removes it",
                     stale=left,
                 )
             else:
@@ -336,11 +353,12 @@ class _Side:
                     "note",
                     name,
                     "what it leads to does not exist",
-                    "delayed messages for that are parked; 'prune' removes it",
+                    "delayed messages for that are parked",
+                    "'prune' removes it",
                 )
 
     def _unknown(self, known: set[Binding]) -> Iterator[Fault]:
-        """Find bindings from delivery, and from what is behind relays, that are none of ours."""
+        """Yield bindings from delivery, or from exchanges behind relays, that are not ours."""
         topology = self._topology
         gone = set(orphans(topology, self._snapshot))
         relays = topology.queue_relay_name("")
@@ -350,9 +368,9 @@ class _Side:
             for each in self._from[source]:
                 if each in known or each.destination in gone:
                     continue
-                # What somebody has bound to see all that is delivered is not ours to remove.
+                # Leave bindings of the user's alone, such as one to watch all deliveries.
                 stale = each.source not in delivery or each.key.startswith(f"#.{MARK}")
-                # The others are alternates of it: they see what it has no binding for.
+                # The other exchanges are its alternates: they get what matches no binding of it.
                 instead = (
                     " as well"
                     if each.source != topology.delivery
@@ -362,8 +380,8 @@ class _Side:
                     "error",
                     f"binding from {each.source} to {each.destination}",
                     f"a binding with the key {each.key!r} that is none of this ladder's",
-                    f"delayed messages that it matches are delivered there{instead}; "
-                    + (_MEND if stale else "remove it"),
+                    f"delayed messages that it matches are delivered there{instead}",
+                    MEND if stale else unbind(self._place, each),
                     stale=(each,) if stale else (),
                 )
 
@@ -381,7 +399,7 @@ class _Side:
         )
 
     def _refuses(self, queue: str) -> bool:
-        """Return whether a queue may refuse messages; one of which nothing is known may."""
+        """Return whether a queue may reject messages, or is not known."""
         return self._topology.can_have_relays and bool(self._why(queue))
 
     def _why(self, queue: str) -> str:
@@ -393,11 +411,11 @@ class _Side:
         if self._topology.wants_relay(queue, self._relays):
             return "by the setting relays"
         if "arguments" not in row:
-            return "as far as is known"
+            return "since its arguments are not known"
         return ""
 
     def _setting(self, queue: str) -> str:
-        """Name what else is to be done where programs cannot see that a queue refuses."""
+        """Return the remedy to add if programs cannot see that a queue rejects messages."""
         in_arguments = _rejects(arguments(self._snapshot.queues.get(queue, {})).get("x-overflow"))
         if in_arguments or self._topology.wants_relay(queue, self._relays):
             return ""
@@ -405,10 +423,10 @@ class _Side:
 
 
 def orphans(topology: Topology, snapshot: Snapshot) -> tuple[str, ...]:
-    """Name mirrors, relays and the exchanges behind relays whose originals do not exist.
+    """Return the names of mirrors and relays whose queue or exchange does not exist.
 
-    Where a name is too long, it has a digest: so the names that there should be are computed
-    from the originals, and not these from those.
+    A long name is replaced by a digest. So this computes the expected names from the queues and
+    exchanges that exist, not the other way round.
     """
     if not topology.mirrors:
         return ()

@@ -1,4 +1,4 @@
-"""What an operator's subcommand can end with. Beside the errors of the package, not above them."""
+"""The errors of operators' functions, in addition to the errors of the package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from kombu_binary_delay.errors import BinaryDelayError
 
 
 class OperationError(BinaryDelayError):
-    """An operation that the broker does not allow, or that cannot be done as it was asked."""
+    """The broker does not allow an operation, or it is not possible with these arguments."""
 
 
 class RefusedError(OperationError):
-    """An operation would lose or misplace messages, and nobody asked for that."""
+    """The operation was refused, since it would lose or misplace messages."""
 
 
 class UnreachableError(OperationError):
-    """A broker, or its management API, that does not answer or does not let us in."""
+    """A broker, or its management API, does not answer or refuses the login."""

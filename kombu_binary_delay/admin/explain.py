@@ -1,4 +1,4 @@
-"""The way of one message: bits, key, each queue with its wait, and when it is due. Pure."""
+"""Explain the route of one message: bits, key, each queue with its wait, the due time. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .delivery import to_queue
 
 @dataclass(frozen=True)
 class Stay:
-    """One queue on the way; times in milliseconds since the publish."""
+    """A queue on the route; times in milliseconds since the publish."""
 
     queue: str
     begins: int
@@ -24,7 +24,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What becomes of one delayed message.
+    """The route of one delayed message.
 
     ``asked`` and ``delay`` are the delay before and after rounding up to ticks, ``due`` the time in
     milliseconds since the epoch; ``digits`` are in bits, the highest first; ``exchange`` and
@@ -53,14 +53,14 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
     topic: bool = False,
     settings: Settings | None = None,
 ) -> Explanation:
-    """Follow a message down the ladder, through the table that brokers are given.
+    """Return the route of a message through the ladder's topology.
 
     :param delay: in milliseconds.
     :param now: milliseconds since the epoch.
     :param topic: whether the destination is a topic exchange.
-    :param settings: those of the transport whose ladder it is: lanes, a queue per delay, relays.
-    :raises DelayError: where the delay is out of range.
-    :raises AddressError: where the destination does not fit.
+    :param settings: of the transport, for lanes, queues per delay and relays.
+    :raises DelayError: if the delay is out of range.
+    :raises AddressError: if the destination does not fit.
     """
     settings = settings or Settings()
     digits = topology.ladder.digits(delay)

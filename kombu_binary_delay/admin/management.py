@@ -1,11 +1,14 @@
-"""RabbitMQ's management HTTP API, as far as operators read it. Nothing here changes anything."""
+"""A client for RabbitMQ's management HTTP API. It only reads."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,14 +19,15 @@ from .errors import UnreachableError
 
 _TIMEOUT = 30  # seconds
 _PORT, _TLS_PORT = 15672, 15671
+_SAY_WHERE = "Say where it is with --management or BINARY_DELAY_MANAGEMENT"
 
 
 @dataclass(frozen=True)
 class Management:
-    """The management API of a broker, and the virtual host to ask about.
+    """The management API of a broker, for one virtual host.
 
     :param url: such as ``http://localhost:15672``.
-    :param authorities: a file of authorities to trust beside those that this machine does.
+    :param authorities: a file of CA certificates to trust in addition to the system's.
     """
 
     url: str
@@ -34,13 +38,13 @@ class Management:
 
     @classmethod
     def of(cls, connection: Any, url: str | None = None) -> Management:
-        """Find the API that belongs to a :class:`kombu.Connection`.
+        """Return the API of the broker of a :class:`kombu.Connection`.
 
-        :param url: where it is, if not on the standard port of the connection's host; a user and
-            a password in it take the place of the connection's.
-        :raises UnreachableError: for a URL that is none.
+        :param url: its URL, if not on the standard port of the connection's host; a user and a
+            password in it replace those of the connection.
+        :raises UnreachableError: for an invalid URL.
         """
-        # Only an open connection shows whether it is over TLS, and which host it found.
+        # Only an open connection shows whether it uses TLS, and which host it is connected to.
         _ = connection.connection
         given = _read(url) if url else urlsplit(_default_url(connection))
         place = given.netloc.rpartition("@")[2]
@@ -53,9 +57,9 @@ class Management:
         )
 
     def get(self, *path: str, query: str = "") -> Any:
-        """Ask for what is at a path under ``/api``; its words are escaped here.
+        """Return the JSON at a path under ``/api``; this escapes the words of the path.
 
-        :raises UnreachableError: where there is no answer, or a refusal.
+        :raises UnreachableError: if the API does not answer, or refuses.
         """
         url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)]) + query
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -64,15 +68,16 @@ class Management:
             with urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310 - see above
                 return json.loads(answer.read())
         except HTTPError as exc:
-            raise UnreachableError(self._refusal(exc.code, path)) from exc
+            raise UnreachableError(self._refusal(exc, path)) from exc
         except (URLError, OSError, ValueError, HTTPException) as exc:
             raise UnreachableError(
-                f"the management API at {self.url} does not answer: {getattr(exc, 'reason', exc)}; "
-                f"enable the plugin rabbitmq_management, or say where the API is"
+                f"the management API at {self.url} does not answer: {_reason(exc)}; enable it with "
+                f"'rabbitmq-plugins enable rabbitmq_management' on the broker's host, or say where "
+                f"it is with --management or BINARY_DELAY_MANAGEMENT"
             ) from exc
 
     def here(self, kind: str, query: str = "") -> Any:
-        """Ask for things of a kind in the virtual host."""
+        """Return all objects of a kind, such as ``queues``, in the virtual host."""
         return self.get(kind, self.vhost, query=query)
 
     @property
@@ -84,25 +89,62 @@ class Management:
             context.load_verify_locations(self.authorities)
         return context
 
-    def _refusal(self, code: int, path: tuple[str, ...]) -> str:
-        asked = "/".join(path)
-        if code in (401, 403):
+    def _refusal(self, exc: HTTPError, path: tuple[str, ...]) -> str:
+        asked, api = "/".join(path), f"the management API at {self.url}"
+        name, user = repr(self.user), shlex.quote(self.user)
+        reason = _said(exc)
+        if exc.code == HTTPStatus.NOT_FOUND and self.vhost in path:
             return (
-                f"the management API at {self.url} does not let the user {self.user!r} read "
-                f"{asked}; give it the tag 'monitoring', or 'administrator' for permissions"
+                f"{api} shows the user {name} no virtual host {self.vhost!r}; is it that of this "
+                f"broker? {_SAY_WHERE}"
             )
-        return f"the management API at {self.url} answered {code} to {asked}"
+        if exc.code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return (
+                f"{api} answered {exc.code} to {asked}; is it RabbitMQ's management API? "
+                f"{_SAY_WHERE}"
+            )
+        if "virtual host" in reason:
+            return (
+                f"{api} does not let the user {name} see the virtual host {self.vhost!r}; give it "
+                f"permissions there with 'rabbitmqctl set_permissions -p "
+                f"{shlex.quote(self.vhost)} {user} CONFIGURE WRITE READ'"
+            )
+        needed = re.match(r"Not (management|monitor|administrator) user", reason)
+        if needed or exc.code == HTTPStatus.FORBIDDEN:
+            tag = "administrator" if needed and needed[1] == "administrator" else "monitoring"
+            return (
+                f"{api} does not let the user {name} read {asked}; give it the tag with "
+                f"'rabbitmqctl set_user_tags {user} {tag}'"
+            )
+        return (
+            f"{api} refuses the user {name} or its password; change them in the broker's URL, or "
+            f"name others in that of --management"
+        )
+
+
+def _reason(exc: Exception) -> str:
+    """Write why there is no answer."""
+    inner = getattr(exc, "reason", exc)
+    return str(getattr(inner, "strerror", None) or inner)
+
+
+def _said(exc: HTTPError) -> str:
+    """Read what the API gives as its reason; nothing where it gives none."""
+    try:
+        return str(json.loads(exc.read()).get("reason") or "")
+    except (ValueError, AttributeError, OSError, HTTPException):
+        return ""
 
 
 def _password(connection: Any) -> str | None:
-    """Return a connection's password, which may be a function that fetches it."""
+    """Return a connection's password; call it if it is a function."""
     password: Any = connection.password
     found: str | None = password() if callable(password) else password
     return found
 
 
 def _default_url(connection: Any) -> str:
-    """Write where the API of a connection's broker is by default."""
+    """Return the default URL of the API of a connection's broker."""
     scheme, port = ("https", _TLS_PORT) if connection.ssl else ("http", _PORT)
     host = connection.hostname or "localhost"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -114,12 +156,13 @@ def _read(url: str) -> SplitResult:
         is_one = given.scheme in ("http", "https") and (given.hostname, given.port)[0]
     except ValueError:
         is_one = False
-    # A slash in a password ends the host, and leaves the @ to what is behind.
+    # A slash in a password ends the host, and the @ then comes after it.
     if not is_one or "@" in given.path + given.query + given.fragment:
         # What it says may be a password.
         shown = "what was given" if "@" in url else repr(url)
         raise UnreachableError(
-            f"{shown} is no URL of a management API, such as 'http://localhost:15672'; what is "
-            f"special in a user and a password is to be percent-encoded, such as %2F for a slash"
+            f"{shown} is not the URL of a management API, such as 'http://localhost:15672'; change "
+            f"--management or BINARY_DELAY_MANAGEMENT, and write what is special in a user and a "
+            f"password percent-encoded, such as %2F for a slash"
         )
     return given

@@ -1,4 +1,4 @@
-"""Move what waits: from a ladder, or an ordinary queue, to a ladder, here or on another broker."""
+"""Move waiting messages from a ladder or a queue to a ladder, on this or another broker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import amqp
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
+from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.mechanism import mechanism_of
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import further_keys, wrap
 from kombu_binary_delay.model.parts import Binding, Part, Queue
@@ -40,25 +41,25 @@ from .snapshot import Snapshot
 
 _HEADERS = "application_headers"
 _RETURNS = 2.0  # seconds
-#: Says of a message in the poison queue where it came from, and what is wrong with it.
+#: The header with the origin and the error of a message in the poison queue.
 POISON_HEADER = "x-binary-delay-poison"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The queues to move messages from, in that order, and how many are in each."""
+    """The queues to move messages from, in order, with the number of messages in each."""
 
     queues: tuple[tuple[str, int], ...]
 
     @property
     def messages(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return sum(count for _, count in self.queues)
 
 
 @dataclass(frozen=True)
 class Migration:
-    """How many messages were moved; ``kept`` were not to be, ``left`` could not, for ``reasons``.
+    """The numbers of messages that were moved, kept on purpose, and left because of ``reasons``.
 
     ``poison`` messages could not be read, and are in the queue ``poison_queue``.
     """
@@ -73,7 +74,7 @@ class Migration:
 
 
 def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topology] | str) -> Plan:
-    """Count what would be moved, from ladders or from an ordinary queue, and change nothing."""
+    """Return what would be moved from ladders or from an ordinary queue, without a change."""
     names = [each.name for each in _sources(source, snapshot)]
     counts = ready(connection, names)
     return Plan(tuple((name, counts.get(name, 0)) for name in names))
@@ -92,24 +93,24 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
 ) -> Migration:
     """Move messages from ladders, or the tasks with a future ``eta`` in a queue, to a ladder.
 
-    What remains of a delay follows from the absolute due time that a message carries; else from the
-    headers of NServiceBus; else it is, conservatively, all of the wait of its level and of those
-    below it. What is due already waits one tick. Publishers may be at work.
+    The remaining delay is computed from the absolute due time in the message; otherwise from the
+    headers of NServiceBus; otherwise it is the whole wait of its level and of those below. Messages
+    that are already due wait one tick. Publishers may run at the same time.
 
-    :param source: a function that connects, by Kombu's own transport, to the broker to take from.
-    :param target: one that connects to the broker to send to: by our transport, or, where ``to`` is
-        a foreign ladder, by Kombu's own.
+    :param source: a function that connects, with Kombu's own transport, to the broker to take from.
+    :param target: a function that connects to the broker to send to, with our transport or, if
+        ``to`` is a foreign ladder, with Kombu's own.
     :param management: of the broker to take from.
     :param what: a ladder, all the lanes of one, or the name of an ordinary queue.
     :param to: a ladder, or all the lanes among which the connections of ``target`` choose.
-    :param there: the management API of the broker to send to, where that is another and ``to`` a
-        foreign ladder, whose bindings say what it leads to.
-    :param exchange: where those messages of Celery's native ladder were published to whose
-        exchange its bindings do not say.
-    :raises OperationError: where they do not say, and none is given: what was moved until then is
-        moved, the rest is where it was. Or where there is no such queue, or a ladder is to be moved
-        into itself; then nothing is moved.
-    :raises UnreachableError: where a broker went away: as above, and it can be run again.
+    :param there: the management API of the broker to send to, if that is another one and ``to`` is
+        a foreign ladder, whose bindings define what it leads to.
+    :param exchange: the exchange of messages of Celery's native ladder, if its bindings do not
+        determine it.
+    :raises OperationError: if the bindings do not determine it, and ``exchange`` is not given: the
+        messages moved until then stay moved, the others stay where they are. Also if the queue does
+        not exist, or source and target are the same ladder; then nothing is moved.
+    :raises UnreachableError: if a broker goes away: as above, and you can run it again.
     """
     begun = time.monotonic()
     snapshot = Snapshot.read(management)
@@ -138,8 +139,9 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         moved = -1
         left: dict[str, int] = {}
         while moved:
-            # Again, for what was between two levels: until a round finds nothing.
+            # Repeat for messages between two levels, until a round finds none.
             moved = 0
+            sorter.begin_round()
             again = {name for name, count in left.items() if count}
             mover.start_over()
             for each in queues:
@@ -173,7 +175,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
 
 
 def _returned(probe: Probe, queue: str) -> int:
-    """Wait a while for what was left in a queue: it is ready a moment after its channel closed."""
+    """Count the messages left in a queue; they are ready a moment after their channel closed."""
     end = time.monotonic() + _RETURNS
     while not (count := probe.ready(queue)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -194,58 +196,67 @@ def _namespace(*ladders: Topology) -> str:
 def _refuse_a_circle(
     taking: Any, sending: Any, emptied: Sequence[Topology], filled: Sequence[Topology]
 ) -> None:
-    """Refuse to move a ladder into itself, whatever its broker's URL: that would never end."""
+    """Raise an error if source and target are the same ladder: the move would never end."""
     both = {each.prefix for each in emptied} & {each.prefix for each in filled}
     cluster, vhost = _place(taking)
     if both and (cluster, vhost) == _place(sending):
         raise OperationError(
-            f"both are the ladder {min(both)}, in the virtual host {vhost!r} of the broker "
-            f"{cluster!r}; move to another ladder, virtual host or broker. Two brokers of one name "
-            f"differ when one is given another: rabbitmqctl set_cluster_name"
+            f"source and target are the same ladder {min(both)}, in the virtual host {vhost!r} of "
+            f"the broker {cluster!r}; move to another ladder, virtual host or broker. If these are "
+            f"two brokers of one name, rename one: rabbitmqctl set_cluster_name"
         )
 
 
 def _place(connection: Any) -> tuple[str, str]:
-    """Return a broker's own name, and the virtual host that a connection is in."""
+    """Return the broker's cluster name and the virtual host of a connection."""
     server = connection.connection
     return str(server.server_properties.get("cluster_name")), server.virtual_host
 
 
 def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> tuple[Source, ...]:
-    """List the queues to empty.
+    """Return the queues to empty.
 
-    :raises OperationError: where there are none, which may well be a name that was mistyped.
+    :raises OperationError: if there are none: the name may be mistyped.
     """
     if isinstance(what, str):
         if what not in snapshot.queues:
-            raise OperationError(f"the queue {what!r} does not exist in this virtual host")
+            raise OperationError(
+                f"the queue {what!r} does not exist in this virtual host; check the name"
+            )
         return (Source(what),)
     ladders = _ladders(what)
     found = tuple(each for ladder in ladders for each in sources(ladder, snapshot.queues))
     if not found:
         names = ", ".join(each.prefix for each in ladders)
         raise OperationError(
-            f"there is no queue of the ladder {names} in this virtual host: see what there is "
-            f"with 'status'"
+            f"there is no queue of the ladder {names} in this virtual host; 'status' lists the "
+            f"ladders"
         )
     return found
 
 
 def _requeue(source: Source, message: Any, count: str) -> Send | None:
-    """Publish a message anew where it was taken from."""
+    """Return how to publish a message again to where it was taken from."""
     if source.topology is None:
         return Send(as_new(message), "", source.name, count)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
-    found = put_back(source, key, as_new(message).properties, now)
+    found = put_back(source, key, as_new(message).properties, now, _entered(message))
     if found is None:
         return None
     exchange, key, properties = found
-    # It is met again in the same round, and counted then.
+    # The same round reads it again, and counts it then.
     return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
 
 
+def _entered(message: Any) -> str:
+    """Return the exchange that a message was published to."""
+    # What has not waited in a queue before this one has it still.
+    headers = message.properties.get(_HEADERS) or {}
+    return str(headers.get(ENTERED, message.delivery_info["exchange"]))
+
+
 class _Sorter:
-    """Decides what is to become of each message, and makes what that needs."""
+    """Decides what to do with each message, and declares what that needs."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - see above
         self,
@@ -259,14 +270,19 @@ class _Sorter:
         probe: Probe,
         exchange: str | None,
     ) -> None:
+        self._emptied = emptied
         #: An ordinary queue is none.
         self._from = emptied[0] if emptied else None
         self._to, self._snapshot, self._poison = to, snapshot, poison
         self._leads = leads
         self._aside, self._sending, self._probe, self._exchange = aside, sending, probe, exchange
-        self._has_poison = False
+        self._has_poison = self._is_closed = False
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
+
+    def begin_round(self) -> None:
+        """Take into account that a program may have led cancellations to the old ladder again."""
+        self._is_closed = False
 
     def decide(self, source: Source, message: Any) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
@@ -283,7 +299,7 @@ class _Sorter:
         found.properties[_HEADERS].pop("x-delivery-count", None)
         left = remaining(found.due, now)
         if self._to.mirrors:
-            # One tick at least: what is due takes the way of all delayed messages, and none other.
+            # At least one tick: a message that is already due also takes the ladder.
             found.properties[_HEADERS][X_DELAY] = max(left, 1)
             message = amqp.Message(message.body, **found.properties)
             to = found.destination
@@ -295,31 +311,53 @@ class _Sorter:
 
     @staticmethod
     def _amendment(source: Source, message: Any, found: Reading) -> Cancel | None:
-        """Return the cancellation that rides the ladder, if a message is one."""
+        """Return the cancellation in a message that waits on the ladder, if it is one."""
         if source.topology is None or not source.topology.mirrors:
             return None
         namespace = source.topology.namespace
         if found.destination != Destination("", stream_name(namespace, IDS)):
             return None
-        # What has not waited in a queue before this one still has the exchange that it entered by.
-        headers = message.properties.get(_HEADERS) or {}
-        entered = headers.get(ENTERED, message.delivery_info["exchange"])
-        record = from_line(message.body) if entered == exchange_name(namespace) else None
+        by_its_exchange = _entered(message) == exchange_name(namespace)
+        record = from_line(message.body) if by_its_exchange else None
         return record if isinstance(record, Cancel) else None
 
     def _amend(self, record: Cancel) -> Keep | Done:
-        """Have a cancellation ride the other ladder, by the exchange that makes it count."""
+        """Publish a cancellation to the other ladder, through the exchange of amendments."""
         mechanism = mechanism_of(self._sending.connection)
         if mechanism is None:
             return Keep("left", "another system's ladder takes no cancellation along")
+        if not self._is_closed:
+            self._close_to_cancellations()
         try:
             mechanism.amendments.write_ahead(record, record.due or 0)
         except (AmendmentError, DelayError) as exc:
             return Keep("left", str(exc))
         return Done("moved")
 
+    def _close_to_cancellations(self) -> None:
+        """Unbind the old ladder from the exchange of the amendments.
+
+        All ladders of a namespace have that in common. It would lead what is moved back into the
+        old one as well, where the number of digits is the same, and so without an end.
+        """
+        channel = self._aside.channel()
+        for ladder in (each for each in self._emptied if each.mirrors):
+            exchange = exchange_name(ladder.namespace)
+            way = route(Destination("", stream_name(ladder.namespace, IDS)))
+            names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
+            unbind(
+                channel,
+                (
+                    Binding(exchange, name, "*." * digits + way, to_queue=False)
+                    for digits, name in enumerate(names, 1)
+                    if name in self._snapshot.exchanges
+                ),
+            )
+        channel.close()
+        self._is_closed = True
+
     def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
-        """Enter another system's ladder, with the due time and whatever would cut it short aside.
+        """Return how to enter another system's ladder, without the headers that end the wait early.
 
         The headers of its own programs stay as they are.
         """
@@ -338,12 +376,12 @@ class _Sorter:
         )
         for name in names:
             if not self._leads_to(name):
-                return Keep("left", f"the ladder leads to no queue for {name!r}; make it first")
+                return Keep("left", f"the ladder leads to no queue for {name!r}; declare it first")
         again = amqp.Message(message.body, **properties)
         return Send(again, self._to.entry_exchange(digits), key, "moved", mandatory=True)
 
     def _leads_to(self, name: str) -> bool:
-        """Bind a queue by its name, or return whether its own programs bound a key."""
+        """Bind a queue by its name; return whether a queue or a key is bound."""
         if name not in self._bound:
             if self._probe.has_queue(name):
                 create(self._sending, self._to, self._to.to_queue(name))
@@ -356,7 +394,7 @@ class _Sorter:
         return True
 
     def _ask_bindings(self, routing_key: str) -> str:
-        """Return the exchange that Celery's native ladder would deliver to, by its bindings."""
+        """Return the exchange that Celery's native ladder delivers to, from its bindings."""
         if self._from is None or self._from.delay_header:
             # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
             return ""
@@ -365,7 +403,7 @@ class _Sorter:
             for each in self._snapshot.bindings
             if each.source == self._from.delivery and matches_topic(each.key, routing_key)
         ]
-        # Its patterns also match keys that only end alike.
+        # Its patterns also match longer keys with the same end.
         exact = [each for each in ways if each.key == f"#.{routing_key}"]
         found = {"" if each.to_queue else each.destination for each in exact or ways}
         if len(found) == 1:
@@ -375,8 +413,8 @@ class _Sorter:
         if found:
             names = ", ".join(map(repr, sorted(found)))
             raise OperationError(
-                f"a message for the routing key {routing_key!r} may have been published to each of "
-                f"the exchanges {names}; say which of them is to have it"
+                f"a message for the routing key {routing_key!r} may have been published to any of "
+                f"the exchanges {names}; name the right one with --exchange"
             )
         return ""
 

@@ -1,7 +1,7 @@
-"""From a queue to somewhere else: published or written, confirmed, and only then acknowledged.
+"""Move messages out of a queue: publish or write them, wait for the confirm, then acknowledge.
 
-Killed at any point, it has lost nothing: what was not acknowledged is in its queue again. What was
-confirmed and not yet acknowledged is there twice, with the same message id.
+If it is killed, no message is lost: those that were not acknowledged go back to their queue. Those
+that were confirmed and not yet acknowledged exist twice, with the same message id.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from .probe import Probe
 from .progress import Progress, ignore
 from .snapshot import Row, delivery_limit
 
-#: Confirms outstanding. More gain nothing, and take longer to repeat after a kill.
+#: The most outstanding confirms. More gain nothing, and leave more duplicates after a kill.
 WINDOW = 500
-#: Prefetch: so many messages are at most in this program. Those ahead of the window let the broker
-#: hand out the next while it confirms the last.
+#: The most messages in this program. It is larger than the window, so that the broker delivers the
+#: next messages while it confirms the last.
 PREFETCH = 4 * WINDOW
-#: Half of RabbitMQ's own limit to how often a message may come back to a quorum queue.
+#: Half of RabbitMQ's default delivery limit of quorum queues.
 _MAX_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, before that is an error
 _CONSUMER = "kombu-binary-delay"
-#: A channel hands commands on to a quorum queue with at most 32 outstanding, and keeps the others.
+#: A channel has at most 32 outstanding commands to a quorum queue, and keeps the others.
 _ACKS, _ACKS_PAUSE = 32, 0.01  # seconds
 
-#: Returns how to publish a message anew where it came from, counted as given; or None.
+#: Returns how to publish a message again to where it came from, and its count; or None.
 Requeue = Callable[[Any, str], "Send | None"]
 
 
 @dataclass(frozen=True)
 class Send:
-    """Publish a message and, when it is confirmed, take it from its queue.
+    """Publish a message and, after the confirm, remove it from its queue.
 
-    :param count: under which it is counted.
-    :param aside: whether to send it by the plain way, to the broker that it came from.
-    :param mandatory: whether it stays in its queue where it cannot be routed to any.
+    :param count: the counter to increase.
+    :param aside: whether to send it with Kombu's own transport to the broker that it came from.
+    :param mandatory: whether it stays in its queue if it cannot be routed.
     """
 
     message: Any
@@ -62,7 +62,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Write:
-    """Write a line to the mover's file and, when it is on the disk, take the message."""
+    """Write a line to the mover's file and, when it is on the disk, remove the message."""
 
     line: str
     count: str
@@ -78,7 +78,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Done:
-    """Take a message from its queue: what it is for has been done, and confirmed."""
+    """Remove a message from its queue: its work is done and confirmed."""
 
     count: str
 
@@ -89,10 +89,10 @@ Decision = Send | Write | Keep | Done
 class Mover:
     """Move messages out of queues.
 
-    :param source: a :class:`kombu.Connection` to take them from.
-    :param aside: another one to the same broker, for what is not to go to the target.
-    :param target: one to the broker to send them to, of the transport that is to publish.
-    :param file: for what is to be written.
+    :param source: a :class:`kombu.Connection` to the broker to take them from.
+    :param aside: another connection to the same broker, for messages that do not go to the target.
+    :param target: a connection to the broker to send them to, with the transport that publishes.
+    :param file: the file for :class:`Write`.
     """
 
     def __init__(self, source: Any, aside: Any, target: Any, file: IO[str] | None = None) -> None:
@@ -106,18 +106,18 @@ class Mover:
         self._max_deliveries = _MAX_DELIVERIES
         self._kept = 0
         self._done = 0
-        #: How many messages came to what.
+        #: The number of messages by count.
         self.counts: Counter[str] = Counter()
-        #: Why some could not be sent, and stay where they were.
+        #: The reasons why messages could not be sent, and stay where they are.
         self.reasons: Counter[str] = Counter()
 
     def start_over(self) -> None:
-        """Forget what could not be sent: it is to be tried again."""
+        """Reset the counts of messages that could not be sent, before another attempt."""
         self.counts["left"] = 0
         self.reasons.clear()
 
     def close(self) -> None:
-        """Send what is to be sent, and end."""
+        """Send what is buffered, and close."""
         self._onward.close()
         self._aside.close()
 
@@ -132,21 +132,21 @@ class Mover:
         expected: int = 0,
         progress: Progress = ignore,
     ) -> int:
-        """Take messages out of a queue until it is empty, or ``limit`` were seen.
+        """Take messages from a queue until it is empty, or after ``limit`` messages.
 
-        What is kept stays with this program's channel, not in its memory, until the run ends.
+        Messages that stay are held by the channel, not in this program's memory, until the run
+        ends.
 
-        :param decide: returns what is to become of a message, an :class:`amqp.Message`.
-        :param requeue: publishes a message anew that is to stay, and came back too often already.
-        :param max_deliveries: how often is too often, see :func:`max_deliveries`.
-        :param limit: needed where a message is published anew at the end of the same queue, or
-            else it would be met again and again.
-        :param expected: how many there were before: then it asks whether more have come.
-        :param progress: is called now and then with the number of messages that all runs have
-            done.
-        :returns: how many left the queue for elsewhere.
-        :raises OperationError: where the queue does not exist, or is in use by one alone.
-        :raises UnreachableError: where a broker went away, or refused to go on.
+        :param decide: returns what to do with a message, an :class:`amqp.Message`.
+        :param requeue: returns how to publish again a message that stays but came back too often.
+        :param max_deliveries: the limit for that, see :func:`max_deliveries`.
+        :param limit: required if messages are published again to the end of the same queue, which
+            would otherwise never be empty.
+        :param expected: the number of messages before; after these, it asks whether more have come.
+        :param progress: called now and then with the number of messages that all runs have done.
+        :returns: the number of messages that left the queue for another place.
+        :raises OperationError: if the queue does not exist, or is in exclusive use.
+        :raises UnreachableError: if a broker went away, or closed the channel.
         """
         before = self._done
         self._requeue, self._max_deliveries = requeue, max_deliveries
@@ -169,7 +169,7 @@ class Mover:
                     if idle == _MAX_IDLE:
                         self.counts["left"] += ready
                         self.reasons[
-                            f"the queue {queue!r} hands out nothing: see who consumes"
+                            f"the queue {queue!r} hands out nothing: check its other consumers"
                         ] += 1
                         break
                 if self._kept >= PREFETCH // 2 or (self._kept and idle):
@@ -192,7 +192,7 @@ class Mover:
         except amqp.exceptions.AccessRefused as exc:
             raise OperationError(f"the queue {queue!r} cannot be read: {exc.reply_text}") from exc
         finally:
-            # Also where it is interrupted: what was sent is not to be there twice.
+            # Also after an interrupt: messages that were sent must not exist twice.
             try:
                 self._flush()
             finally:
@@ -223,14 +223,14 @@ class Mover:
 
     def _write(self, tag: int, what: Write) -> None:
         if self._file is None:
-            raise ValueError("this mover was given no file")
+            raise ValueError("this mover has no file; give it one to write messages")
         self._file.write(what.line + "\n")
         self._written.append((tag, what.count))
         if len(self._written) == WINDOW:
             self._sync()
 
     def _sync(self) -> None:
-        """Take from the queue what is safely in the file."""
+        """Remove messages that are safely in the file from their queue."""
         if self._file is None or not self._written:
             return
         written, self._written = self._written, []
@@ -238,7 +238,7 @@ class Mover:
         try:
             os.fsync(self._file.fileno())
         except OSError as exc:
-            # A pipe has nothing to sync, and a file in memory not even a number. A full disk has.
+            # A pipe or a file in memory cannot be synced. A full disk is an error.
             if exc.errno not in (None, errno.EINVAL, errno.ENOTSUP):
                 raise
         for tag, count in written:
@@ -262,7 +262,7 @@ class Mover:
             self._failed(message, str(exc), stays=stays)
 
     def _flush(self) -> None:
-        # In this order: what could not be sent onward may be published anew aside.
+        # In this order: messages that the target refused may be published again by ``aside``.
         try:
             with self._reachable():
                 self._onward.flush()
@@ -303,13 +303,13 @@ class Mover:
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Raise another error for a broker that went away than for a message."""
+        """Raise UnreachableError if a broker went away."""
         try:
             yield
         except UnconfirmedError as exc:
             raise UnreachableError(
-                f"the broker went away, or refused to go on: {exc.__cause__ or exc}; {self._done} "
-                f"messages were sent on, and what it did not confirm is where it was: run it again"
+                f"the broker went away or refused: {exc.__cause__ or exc}; {self._done} "
+                f"messages were sent on, the unconfirmed ones are in their queue; run it again"
             ) from exc
 
 
@@ -318,10 +318,10 @@ def _never(message: Any, count: str) -> None:
 
 
 class _Consumer:
-    """Takes messages from a queue, at most :data:`PREFETCH` ahead of what was acknowledged or kept.
+    """Takes messages from a queue, at most :data:`PREFETCH` ahead of those that are decided.
 
-    RabbitMQ counts what is kept against the prefetch of the consumer that it was delivered to, also
-    when that one is cancelled. So a new consumer on the same channel gets what is behind.
+    RabbitMQ counts messages that stay against the prefetch of the consumer that they were delivered
+    to, also after its cancellation. So a new consumer on the same channel gets the next messages.
     """
 
     def __init__(self, connection: Any, queue: str) -> None:
@@ -331,7 +331,7 @@ class _Consumer:
         self._channel.open()
         self._number = 0
         self.acks = Acks(self._channel)
-        #: Messages that nobody has looked at yet.
+        #: Messages that are not decided yet.
         self.taken: deque[Any] = deque()
 
     def wait(self) -> bool:
@@ -345,26 +345,26 @@ class _Consumer:
         return True
 
     def ready(self) -> int:
-        """Count what is ready in the queue, after all that was delivered before has come in.
+        """Return the number of ready messages, after all earlier deliveries have arrived.
 
-        :raises OperationError: where the queue was deleted.
+        :raises OperationError: if the queue was deleted.
         """
         count = Probe.using(self._channel).ready(self._queue)
         if count is None:
-            # Its messages went with it, and the channel was closed: nobody knows their tags.
+            # Its messages are gone, and the channel was closed: their tags are not valid.
             self.acks.forget()
             raise OperationError(f"the queue {self._queue!r} was deleted")
         return count
 
     def renew(self) -> None:
-        """Consume with a whole prefetch again."""
+        """Start a new consumer with the full prefetch."""
         self._cancel()
         self._number += 1
         self._channel.basic_qos(0, PREFETCH, False)  # noqa: FBT003 - AMQP's order
         self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
 
     def close(self) -> None:
-        """Let what was not acknowledged go back."""
+        """Close the channel; the messages that were not acknowledged go back to their queue."""
         if self._channel.is_open:
             self._cancel()
             self.acks.finish()
@@ -382,7 +382,7 @@ class _Consumer:
 class Acks:
     """Acknowledges many messages with few commands.
 
-    :param channel: that the messages came by.
+    :param channel: the channel of the deliveries.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -393,19 +393,19 @@ class Acks:
         self._last_single = float("-inf")
 
     def add(self, tag: int) -> None:
-        """Take note that a message is to be acknowledged."""
+        """Acknowledge a message with the next :meth:`send`."""
         self._tags.add(tag)
 
     def keep(self, tag: int) -> None:
-        """Take note that a message is not: those behind it need an acknowledgement each."""
+        """Leave a message unacknowledged; later ones then need an acknowledgement each."""
         self._first_kept = min(self._first_kept, tag)
 
     def forget(self) -> None:
-        """Acknowledge nothing: the queue is gone."""
+        """Drop all acknowledgements: the queue is gone."""
         self._tags.clear()
 
     def send(self) -> None:
-        """Acknowledge what can be by one command, and what is behind a message that stays."""
+        """Acknowledge by one command where possible, and one by one behind a message that stays."""
         upto = self._upto
         while upto + 1 in self._tags:
             upto += 1
@@ -416,7 +416,7 @@ class Acks:
         self._send_singly([tag for tag in self._tags if tag > self._first_kept])
 
     def finish(self) -> None:
-        """Acknowledge all, before the channel is closed: it forgets what it has not handed on."""
+        """Acknowledge all and wait: a channel that is closed drops commands it still keeps."""
         self.send()
         self._send_singly(list(self._tags))
         time.sleep(max(self._last_single + 1 - time.monotonic(), 0))
@@ -431,25 +431,25 @@ class Acks:
 
 
 def max_deliveries(queue: str, row: Row) -> int:
-    """Return how often a message may come back to a queue before it is to be published anew.
+    """Return how often a message may come back to a queue before it must be published again.
 
-    Each return to a quorum queue counts as a delivery, and beyond a limit the message is dropped,
-    or leaves a level early. Half of the limit leaves room for those who are interrupted.
+    Each return to a quorum queue counts as a delivery. At the delivery limit, the message is
+    dropped, or leaves a level early. Half of the limit leaves room for interrupted runs.
 
     :param row: the queue, as the management API describes it.
-    :raises OperationError: where it may not come back at all.
+    :raises OperationError: if the delivery limit is 0.
     """
     limit = delivery_limit(row)
     if limit == 0:
         raise OperationError(
             f"the queue {queue!r} has a delivery limit of 0, and would drop every message that is "
-            f"looked at and put back; give it a higher one, by its policy or its arguments"
+            f"read and put back; set a higher limit in its policy or its arguments"
         )
     return _MAX_DELIVERIES if limit is None else max(1, min(_MAX_DELIVERIES, limit // 2))
 
 
 def as_new(message: Any) -> Any:
-    """Copy a message, as one that was never delivered."""
+    """Return a copy of a message, as if it was never delivered."""
     headers = dict(message.properties.get("application_headers") or {})
     headers.pop("x-delivery-count", None)
     return amqp.Message(message.body, **{**message.properties, "application_headers": headers})
@@ -458,6 +458,6 @@ def as_new(message: Any) -> Any:
 def deliveries(message: Any) -> int:
     """Return how often a message was delivered and came back, where its queue counts that."""
     headers = message.properties.get("application_headers") or {}
-    # A classic queue leaves what somebody else has written there.
+    # A classic queue keeps a header that another program has written.
     count = headers.get("x-delivery-count")
     return count if isinstance(count, int) else 0

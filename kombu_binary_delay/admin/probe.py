@@ -1,4 +1,4 @@
-"""Ask a broker what exists and how much is in it. Nothing here can create or delete anything."""
+"""Ask a broker what exists and how many messages it holds. It only reads."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .errors import OperationError
 #: rabbit_quorum_queue:stat/1). An answer that took less than this, in seconds, is the leader's own.
 _NO_ANSWER = 0.2
 _ATTEMPTS = 60
-#: How many round trips are measured before the fastest counts as what a far broker always takes. A
-#: single one may be slow by chance, and would then excuse a leader that did not answer.
+#: How many round trips to measure before the fastest counts as the broker's usual time. A single
+#: slow one would hide a leader that did not answer.
 _ROUND_TRIPS = 10
-#: So much longer than that, in seconds, an answer of a far broker may take.
+#: How much longer than that an answer may take, in seconds.
 _ALIKE = 0.1
 
 
 class Probe:
-    """Passive declarations on one channel of its own.
+    """Passive declarations on a separate channel.
 
-    A passive declaration that fails closes its channel, and py-amqp then opens the same one again:
-    so one channel serves for every question, and there is one to close. The channel is py-amqp's,
-    not the transport's, which takes note of what is declared.
+    A passive declaration that fails closes its channel, and py-amqp then opens the same one again,
+    so one channel is enough. It is a channel of py-amqp, since the transport's would follow the
+    declarations.
 
     :param connection: a :class:`kombu.Connection`.
     """
@@ -40,14 +40,14 @@ class Probe:
 
     @classmethod
     def using(cls, channel: Any) -> Probe:
-        """Ask on an open :class:`amqp.Channel`, after what was sent on it before."""
+        """Return a probe on an open :class:`amqp.Channel`, which answers in order."""
         probe = cls.__new__(cls)
         probe._set(channel)  # noqa: SLF001 - its own
         return probe
 
     def _set(self, channel: Any) -> None:
         self._channel = channel
-        #: Of the round trips so far: the fastest, in seconds, and how many.
+        #: The fastest round trip so far, in seconds, and the number of round trips.
         self._fastest, self._measured = float("inf"), 0
 
     def __enter__(self) -> Probe:  # noqa: PYI034 - Python 3.10 has no Self
@@ -58,13 +58,13 @@ class Probe:
 
     def close(self) -> None:
         """Close the channel."""
-        # Where the connection broke, the channel went with it.
+        # If the connection broke, the channel is gone.
         with suppress(OSError, amqp.AMQPError):
             self._channel.close()
 
     def has_exchange(self, name: str) -> bool:
         """Return whether an exchange exists."""
-        # RabbitMQ refuses the question about the default exchange, which always exists.
+        # RabbitMQ refuses this question for the default exchange, which always exists.
         if not name:
             return True
         try:
@@ -85,10 +85,10 @@ class Probe:
         return True
 
     def ready(self, queue: str) -> int | None:
-        """Count the messages ready in a queue, now, and never take a busy queue for an empty one.
+        """Return the current number of ready messages; never 0 because the queue is busy.
 
-        :returns: None where the queue does not exist, or is exclusive to another connection.
-        :raises OperationError: where it stays too busy to answer.
+        :returns: None if the queue does not exist, or is exclusive to another connection.
+        :raises OperationError: if the queue stays too busy to answer.
         """
         soonest = float("inf")
         for _ in range(_ATTEMPTS):
@@ -100,14 +100,14 @@ class Probe:
             took = time.monotonic() - asked
             if count or took < _NO_ANSWER:
                 return int(count)
-            # Or is it the broker that is far away? Then the fastest of both are alike.
+            # If the broker is only far away, the fastest of both times are similar.
             soonest = min(soonest, took)
             self._measure_a_round_trip()
             if self._measured >= _ROUND_TRIPS and soonest - self._fastest < _ALIKE:
                 return 0
         raise OperationError(
-            f"the queue {queue!r} did not say how many messages it holds, in {_ATTEMPTS} attempts; "
-            f"its broker is overloaded: try again"
+            f"the queue {queue!r} did not report its number of messages in {_ATTEMPTS} attempts; "
+            f"the broker is overloaded: try again later"
         )
 
     def _measure_a_round_trip(self) -> None:
@@ -118,12 +118,12 @@ class Probe:
 
 
 def ready(connection: Any, queues: Iterable[str]) -> dict[str, int]:
-    """Count the messages in queues, now: the API's own figures are up to ten seconds old.
+    """Return the current number of messages in queues; the API's figures can be ten seconds old.
 
     Queues that do not exist, or are exclusive to another connection, are left out.
 
     :param connection: a :class:`kombu.Connection`.
-    :raises OperationError: see :meth:`Probe.ready`.
+    :raises OperationError: as :meth:`Probe.ready`.
     """
     with Probe(connection) as probe:
         counts = {queue: probe.ready(queue) for queue in queues}

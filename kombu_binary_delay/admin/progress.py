@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Is called now and then with the number of messages done.
+#: Called now and then with the number of messages done.
 Progress = Callable[[int], object]
-#: Is called with a sentence that says what goes on, where that takes a while.
+#: Called with a sentence about a step that takes a while.
 Notify = Callable[[str], object]
 
 
 def ignore(report: object) -> None:
-    """Report to nobody."""
+    """Ignore a report."""
     del report

@@ -1,8 +1,8 @@
-"""Remove what is idle, empty, and cannot go by itself.
+"""Remove empty queues and exchanges that nothing else removes.
 
-Queues that each serve one delay: RabbitMQ would let them expire with what waits in them. And
-mirrors and relays whose exchange or queue is gone: when an auto-delete one goes, RabbitMQ notifies
-nobody.
+These are direct queues, which hold one delay each (RabbitMQ would delete an expired queue with its
+messages), and mirrors and relays whose exchange or queue is gone (RabbitMQ notifies no client when
+it deletes an auto-delete one).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .teardown import STATS_DELAY, held
 
 @dataclass(frozen=True)
 class Pruning:
-    """Names of the queues and exchanges that were removed, or would be; ``kept`` are queues."""
+    """The names of the queues and exchanges that were removed (or would be), and of kept queues."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
@@ -48,15 +48,15 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     stats_delay: float = STATS_DELAY,
     notify: Notify = ignore,
 ) -> Pruning:
-    """Remove the queues that hold nothing and serve one delay each, or nothing that exists.
+    """Remove empty direct queues, and empty mirrors and relays whose exchange or queue is gone.
 
-    Each is unbound first: a delay without a queue walks down the levels, as any other does, and
-    what is for an exchange or a queue that does not exist is parked. A queue in which a message is
-    found then is bound again, and where an exchange or a queue came back meanwhile, so do its ways.
+    Each is unbound first: a delay without a direct queue passes the levels, and messages for an
+    exchange or a queue that does not exist are parked. If a queue then has a message, or an
+    exchange or a queue exists again, its bindings are restored.
 
     :param delivery_side: whether to look for mirrors and relays, too, which lanes share.
-    :raises RefusedError: where an application makes such a queue at this moment, or it is not known
-        whether a queue is empty, since its leader does not answer.
+    :raises RefusedError: if an application is declaring such a queue, or a queue's leader does not
+        answer, so that it is not known whether the queue is empty.
     """
     snapshot = Snapshot.read(management)
     left_over = orphans(topology, snapshot) if delivery_side else ()
@@ -79,13 +79,13 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             unbind(channel, bindings)
             notify(
                 f"unbound {len(empty)} queues and {len(exchanges)} exchanges; waiting "
-                f"{stats_delay:g} s for the broker's figures"
+                f"{stats_delay:g} s for the broker's statistics"
             )
             time.sleep(stats_delay)
             filled = held(connection, management, empty, stats_current=stats_delay >= STATS_DELAY)
             now = Snapshot.read(management)
             leaves = {*delays, *orphans(topology, now)} - filled.keys()
-            # Somebody who has bound one again needs it.
+            # One that was bound again is in use.
             leaves -= {each.destination for each in now.bindings} | {
                 each.source for each in now.bindings
             }
@@ -107,7 +107,7 @@ def _rest(names: Iterable[str], without: Iterable[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _lock(connection: Any, topology: Topology, *, needed: bool) -> Iterator[None]:
-    """Hold what applications hold while they make a queue for a delay."""
+    """Hold the lock that applications hold while they declare a direct queue."""
     if not needed:
         yield
         return
@@ -135,14 +135,14 @@ def _delete(
             try:
                 channel.exchange_delete(name, if_unused=True)
             except PreconditionFailed:
-                # Somebody has bound it again just now.
+                # It has just been bound again.
                 continue
 
 
 def _restored(
     topology: Topology, snapshot: Snapshot, bindings: Iterable[Binding], left_over: Iterable[str]
 ) -> Part:
-    """Compute what was unbound in vain: of what stays, or of what is no orphan any more."""
+    """Return the bindings to restore: of queues that stay, or are in use again."""
     orphaned = set(orphans(topology, snapshot))
     names = {*snapshot.exchanges, *snapshot.queues}
     part = Part(
@@ -151,7 +151,7 @@ def _restored(
             for each in bindings
             if each.source in names
             and each.destination in names
-            # What leads on from a mirror is as the exchange itself is bound now: below.
+            # The bindings of a mirror follow from those of its exchange now: below.
             and (each.source not in left_over or each.source in orphaned)
         )
     )

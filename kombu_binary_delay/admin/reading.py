@@ -1,4 +1,4 @@
-"""What a message that waits says of itself: where it goes and when it is due. Pure."""
+"""Read the destination and the due time of a waiting message. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from kombu_binary_delay.amendments.parts import exchange_name
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
@@ -16,15 +17,15 @@ from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
 
-#: NServiceBus writes when a message was sent as ``2030-01-31 12:00:00:000000 Z``. On a delayed
-#: retry that stays what it was at first, and another header says when the retry was sent.
+#: NServiceBus's header with the send time, in the form ``2030-01-31 12:00:00:000000 Z``. A delayed
+#: retry keeps the first send time, and has its own in another header.
 TIME_SENT = "NServiceBus.TimeSent"
 TIME_RETRIED = "NServiceBus.Retries.Timestamp"
 _TIME_SENT_FORMAT = "%Y-%m-%d %H:%M:%S:%f Z"
-#: A number that NServiceBus gives each publish, for its own confirms; not to be sent again.
+#: The number that NServiceBus gives each publish for its confirms; it must not be sent again.
 _CONFIRMATION = "NServiceBus.Transport.RabbitMQ.ConfirmationId"
 _HEADERS = "application_headers"
-#: What reading somebody else's message may raise, be it as odd as it may.
+#: The errors that reading a malformed message of another program can raise.
 UNREADABLE_ERRORS = (
     AddressError,
     DelayError,
@@ -34,7 +35,7 @@ UNREADABLE_ERRORS = (
     ArithmeticError,
     LookupError,
 )
-#: The destination of a message that has no address. No queue has an empty name.
+#: Stands for the destination of a message without an address. No queue has an empty name.
 UNREADABLE = Destination("", "")
 
 
@@ -52,9 +53,9 @@ class Source:
     """A queue in which messages wait.
 
     :param name: the queue's name.
-    :param topology: the ladder that it is a part of; None for an ordinary queue.
-    :param wait: how long its messages are to wait, in milliseconds; 0 for an ordinary queue.
-    :param level: the level that it belongs to; for a queue of one delay, 0.
+    :param topology: its ladder; None for an ordinary queue.
+    :param wait: how long messages wait in it, in milliseconds; 0 for an ordinary queue.
+    :param level: its level; 0 for a direct queue.
     """
 
     name: str
@@ -64,11 +65,11 @@ class Source:
 
 
 def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ...]:
-    """List the queues of a ladder that exist, the longest wait first.
+    """Return the existing queues of a ladder, the longest wait first.
 
-    In this order a message that moves down meanwhile is met again, and none is missed.
+    In this order, a message that moves down meanwhile is read again, and none is missed.
 
-    :param existing: by names, what exists; only the names of queues are read.
+    :param existing: the existing queues by name; only the names are read.
     """
     found = [
         Source(queue.name, topology, queue.wait or 0, level)
@@ -82,7 +83,7 @@ def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ..
 
 
 def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
-    """Find the queues that each serve one delay among names of queues, with that delay in ms."""
+    """Return the direct queues among names of queues, with their delays in milliseconds."""
     if not topology.mirrors:
         return {}
     name = re.compile(re.escape(f"{topology.direct}.") + "([1-9][0-9]{0,15})ms", re.ASCII)
@@ -93,10 +94,10 @@ def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
 def read_address(topology: Topology, key: str, carried: Destination | None = None) -> Destination:
     """Read the destination in the address of a message that has left its ladder.
 
-    A consumer of another namespace that sends a message again addresses it to the ladder that the
-    message came by, so that an address can contain an address.
+    A consumer of another namespace that sends a message again can put the address that it came with
+    into a new one, so an address can contain an address.
 
-    :returns: :data:`UNREADABLE` where there is none.
+    :returns: :data:`UNREADABLE` if there is no destination.
     """
     destination = UNREADABLE
     with suppress(AddressError):
@@ -113,13 +114,13 @@ def read(
     now: int,
     exchange_of: Callable[[str], str] | None = None,
 ) -> Reading | None:
-    """Read a message that waits in a queue; None where it does not ask to wait.
+    """Read a message in a queue; None if it asks for no delay.
 
     :param key: the routing key that it came with.
     :param now: milliseconds since the epoch.
-    :param exchange_of: returns the exchange from the routing key, where an address has none.
-    :raises AddressError: where nothing says where it goes.
-    :raises DelayError: where it says when it is due, and that cannot be read.
+    :param exchange_of: returns the exchange for a routing key, for addresses without an exchange.
+    :raises AddressError: if its destination cannot be read.
+    :raises DelayError: if its due time cannot be read.
     """
     packed = dict(properties)
     headers = dict(packed.get(_HEADERS) or {})
@@ -128,7 +129,7 @@ def read(
         due = _eta(headers)
         if due is None or due <= now:
             return None
-        # To this queue alone: others of its exchange have their own copies.
+        # To this queue only: other queues of its exchange have their own copies.
         return Reading(Destination("", source.name), due, packed)
     topology = source.topology
     digits, destination = topology.parse(key, carried(headers))
@@ -137,12 +138,12 @@ def read(
         destination = Destination(exchange, destination.routing_key)
     due = _due(headers)
     if due is None:
-        # The whole wait of this queue, and of the digits that are still to come.
+        # The whole wait of this queue and of the remaining digits.
         lower = digits[len(digits) - source.level :] if source.level <= len(digits) else digits
         rest = topology.ladder.delay(lower) if source.level else 0
         due = now + source.wait + rest
         stated = _stated_due(headers, topology.delay_header)
-        # What cannot be, where the message is, is of an earlier publish, or by another clock.
+        # A time that is impossible at this level is from an earlier publish, or another clock.
         if stated is not None and now + rest <= stated <= due:
             due = stated
     unwrap(packed, topology.owns)
@@ -151,10 +152,12 @@ def read(
 
 
 def put_back(
-    source: Source, key: str, properties: Mapping[str, Any], now: int
+    source: Source, key: str, properties: Mapping[str, Any], now: int, entered: str = ""
 ) -> tuple[str, str, dict[str, Any]] | None:
-    """Return how to publish a waiting message to its ladder anew, for what remains of its delay.
+    """Return how to publish a waiting message to its ladder again, for the rest of its delay.
 
+    :param entered: the exchange that it was published to. A record of amendments counts by that
+        alone, and so goes there again.
     :returns: the exchange, the routing key, and the properties, where all but the digits stays as
         it was; None where it cannot be read.
     """
@@ -169,8 +172,15 @@ def put_back(
     except UNREADABLE_ERRORS:
         return None
     if len(left) > len(digits):
-        # It is due later than its way would take, and levels up there may not exist.
+        # It is due later than its level can hold it, and higher levels may not exist.
         return None
+
+    exchange = topology.level_of(left)
+    if entered == exchange_name(topology.namespace):
+        # It has a way to the level by which it entered, and to none below.
+        levels = range(len(digits) - 1, len(left) - 1, -1)
+        left = (*(topology.ladder.word(level, 0) for level in levels), *left)
+        exchange = entered
 
     def again(address: str) -> str:
         if not topology.mirrors:
@@ -180,24 +190,24 @@ def put_back(
 
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(each) for each in headers["CC"]]
-    return topology.level_of(left), again(key), {**properties, _HEADERS: headers}
+    return exchange, again(key), {**properties, _HEADERS: headers}
 
 
 def remaining(due: int, now: int) -> int:
-    """Return what is left of a delay, in milliseconds, at least none."""
+    """Return the rest of a delay in milliseconds, at least 0."""
     return max(due - now, 0)
 
 
 def _due(headers: Mapping[str, Any]) -> int | None:
     packed = headers.get(HEADER)
     due = packed.get("due") if isinstance(packed, dict) else None
-    # A stock worker resends our header when it retries, with an eta that is newer.
+    # A worker without the transport sends our header again with a retry, and a newer eta.
     times = (int(due) if isinstance(due, int) else None, _eta(headers))
     return max((each for each in times if each is not None), default=None)
 
 
 def _stated_due(headers: Mapping[str, Any], delay_header: str | None) -> int | None:
-    """Return when a message is due by the headers of NServiceBus."""
+    """Return the due time from the headers of NServiceBus."""
     if delay_header is None or delay_header not in headers or TIME_SENT not in headers:
         return None
     sent = max(_sent(name, headers[name]) for name in (TIME_SENT, TIME_RETRIED) if name in headers)
@@ -216,7 +226,7 @@ def _sent(name: str, value: object) -> int:
     try:
         sent = datetime.strptime(text, _TIME_SENT_FORMAT).replace(tzinfo=timezone.utc)
     except ValueError:
-        raise DelayError(f"{name} is {text!r}, and no time that can be read") from None
+        raise DelayError(f"{name} is {text!r}, which is not a valid time") from None
     return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - sent) // timedelta(milliseconds=1))
 
 
@@ -226,7 +236,7 @@ def _seconds(value: object) -> int:
             return int(value)
         except ValueError:
             pass
-    raise DelayError(f"a delay of {value!r} seconds cannot be read")
+    raise DelayError(f"{value!r} is not a valid delay in seconds")
 
 
 __all__ = ["AddressError", "Reading", "Source", "read", "remaining", "sources"]

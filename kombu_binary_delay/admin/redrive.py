@@ -1,4 +1,4 @@
-"""Send on what is parked: to where it was meant to go, or elsewhere, or into a file and back."""
+"""Send parked messages on: to their destination, to another one, or to a file and back."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import amqp
 
+from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.model.address import Destination
@@ -36,7 +37,7 @@ _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive i
 
 @dataclass(frozen=True)
 class Parked:
-    """Messages for one destination, and what became of them: sent on, or still parked."""
+    """The messages for one destination: how many were sent on, and how many are still parked."""
 
     destination: Destination
     sent: int
@@ -45,24 +46,24 @@ class Parked:
 
 @dataclass(frozen=True)
 class Redrive:
-    """By destination, the most messages first; those without an address under an empty one."""
+    """The messages by destination, the most first; an empty destination is for no address."""
 
     parked: tuple[Parked, ...]
     reasons: tuple[str, ...]
 
     @property
     def sent(self) -> int:
-        """How many messages were sent on."""
+        """The number of messages that were sent on."""
         return sum(each.sent for each in self.parked)
 
     @property
     def stays(self) -> int:
-        """How many messages are still parked."""
+        """The number of messages that are still parked."""
         return sum(each.stays for each in self.parked)
 
     @property
     def unreadable(self) -> int:
-        """How many of those have no address."""
+        """The number of parked messages without an address."""
         return sum(each.stays for each in self.parked if each.destination == UNREADABLE)
 
 
@@ -77,25 +78,26 @@ def redrive(  # noqa: PLR0913 - which, and where to
     dry_run: bool = False,
     progress: Progress = ignore,
 ) -> Redrive:
-    """Send parked messages on, confirmed before they leave the parking queue.
+    """Send parked messages on; each leaves the parking queue after the broker's confirm.
 
-    What finds no queue stays parked, and so does what is not due yet, or what has no address: that
-    goes where ``to`` says, or into a file.
+    Messages stay parked if their queue does not exist or they are not due yet. Messages without an
+    address also stay, unless ``to`` or ``file`` is given.
 
-    :param connect: connects to the broker, by Kombu's own transport.
-    :param management: to read the parking queue's delivery limit. Without it, or its answer, what
-        stays parked is published anew each second time that it is looked at.
-    :param only: only messages for this destination; an empty one is for those without an address.
-    :param to: send them here, not to where they were meant to go.
-    :param file: write them here, one line of JSON each, and not to the broker.
-    :param dry_run: only count; each message is looked at and goes back.
-    :raises OperationError: where there is no parking queue, or ``to`` is a part of a ladder.
+    :param connect: connects to the broker with Kombu's own transport.
+    :param management: to read the parking queue's delivery limit. Without an answer, a message that
+        stays parked is published again every second time that it is read.
+    :param only: take only messages for this destination; an empty one is for no address.
+    :param to: send them here instead of to their own destination.
+    :param file: write them here, as one line of JSON each, instead of to the broker.
+    :param dry_run: only count; each message is read and goes back.
+    :raises OperationError: if there is no parking queue, or ``to`` is a part of a ladder.
     """
     with connect() as taking, connect() as sending, connect() as asking, Probe(asking) as probe:
         count = probe.ready(topology.parking)
         if count is None:
             raise OperationError(
-                f"there is no parking queue {topology.parking!r} in this virtual host"
+                f"there is no parking queue {topology.parking!r} in this virtual host; check "
+                f"the virtual host and the namespace"
             )
         if to is not None:
             _refuse_a_ladder(to, probe)
@@ -117,19 +119,19 @@ def redrive(  # noqa: PLR0913 - which, and where to
 
 
 def _max_deliveries(parking: str, management: Management | None) -> int:
-    """Return how often a parked message may come back before it is to be parked anew."""
+    """Return how often a parked message may come back before it must be parked again."""
     if management is None:
         return 1
     try:
         row = management.get("queues", management.vhost, parking)
     except UnreachableError:
-        # As if the limit were the lowest there can be.
+        # Assume the lowest possible limit.
         return 1
     return max_deliveries(parking, row)
 
 
 def _refuse_a_ladder(to: Destination, probe: Probe) -> None:
-    """Refuse to publish to a ladder: what finds no way there is parked, and nobody would know."""
+    """Raise an error for a part of a ladder: unroutable messages would be parked silently."""
     name = to.exchange or to.routing_key
     parking = parking_of(name)
     if parking is not None and probe.has_queue(parking):
@@ -140,7 +142,7 @@ def _refuse_a_ladder(to: Destination, probe: Probe) -> None:
 
 @dataclass(frozen=True)
 class Refill:
-    """How many messages were sent from a file; ``left`` could not be, for ``reasons``."""
+    """The numbers of messages sent from a file, and left because of ``reasons``."""
 
     sent: int
     left: int = 0
@@ -154,17 +156,17 @@ def refill(
     *,
     left: Callable[[str], object] = str,
 ) -> Refill:
-    """Publish what :func:`redrive` wrote into a file, after all of it has been looked at.
+    """Publish the messages that :func:`redrive` wrote to a file; check all lines first.
 
     :param file: is read twice.
-    :param to: send them here, not to where they were meant to go.
-    :param left: is called with each line that was not confirmed, also where it is interrupted: to
-        send these again, and not all, doubles nothing that was.
-    :raises OperationError: where a line cannot be read; then nothing was sent.
-    :raises UnreachableError: where the broker went away.
+    :param to: send them here instead of to their own destination.
+    :param left: called with each line that was not confirmed, also after an interrupt: sending only
+        these again cannot duplicate a confirmed message.
+    :raises OperationError: if a line cannot be read; then nothing was sent.
+    :raises UnreachableError: if the broker went away.
     """
     if not file.seekable():
-        raise OperationError("what is sent from a file is read twice: write it into a file first")
+        raise OperationError("the input is read twice, so it must be a file: write it to one first")
     start = file.tell()
     _look_at(file)
     if to is not None:
@@ -179,7 +181,7 @@ def refill(
         refilling.stop(lines)
         if isinstance(exc, UnconfirmedError):
             raise UnreachableError(
-                f"the broker went away, or refused to go on, when {refilling.sent} messages were "
+                f"the broker went away or refused, after {refilling.sent} messages were "
                 f"sent: {exc.__cause__ or exc}"
             ) from exc
         raise
@@ -188,7 +190,7 @@ def refill(
 
 
 class _Refilling:
-    """Knows of each line whether it was sent, and hands on those that were not."""
+    """Tracks which lines were sent, and reports those that were not."""
 
     def __init__(self, left: Callable[[str], object]) -> None:
         self._left = left
@@ -250,12 +252,12 @@ def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
 
 
 def _obstacle(probe: Probe, place: Destination) -> str:
-    """Say why nothing can be published to a destination; empty where it can."""
+    """Return why nothing can be published to a destination; empty if it can."""
     if place == UNREADABLE:
         return _NO_ADDRESS
     parking = parking_of(place.exchange)
     if parking is not None and probe.has_queue(parking):
-        # What it has no way for, it parks, and the broker confirms that as well.
+        # It parks messages that it cannot route, and the broker confirms that as well.
         return (
             f"its destination {place.exchange!r} is a part of another ladder, which does not know "
             f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
@@ -300,24 +302,32 @@ class _Sorter:
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
 
     def requeue(self, message: Any, count: str) -> Send:
-        """Park a message anew: the parking exchange leads there whatever the routing key."""
+        """Return how to park a message again, with its routing key."""
         key = message.delivery_info["routing_key"]
         return Send(as_new(message), self._topology.parking, key, count)
 
     def _read(self, message: Any) -> tuple[Destination, Any]:
-        """Return where a message was meant to go, and how it was then."""
+        """Return the destination of a message, and the message as it was published."""
         properties = dict(message.properties)
         headers = properties[_HEADERS] = dict(properties.get(_HEADERS) or {})
         key = message.delivery_info["routing_key"]
         destination = read_address(self._topology, key, carried(headers))
         if destination == UNREADABLE:
             return destination, as_new(message)
+        if self._is_record(destination, headers):
+            # A record of amendments counts by the exchange that it comes from alone.
+            destination = Destination(exchange_name(self._topology.namespace), IDS)
         unwrap(properties, self._topology.owns)
         headers.pop("x-delivery-count", None)
         return destination, amqp.Message(message.body, **properties)
 
+    def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:
+        namespace = self._topology.namespace
+        is_for_stream = destination == Destination("", stream_name(namespace, IDS))
+        return is_for_stream and headers.get(ENTERED) == exchange_name(namespace)
+
     def _is_early(self, message: Any) -> bool:
-        """Return whether a message is not due yet, and would be early wherever it went."""
+        """Return whether a message is not due yet."""
         packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
         due = packed.get("due") if isinstance(packed, dict) else None
         return isinstance(due, int) and due > time.time_ns() // 1_000_000
@@ -358,7 +368,7 @@ def load(line: str) -> tuple[Destination, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Write what AMQP has and JSON has not as a table with one key, ``$`` and its type."""
+    """Encode an AMQP type that JSON does not have as an object with one key, ``$`` and the type."""
     if isinstance(value, dict):
         plain = {str(name): _plain(each) for name, each in value.items()}
         return {"$table": plain} if any(name.startswith("$") for name in plain) else plain
@@ -389,12 +399,12 @@ def _typed(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         elif name == "$bytes":
             yield name, _bytes(each)
         elif name == "$time":
-            # As py-amqp reads one: without a zone, in UTC.
+            # As py-amqp reads it: in UTC, without a time zone.
             yield name, datetime.fromisoformat(each).replace(tzinfo=None)
         elif name == "$decimal":
             yield name, Decimal(each)
 
 
 def _bytes(text: str) -> bytes:
-    # What is no base64 is not to be skipped.
+    # Raise for invalid characters instead of skipping them.
     return base64.b64decode(text, validate=True)

@@ -1,4 +1,4 @@
-"""What exists in a virtual host, as the management API describes it."""
+"""The exchanges, queues and bindings of a virtual host, from the management API."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Snapshot:
     def read(cls, management: Management, *, rates: bool = False) -> Snapshot:
         """Read all of a virtual host.
 
-        :param rates: whether rates are to be averages of the last minute.
-        :raises UnreachableError: where the API does not answer.
+        :param rates: whether to read rates as averages over the last minute.
+        :raises UnreachableError: if the API does not answer.
         """
         return cls(
             {row["name"]: row for row in management.here("exchanges")},
@@ -39,32 +39,32 @@ class Snapshot:
 
 
 def arguments(row: Row) -> dict[str, Any]:
-    """Read the arguments of an exchange or queue; none is an empty list to some releases."""
+    """Return the arguments of an exchange or queue; some releases write none as an empty list."""
     return dict(row.get("arguments") or {})
 
 
 def delivery_limit(row: Row) -> int | None:
-    """Read how often a message may come back to a quorum queue; None where nothing says."""
+    """Return the delivery limit of a quorum queue; None if nothing sets it."""
     if row.get("type") != "quorum":
         return None
     policy = row.get("effective_policy_definition") or {}
     said = arguments(row).get("x-delivery-limit"), policy.get("delivery-limit")
-    # RabbitMQ takes the lower one; since 4.0, a negative one is none.
+    # RabbitMQ uses the lower one; since 4.0, a negative one means no limit.
     return min((each for each in said if isinstance(each, int) and each >= 0), default=None)
 
 
 def leaving(row: Row) -> int:
-    """Count messages that are due, in the hands of a queue's dead-letter worker."""
+    """Return the number of expired messages that a queue's dead-letter worker has."""
     return int(row.get("messages_dlx") or 0)
 
 
 def unseen(row: Row) -> int:
-    """Count what is in a queue and not ready: on its way out, or with a consumer."""
+    """Return the number of messages that are not ready: expired, or with a consumer."""
     return leaving(row) + int(row.get("messages_unacknowledged") or 0)
 
 
 def is_up(row: Row) -> bool:
-    """Return whether a queue has a leader; one that has none is said to hold nothing."""
+    """Return whether a queue has a leader; without one, the API reports it as empty."""
     return row.get("state") in _UP and row.get("leader", "") is not None
 
 

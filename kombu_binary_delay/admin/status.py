@@ -17,14 +17,16 @@ from kombu_binary_delay.model.v1 import TopologyV1
 
 from .management import Management
 from .probe import ready
-from .reading import sources
+from .reading import Source, sources
 from .snapshot import Row, Snapshot, arguments, is_up, leaving
+from .trouble import Expected, alarms, missing
 
 
 @dataclass(frozen=True)
 class Waiting:
     """One queue in which messages wait.
 
+    ``level`` is the level that it belongs to; None for a queue that serves one delay alone.
     ``wait`` is how long they are to wait in it, and ``latest`` the time after which all that it
     holds now has left the ladder, both in milliseconds. ``leaving`` of its messages are due, on
     their way out of it.
@@ -36,6 +38,7 @@ class Waiting:
     messages: int
     leaving: int
     trouble: str | None = None
+    level: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class AmendmentsStatus:
 class Status:
     """One look at a virtual host; ``at`` is in seconds since the epoch.
 
-    ``amendments`` is None where there have been none yet, or nobody looked.
+    ``amendments`` is None where there have been none yet, or nobody looked. ``in_relays`` has the
+    relays in which messages wait, and how many.
     """
 
     at: float
@@ -96,20 +100,22 @@ class Status:
     relays: int
     troubles: tuple[str, ...]
     amendments: AmendmentsStatus | None = None
+    in_relays: tuple[tuple[str, int], ...] = ()
 
 
 def status(
     connection: Any,
     management: Management,
     topology: Topology,
-    lanes: Iterable[str] = (),
+    expected: Expected | None = None,
     amending: Any = None,
 ) -> Status:
     """Look at every ladder in the namespace of ``topology``.
 
     :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
         rest, such as rates, is the management API's, and up to ten seconds old.
-    :param lanes: the names of the ladders in use, where there are several side by side.
+    :param expected: the ladders in use, of which missing parts are reported; by default
+        ``topology`` is in use, and nothing is looked for.
     :param amending: a connection by our transport, which reads the amendments and appends a marker
         to their streams; the same one for several looks reads them once. None to look at none.
     :raises UnreachableError: where the API does not answer.
@@ -120,7 +126,8 @@ def status(
     counted = ready(connection, mine)
     groups: dict[str, list[str]] = defaultdict(list)
     troubles: list[str] = []
-    relays = parked = 0
+    relays: dict[str, int] = {}
+    parked = 0
     for name in mine:
         ladder = ladder_of(topology, name)
         kind = _kind(topology, name)
@@ -131,14 +138,14 @@ def status(
         elif kind == "poison" and counted.get(name):
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif kind == "relay":
-            relays += counted.get(name, 0) + leaving(snapshot.queues[name])
+            relays[name] = counted.get(name, 0) + leaving(snapshot.queues[name])
             if leaving(snapshot.queues[name]) >= WORKER_HOLDS:
                 troubles.append(
                     f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
                     f"what it leads to, which is full or does not confirm; no others are held up"
                 )
-    longest = _Longest(topology, snapshot, _waits(topology, snapshot, groups.values()))
-    in_use = {topology.prefix, *lanes}
+    longest = _Longest(topology, snapshot, _sources(topology, snapshot, groups.values()))
+    in_use = {each.prefix for each in (topology, *(expected.lanes if expected else ()))}
     ladders = [
         _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
         for name, queues in groups.items()
@@ -148,18 +155,21 @@ def status(
     ]
     if parked:
         troubles.append(
-            f"{parked} messages are parked: their destination was gone when they were due; "
+            f"{parked:,} messages are parked: their destination was gone when they were due; "
             f"see and send them on with 'redrive'"
         )
+    if expected is not None:
+        troubles[:0] = [*alarms(management), *missing(expected, management, snapshot)]
     return Status(
         time.time(),
         str(overview.get("rabbitmq_version", "")),
         management.vhost,
         tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
         parked,
-        relays,
+        sum(relays.values()),
         tuple(troubles),
         _amendments(amending, topology.namespace, snapshot),
+        tuple((name, count) for name, count in sorted(relays.items()) if count),
     )
 
 
@@ -216,10 +226,13 @@ def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
     for queue in queues:
         row = snapshot.queues[queue]
         held = leaving(row)
-        wait = longest.waits.get(queue, 0)
+        source = longest.sources.get(queue)
+        wait, level = (source.wait, source.level) if source else (0, None)
+        if source and source.topology and queue.startswith(f"{source.topology.direct}."):
+            level = None
         messages = counted.get(queue, 0) + held
         waiting.append(
-            Waiting(queue, wait, longest.queue(queue), messages, held, _trouble(row, held))
+            Waiting(queue, wait, longest.queue(queue), messages, held, _trouble(row, held), level)
         )
         growth += _rate(row, "messages_details")
         # Only what publishers send is counted so, not what comes from the level above.
@@ -252,12 +265,12 @@ def _trouble(row: Row, held: int) -> str | None:
     return None
 
 
-def _waits(
+def _sources(
     topology: Topology, snapshot: Snapshot, ladders: Iterable[Sequence[str]]
-) -> dict[str, int]:
-    """Return how long messages are to wait in each queue of some ladders, in milliseconds."""
+) -> dict[str, Source]:
+    """Find what each queue of some ladders is."""
     return {
-        each.name: each.wait
+        each.name: each
         for queues in ladders
         for each in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
     }
@@ -269,20 +282,22 @@ class _Longest:
     It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
     """
 
-    def __init__(self, topology: Topology, snapshot: Snapshot, waits: Mapping[str, int]) -> None:
+    def __init__(
+        self, topology: Topology, snapshot: Snapshot, sources: Mapping[str, Source]
+    ) -> None:
         self._owns = topology.owns
         self._live = snapshot
-        self.waits = waits
+        self.sources = sources
         self._found: dict[str, int] = {}
         self._from: dict[str, list[Binding]] = defaultdict(list)
         for binding in snapshot.bindings:
             self._from[binding.source].append(binding)
 
     def queue(self, name: str) -> int:
-        if name not in self.waits:
+        if name not in self.sources:
             return 0
         below = arguments(self._live.queues[name]).get("x-dead-letter-exchange")
-        return self.waits[name] + self.exchange(str(below or ""))
+        return self.sources[name].wait + self.exchange(str(below or ""))
 
     def exchange(self, name: str) -> int:
         if name not in self._found:

@@ -1,4 +1,4 @@
-"""Remove a ladder, and the delivery side with it if no other ladder leads there."""
+"""Remove a ladder, and its delivery side if no other ladder uses it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .progress import Notify, ignore
 from .snapshot import Snapshot, arguments, is_up, unseen
 from .status import ladder_of
 
-#: Seconds after which a figure of the management API is from after now: two ticks of a quorum
-#: queue. Only there are messages counted that are in the hands of a dead-letter worker.
+#: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
+#: Only these count the messages that a dead-letter worker has.
 STATS_DELAY = 11.0
 
 
 @dataclass(frozen=True)
 class Teardown:
-    """Names of what was removed, or would be; ``lost`` messages went with it.
+    """The names of what was removed (or would be), and the number of messages ``lost`` with it.
 
-    ``keeps`` names the ladders for which the delivery side stays.
+    ``keeps`` names the ladders that still use the delivery side.
     """
 
     exchanges: tuple[str, ...]
@@ -49,27 +49,27 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     stats_delay: float = STATS_DELAY,
     notify: Notify = ignore,
 ) -> Teardown:
-    """Remove a ladder while nothing waits in it, or, with ``force``, with what waits in it.
+    """Remove an empty ladder or, with ``force``, a ladder with its messages.
 
-    The delivery side goes with it, unless other ladders lead there; and with the last ladder of the
-    namespace what was amended, which then counts no more, for what is in your queues neither. Where
-    nothing of the ladder exists, nothing is removed.
+    This also removes the delivery side, unless other ladders use it. The last ladder of a namespace
+    takes the amendments with it, which then also end for messages in your own queues. If nothing of
+    the ladder exists, nothing is removed.
 
-    First the exchanges go, so that nothing more can come in; what is then found to have come in
-    before lets all be put back as it was. Publishers should have stopped: one that is still at work
-    notices, and makes the ladder anew.
+    The exchanges are deleted first, so that no more messages can enter. If messages are then found,
+    everything is restored. Stop the publishers before: one that still runs declares the ladder
+    again.
 
-    :param in_use: ladders that are in use, also if no message has needed any of their levels yet.
-    :param stats_delay: the seconds to wait for figures that include messages between two levels.
-    :param notify: called with a text that says what is being waited for.
-    :raises RefusedError: where messages wait, or a queue has no leader that could say so.
+    :param in_use: ladders that are in use, even if no message has needed their levels yet.
+    :param stats_delay: the seconds to wait for statistics that include messages between two levels.
+    :param notify: called with a text about the wait.
+    :raises RefusedError: if messages wait, or a queue has no leader that could report them.
     """
     snapshot = Snapshot.read(management)
     mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
     queues = [name for name in snapshot.queues if ladder_of(topology, name) == topology.prefix]
     others = _others(topology, snapshot, in_use)
     if not mine and not queues:
-        # What exists of the delivery side was made for another ladder, or for one to come.
+        # The delivery side belongs to another ladder, or was made ahead of one.
         return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
@@ -82,7 +82,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
             return name == topology.delivery or name.startswith(side)
 
         mine += [name for name in snapshot.exchanges if goes(name)]
-        # Ahead of the ladder's own: as long as one of those exists, this can be done again.
+        # Before the ladder's own queues: while one of those exists, the teardown can be repeated.
         queues = [
             *(name for name in snapshot.queues if goes(name) and name not in queues),
             *queues,
@@ -110,11 +110,11 @@ def held(
     stats_current: bool = False,
     guess: bool = False,
 ) -> dict[str, int]:
-    """Count the messages in queues that have any, those between two levels included.
+    """Return the numbers of messages of non-empty queues, with messages between two levels.
 
-    :param stats_current: whether the API's own figures are recent enough to be read for each queue.
-    :param guess: whether to take a queue without a leader for empty.
-    :raises RefusedError: else, where there is one.
+    :param stats_current: whether the API's statistics are recent enough.
+    :param guess: whether to treat a queue without a leader as empty.
+    :raises RefusedError: if a queue has no leader, and ``guess`` is false.
     """
     queues = list(queues)
     counted = ready(connection, queues)
@@ -127,8 +127,8 @@ def held(
     ]
     if unknown and not guess:
         raise RefusedError(
-            f"nothing says what {', '.join(unknown[:3])}{_more(unknown)} hold; try again when all "
-            f"nodes are up and the management API gives figures of each queue"
+            f"the number of messages in {', '.join(unknown[:3])}{_more(unknown)} is not known; try "
+            f"again when all nodes run and the management API has statistics of each queue"
         )
     sums = {}
     for name, count in counted.items():
@@ -139,7 +139,7 @@ def held(
 
 
 def _amendments(topology: Topology) -> set[str]:
-    """Name what all ladders of a namespace share, whatever their delivery side."""
+    """Return the names of a namespace's exchange and streams of amendments."""
     namespace = topology.namespace
     return {exchange_name(namespace), *(stream_name(namespace, key) for key in (IDS, KEYS))}
 
@@ -151,7 +151,7 @@ def _others(
     *,
     all_sides: bool = False,
 ) -> tuple[str, ...]:
-    """Name the other ladders that lead to the same delivery side, or of the same namespace."""
+    """Return the other ladders with the same delivery side, or of the same namespace."""
     existing = filter(None, map(topology_of_name, snapshot.exchanges))
     return tuple(
         dict.fromkeys(
@@ -168,7 +168,7 @@ def _others(
 
 
 def _order(topology: Topology, name: str) -> tuple[int, str]:
-    """Order the highest level first: a publisher takes its presence for that of all below it."""
+    """Return the sort key for the deletion: the highest level first; publishers check it."""
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     if name in levels:
         return len(levels) - levels.index(name), name
@@ -196,18 +196,18 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
 ) -> None:
     try:
         delete_exchanges(connection, exchanges)
-        notify(f"closed the way in; waiting {stats_delay:g} s for the broker's figures")
+        notify(f"deleted the exchanges; waiting {stats_delay:g} s for the broker's statistics")
         time.sleep(stats_delay)
-        # Where a publisher made it anew meanwhile, what it sent is counted, and no more comes.
+        # If a publisher declared it again meanwhile, its messages are counted, and no more come.
         delete_exchanges(connection, exchanges)
         waiting = held(connection, management, queues, stats_current=stats_delay >= STATS_DELAY)
         if waiting:
             raise RefusedError(  # noqa: TRY301 - put back as for any other reason
-                f"{_listed(waiting)}: they came in meanwhile; stop the programs that delay on it, "
-                f"and let it run empty"
+                f"{_listed(waiting)}: they came in meanwhile; stop the programs that publish to "
+                f"it, and wait until it is empty"
             )
     except BaseException as exc:
-        # Whoever interrupts is not to leave it half removed. The connection may be what broke.
+        # An interrupt must not leave a half-removed ladder. The connection may be broken.
         with connection.clone() as again:
             declare(again, topology, _part(snapshot, exchanges))
         if isinstance(exc, OperationError):
@@ -216,7 +216,7 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
 
 
 def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
-    """Read exchanges, and all bindings from and to them, out of what was there."""
+    """Return exchanges of a snapshot with all their bindings, to restore them."""
     bindings: list[Binding] = [
         each
         for each in sorted(snapshot.bindings, key=repr)

@@ -6,8 +6,10 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from kombu_binary_delay.model.durations import in_words
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, release
@@ -16,6 +18,7 @@ from kombu_binary_delay.settings import milliseconds
 from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
+from .remedy import HERE, MAKE, Place, grant, narrow, remake, stop_consumers, unbind
 from .snapshot import Snapshot, arguments
 
 #: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
@@ -27,12 +30,16 @@ _NOTHING = Part()
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it should be, and what that causes."""
+    """One thing that is not as it should be, what that causes, and what to do about it.
+
+    ``remedy`` is empty where there is nothing to do.
+    """
 
     severity: str
     what: str
     found: str
     causes: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,11 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     overview = management.get("overview")
     version = str(overview.get("rabbitmq_version", ""))
     snapshot = Snapshot.read(management)
+    place = Place(management.vhost, management.url, management.user)
     found = [
         *_broker(management, version, topology),
-        *compare(topology, snapshot, declares=declares, must_exist=must_exist),
-        *_delivery(topology, snapshot, relays),
+        *compare(topology, snapshot, declares=declares, must_exist=must_exist, place=place),
+        *_delivery(topology, snapshot, relays, place),
         *_amendments(amendments, snapshot, declares=declares),
         *_policies(management, topology, snapshot),
         *_permissions(management, topology, user or management.user, amendments, declares=declares),
@@ -86,10 +94,8 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     return Verification(version, management.vhost, topology.prefix, tuple(found))
 
 
-def compare(
-    topology: Topology, snapshot: Snapshot, *, declares: bool = True, must_exist: bool = False
-) -> Iterator[Difference]:
-    """Compare the exchanges, queues and bindings of the ladder side. Pure."""
+def levels_made(topology: Topology, snapshot: Snapshot) -> int:
+    """Return the highest level of which anything exists; -1 for the base alone, -2 for nothing."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
     # By anything of it: a message in an entry exchange does not need the level's exchange yet.
     made = [
@@ -98,19 +104,36 @@ def compare(
         if any(each.name in snapshot.exchanges for each in part.exchanges)
         or any(each.name in snapshot.queues for each in part.queues)
     ]
-    top = max(made, default=-2)
+    return max(made, default=-2)
+
+
+def compare(
+    topology: Topology,
+    snapshot: Snapshot,
+    *,
+    declares: bool = True,
+    must_exist: bool = False,
+    place: Place = HERE,
+) -> Iterator[Difference]:
+    """Compare the exchanges, queues and bindings of the ladder side. Pure.
+
+    :param place: what the commands of remedies name.
+    """
+    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    top = levels_made(topology, snapshot)
     if must_exist and top < 0:
         yield Difference(
             "error",
             f"ladder {topology.prefix}",
             "nothing of it exists in this virtual host",
-            "no message waits in it: 'status' lists the ladders that there are",
+            "no message waits in it",
+            "'status' lists the ladders that there are",
         )
         return
     for level, part in parts.items():
         if level > top:
             continue
-        yield from _part(topology, part, snapshot, declares=declares)
+        yield from _part(topology, part, snapshot, declares=declares, place=place)
     missing = [level for level in parts if level > top]
     if missing and declares:
         yield Difference(
@@ -124,16 +147,18 @@ def compare(
             "error",
             f"levels {max(missing[0], 0)} to {missing[-1]}",
             "missing",
-            f"a publish with a delay of {_reach(topology, missing[0])} ms or more fails with 404",
+            f"a publish with a delay of {in_words(_reach(topology, missing[0]))} or more fails "
+            f"with 404",
+            MAKE,
         )
-    yield from _strangers(topology, snapshot)
+    yield from _strangers(topology, snapshot, place)
 
 
 def _delivery(
-    topology: Topology, snapshot: Snapshot, relays: Iterable[str]
+    topology: Topology, snapshot: Snapshot, relays: Iterable[str], place: Place
 ) -> Iterator[Difference]:
-    for each in faults(topology, snapshot, relays):
-        yield Difference(each.severity, each.what, each.found, each.causes)
+    for each in faults(topology, snapshot, relays, place):
+        yield Difference(each.severity, each.what, each.found, each.causes, each.remedy)
 
 
 def _reach(topology: Topology, level: int) -> int:
@@ -141,7 +166,7 @@ def _reach(topology: Topology, level: int) -> int:
 
 
 def _part(
-    topology: Topology, part: Part, snapshot: Snapshot, *, declares: bool
+    topology: Topology, part: Part, snapshot: Snapshot, *, declares: bool, place: Place
 ) -> Iterator[Difference]:
     entry_exchanges = part.entry_exchanges
     for exchange in part.exchanges:
@@ -149,7 +174,7 @@ def _part(
         if declares or exchange.name in snapshot.exchanges or exchange.name not in entry_exchanges:
             yield from _exchange(topology, exchange, snapshot.exchanges.get(exchange.name))
     for queue in part.queues:
-        yield from _queue(topology, queue, snapshot.queues.get(queue.name))
+        yield from _queue(topology, queue, snapshot.queues.get(queue.name), place)
     for binding in part.bindings:
         known = binding.source in snapshot.exchanges and binding.destination in (
             snapshot.queues if binding.to_queue else snapshot.exchanges
@@ -161,6 +186,7 @@ def _part(
                 f"binding from {binding.source} to the {kind} {binding.destination}",
                 f"no binding with the key {binding.key!r}",
                 _no_way(topology),
+                MAKE,
             )
 
 
@@ -173,23 +199,23 @@ def _no_way(topology: Topology) -> str:
 def _exchange(
     topology: Topology, exchange: Exchange, row: Mapping[str, Any] | None
 ) -> Iterator[Difference]:
-    what = f"exchange {exchange.name}"
+    what, anew = f"exchange {exchange.name}", remake(topology)
     if row is None:
-        yield Difference("error", what, "missing", _missing_exchange(topology, exchange))
+        yield Difference("error", what, "missing", _missing_exchange(topology, exchange), MAKE)
         return
     if row["type"] != exchange.type:
-        yield Difference(
-            "error", what, f"its type is {row['type']}, not {exchange.type}", _no_way(topology)
-        )
+        found = f"its type is {row['type']}, not {exchange.type}"
+        yield Difference("error", what, found, _no_way(topology), anew)
     if not row["durable"]:
-        yield Difference("error", what, "not durable", "it is gone after a restart of the broker")
+        causes = "it is gone after a restart of the broker"
+        yield Difference("error", what, "not durable", causes, anew)
     wanted, given = dict(exchange.arguments), arguments(row)
     for name in wanted.keys() | given.keys():
         if wanted.get(name) != given.get(name):
             causes = "applications cannot declare it: their delayed publishes fail"
             if name == "alternate-exchange":
                 causes = "a message without a destination holds up its level; and " + causes
-            yield Difference("error", what, _other(name, wanted, given), causes)
+            yield Difference("error", what, _other(name, wanted, given), causes, anew)
 
 
 def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
@@ -202,18 +228,19 @@ def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
     return "what leaves the level above is lost"
 
 
-def _queue(topology: Topology, queue: Queue, row: Mapping[str, Any] | None) -> Iterator[Difference]:
-    what = f"queue {queue.name}"
+def _queue(
+    topology: Topology, queue: Queue, row: Mapping[str, Any] | None, place: Place
+) -> Iterator[Difference]:
+    what, anew = f"queue {queue.name}", remake(topology)
     if row is None:
         causes = _no_way(topology)
         if queue.name == topology.parking:
             causes = "a message without a destination holds up its level, or is lost"
-        yield Difference("error", what, "missing", causes)
+        yield Difference("error", what, "missing", causes, MAKE)
         return
     if not row["durable"] or row.get("auto_delete") or row.get("exclusive"):
-        yield Difference(
-            "error", what, "not durable, or not to stay", "it goes away, and its messages with it"
-        )
+        causes = "it goes away, and its messages with it"
+        yield Difference("error", what, "not durable, or not to stay", causes, anew)
     wanted, given = dict(queue.arguments), arguments(row)
     given.setdefault("x-queue-type", row.get("type", "classic"))
     for name in sorted(wanted.keys() | given.keys()):
@@ -227,11 +254,12 @@ def _queue(topology: Topology, queue: Queue, row: Mapping[str, Any] | None) -> I
                 what,
                 _other(name, wanted, given),
                 "; and ".join(filter(None, [causes, refused])),
+                anew,
             )
     if topology.prefix in queue.name and row.get("consumers"):
-        yield Difference(
-            "error", what, f"{row['consumers']} consumers", "they take messages before they are due"
-        )
+        causes = "they take messages before they are due"
+        found = f"{row['consumers']} consumers"
+        yield Difference("error", what, found, causes, stop_consumers(place))
 
 
 _ARGUMENTS = {
@@ -262,7 +290,7 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
     )
 
 
-def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
+def _strangers(topology: Topology, snapshot: Snapshot, place: Place) -> Iterator[Difference]:
     """Find bindings from the levels that are none of ours."""
     ours = {each for part in topology.levels for each in part.bindings}
     if topology.mirrors:
@@ -279,11 +307,16 @@ def _strangers(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
                 f"binding from {binding.source} to {binding.destination}",
                 f"a binding with the key {binding.key!r} that is none of this ladder's",
                 "messages that it matches get there before they are due, as well or only",
+                unbind(place, binding),
             )
 
 
 # -- amendments ----------------------------------------------------------------------------------
 
+_OTHER_AGE = (
+    "set amendments_max_age to what the stream has; or, with nothing cancelled that still waits, "
+    "delete the stream and let 'verify --fix' make it"
+)
 _NOT_AMENDED = "a revoke does not outlive the workers, and to cancel or reschedule fails"
 
 
@@ -296,10 +329,11 @@ def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[D
             causes = "nothing: the first one makes the exchange and the streams that it needs"
             yield Difference("note", "amendments", "none made yet", causes)
         elif named:
-            yield Difference("warning", "amendments", "no exchange and no streams", _NOT_AMENDED)
+            found = "no exchange and no streams"
+            yield Difference("warning", "amendments", found, _NOT_AMENDED, MAKE)
         return
     for what in missing:
-        yield Difference("error", what, "missing", _NOT_AMENDED)
+        yield Difference("error", what, "missing", _NOT_AMENDED, MAKE)
     for queue in part.queues:
         if queue.name in snapshot.queues:
             yield from _stream(queue, arguments(snapshot.queues[queue.name]))
@@ -310,18 +344,21 @@ def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[D
                 f"binding from {binding.source} to the queue {binding.destination}",
                 f"no binding with the key {binding.key!r}",
                 _NOT_AMENDED,
+                MAKE,
             )
 
 
 def _stream(queue: Queue, given: Mapping[str, Any]) -> Iterator[Difference]:
     what, wanted = f"queue {queue.name}", dict(queue.arguments)
     if given.get("x-queue-type") != "stream":
-        yield Difference("error", what, _other("x-queue-type", wanted, given), _NOT_AMENDED)
+        found = _other("x-queue-type", wanted, given)
+        anew = f"delete the queue, which is no stream of ours; then {MAKE}"
+        yield Difference("error", what, found, _NOT_AMENDED, anew)
         return
     for name in sorted(wanted.keys() - {"x-queue-type"}):
         if wanted[name] != given.get(name):
             causes = "what was cancelled is remembered for another time than the settings say"
-            yield Difference("warning", what, _other(name, wanted, given), causes)
+            yield Difference("warning", what, _other(name, wanted, given), causes, _OTHER_AGE)
 
 
 # -- the broker itself ---------------------------------------------------------------------------
@@ -334,7 +371,8 @@ def _broker(management: Management, version: str, topology: Topology) -> Iterato
             "error",
             f"RabbitMQ {version}",
             "quorum queues without a message TTL, which came with 3.10",
-            "a quorum ladder cannot be made; leave queue_type out, or set it to 'classic'",
+            "a quorum ladder cannot be made",
+            "leave queue_type out, or set it to 'classic'; or upgrade RabbitMQ",
         )
     elif not quorum:
         yield Difference(
@@ -342,6 +380,7 @@ def _broker(management: Management, version: str, topology: Topology) -> Iterato
             "queue type",
             "the levels are classic queues",
             "a crash of a node can lose messages that are between two levels",
+            "leave queue_type out, on RabbitMQ 3.10 or later",
         )
     if quorum and _flag_disabled(management, "stream_queue"):
         yield Difference(
@@ -349,6 +388,7 @@ def _broker(management: Management, version: str, topology: Topology) -> Iterato
             "feature flag stream_queue",
             "disabled",
             "quorum queues dead-letter at most once: a crash loses messages between levels",
+            "rabbitmqctl enable_feature_flag stream_queue",
         )
 
 
@@ -374,14 +414,22 @@ def _policies(
         try:
             policies = management.here(kind)
         except UnreachableError as exc:
-            yield Difference("note", kind, "could not be read", str(exc))
+            yield Difference("note", kind, "could not be read", "not compared", str(exc))
             continue
-        yield from _hits(kind.replace("ies", "y"), policies, wanted)
+        yield from _hits(kind, policies, wanted, management.vhost, topology.namespace)
 
 
 def _hits(
-    what: str, policies: Iterable[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+    kind: str,
+    policies: Iterable[Mapping[str, Any]],
+    wanted: Mapping[str, Mapping[str, Any]],
+    vhost: str,
+    namespace: str,
 ) -> Iterator[Difference]:
+    what, operator = kind.replace("ies", "y"), kind == "operator-policies"
+    remedies = {
+        each["name"]: narrow(vhost, each, namespace, operator=operator) for each in policies
+    }
     hit: dict[tuple[str, str, str, str], list[str]] = {}
     for queue, given in wanted.items():
         policy = _policy_of(queue, given, policies)
@@ -391,7 +439,8 @@ def _hits(
             hit.setdefault((severity, policy["name"], key, causes), []).append(queue)
     for (severity, name, key, causes), queues in hit.items():
         more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
-        yield Difference(severity, f"{what} {name}", f"{key} applies to {queues[0]}{more}", causes)
+        found = f"{key} applies to {queues[0]}{more}"
+        yield Difference(severity, f"{what} {name}", found, causes, remedies[name])
     for policy in policies:
         if _matches(policy["pattern"], "") is None:
             yield _unjudged(f"{what} {policy['name']}", policy["pattern"], next(iter(wanted)))
@@ -402,6 +451,7 @@ def _unjudged(what: str, pattern: str, name: str) -> Difference:
         "note",
         what,
         f"the pattern {pattern!r} cannot be judged here",
+        "not compared",
         f"see for yourself whether it matches such names as {name}",
     )
 
@@ -496,18 +546,29 @@ def _permissions(
     try:
         rows = management.get("users", user, "permissions")
     except UnreachableError as exc:
-        yield Difference("note", f"permissions of {user}", "could not be read", str(exc))
+        what = f"permissions of {user}"
+        yield Difference("note", what, "could not be read", "not compared", str(exc))
         return
     mine = [row for row in rows if row["vhost"] == management.vhost]
     if not mine:
         yield Difference(
-            "error", f"permissions of {user}", "none in this virtual host", "it cannot connect"
+            "error",
+            f"permissions of {user}",
+            "none in this virtual host",
+            "it cannot connect",
+            grant(management.vhost, user, None, topology.namespace, ("configure", "write", "read")),
         )
         return
     names = [each.name for each in topology.whole.exchanges]
     names += [each.name for each in topology.whole.queues]
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     needed = {"configure": names, "write": names, "read": names} if declares else {"write": levels}
+    give = partial(grant, management.vhost, user, mine[0], topology.namespace)
+    lacked = [
+        what
+        for what, on in needed.items()
+        if any(_matches(mine[0][what] or "^$", name) is False for name in on)
+    ]
     for what, on in needed.items():
         # To RabbitMQ, an empty pattern matches nothing here.
         pattern = mine[0][what] or "^$"
@@ -524,6 +585,7 @@ def _permissions(
                 "its delayed publishes fail"
                 if what == "write"
                 else "it cannot make the ladder, and its delayed publishes fail",
+                give(lacked),
             )
     streams = [each.name for each in amendments.queues]
     lacking = [name for name in streams if _matches(mine[0]["read"] or "^$", name) is False]
@@ -533,4 +595,5 @@ def _permissions(
             f"permissions of {user}",
             f"no read permission on {lacking[0]}",
             "where it consumes, what was cancelled runs",
+            give({*lacked, "read"}),
         )

@@ -1,14 +1,14 @@
-"""What waits can be taken back: cancelled, postponed, or superseded by a later message.
+"""Amend waiting messages: cancel them, postpone them, or supersede them by a later message.
 
-A level queue cannot be searched. So what waits is amended where it arrives: a record in a stream
-says what is to become of it, and each connection that consumes reads that stream first.
+A level queue cannot be searched, so an amendment takes effect on delivery: a record in a stream
+says what happens to the message, and each consuming connection reads that stream first.
 
-* :mod:`.record`: what an amendment says. Pure.
-* :mod:`.memory`: what one connection has read, and what becomes of a message. Pure.
-* :mod:`.parts`: what it takes on the broker. Pure.
-* :mod:`.stream`: amendments written to the broker, and read from it, on a :mod:`.channel` of their
-  own; many at once by :mod:`.bulk`.
-* :mod:`.celery`: a revoke of Celery's, made to last.
-* :mod:`.door`: the part of a channel where all that counts.
-* :mod:`.api`: what a program calls.
+* :mod:`.record`: the records, as values and as JSON. Pure.
+* :mod:`.memory`: what one connection has read, and what happens to a message. Pure.
+* :mod:`.parts`: the exchange and the streams. Pure.
+* :mod:`.stream`: writing amendments to the broker and reading them, on a separate :mod:`.channel`;
+  many at once with :mod:`.bulk`.
+* :mod:`.celery`: records of Celery's revokes.
+* :mod:`.door`: the part of a channel that writes and honours amendments.
+* :mod:`.api`: the functions that a program calls.
 """

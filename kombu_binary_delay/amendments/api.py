@@ -1,4 +1,4 @@
-"""What a program calls to take back what waits."""
+"""The functions that a program calls to amend waiting messages."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from .door import LONGEST_KEYED
 from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
-#: A time before this would be one of the past whatever the clock says; in seconds.
+#: A time before this is in the past, whatever the clock says; in seconds.
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -> None:
-    """Cancel tasks or messages that wait; return when the broker has confirmed it.
+    """Cancel waiting tasks or messages; return when the broker has confirmed it.
 
-    A consumer that reads amendments drops each as it arrives; a Celery worker discards it as a
-    revoked task. One that is running already goes on.
+    A consumer that reads amendments drops each message on delivery; a Celery worker discards it as
+    a revoked task. A task that is already running continues.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: when it is due, or the last of several; aware of its time zone. Without it, the
-        cancellation is remembered for the setting ``amendments_max_age``; with it, for as long
-        after that time.
-    :param connection: of Kombu's, with our transport; None for the results' Celery app's, or the
-        current one's.
-    :raises AmendmentError: for an id that is none, a time that has passed, or where the broker
-        cannot remember it.
+    :param eta: the due time, or the last one of several tasks; a datetime with a time zone. Without
+        it, the cancellation is kept for the time in the setting ``amendments_max_age``; with it,
+        for as long after ``eta``.
+    :param connection: a :class:`kombu.Connection` with our transport. By default, a connection of
+        the results' Celery app, or of the current app.
+    :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
+        it.
     """
     names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
-    # What the caller has may be a key: then, it is due soon.
+    # The name may be a key: its messages are due soon.
     is_soon = due is None or due - now <= LONGEST_KEYED
     keyed = split(names, now, due, keyed=True) if is_soon else []
 
@@ -60,43 +60,45 @@ def reschedule(
     countdown: float | None = None,
     connection: Any = None,
 ) -> None:
-    """Postpone tasks or messages that wait; return when the broker has confirmed it.
+    """Postpone waiting tasks or messages; return when the broker has confirmed it.
 
-    At its first due time, which is to be within ``amendments_max_age`` from now, each is delayed
-    again, for what is left. An earlier time than that changes nothing: use :func:`replace`.
+    At its original due time, each message is delayed again for the rest. That time must be within
+    ``amendments_max_age`` from now. An earlier time has no effect: use :func:`replace`.
 
     :param tasks: an id, a result of Celery's, or several of these.
-    :param eta: the later time, aware of its time zone.
-    :param countdown: or in how many seconds from now.
+    :param eta: the later time, a datetime with a time zone.
+    :param countdown: the later time in seconds from now, instead of ``eta``.
     :param connection: as for :func:`cancel`.
-    :raises AmendmentError: as for :func:`cancel`, and unless exactly one time is given.
+    :raises AmendmentError: as for :func:`cancel`, or if not exactly one time is given.
     """
     names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
-        raise AmendmentError(f"give either eta or countdown, got {eta!r} and {countdown!r}")
+        raise AmendmentError(
+            f"give exactly one of eta and countdown, got eta {eta!r} and countdown {countdown!r}"
+        )
     due = _milliseconds(eta if eta is not None else _after(countdown), now)
     records = [Postpone(name, due, now) for name in names]
     _amend(lambda amendments: amendments.write(records), connection, tasks)
 
 
 def replace(signature: Any, task_id: str, **options: Any) -> Any:
-    """Send a task in place of the one that waits with the same id, and return its result.
+    """Send a task that replaces the waiting task with the same id; return its result.
 
-    Of all that were sent with this id, only the latest runs: with other arguments, or at another
-    time, earlier or later. What it replaces is to be due within ``amendments_max_age`` from now.
+    Of all tasks sent with this id, only the latest runs. It can have other arguments or another
+    time, earlier or later. The replaced task must be due within ``amendments_max_age`` from now.
 
     :param signature: of the task, with its new arguments.
-    :param task_id: of the task that waits, and of the new one.
+    :param task_id: of the waiting task, and of the new one.
     :param options: as for ``signature.apply_async``, such as ``countdown`` or ``eta``.
-    :raises AmendmentError: as for :func:`cancel`. Where that happens after the task was sent, both
-        may run; the error says so.
+    :raises AmendmentError: as for :func:`cancel`. If the error comes after the task was sent, it
+        says so, and both tasks may run.
     """
     check_name(task_id, "the id of a task")
     given = getattr(signature, "options", None)
     if not isinstance(given, Mapping) or hasattr(signature, "tasks"):
         raise AmendmentError(
-            f"the signature of one task replaces a task, got {signature!r}; make one by task.s()"
+            f"the new task must be the signature of one task, got {signature!r}; use task.s()"
         )
     headers = options.pop("headers", None) or given.get("headers") or {}
     if not isinstance(headers, Mapping):
@@ -107,7 +109,7 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
 def _checked(tasks: Any) -> list[str]:
     names = [check_name(name, "the id of a task") for name in _names(tasks)]
     if not names:
-        raise AmendmentError("no task is named; give the id of one at least")
+        raise AmendmentError("got no task; give at least one id")
     return list(dict.fromkeys(names))
 
 
@@ -134,12 +136,12 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
                 if mechanism is None:
                     raise AmendmentError(
                         f"{connected.as_uri()} is a connection without the transport "
-                        f"kombu_binary_delay:Transport; give one that has it"
+                        f"kombu_binary_delay:Transport; give a connection with it"
                     )
                 mechanism.amendments.require()
                 write(mechanism.amendments)
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
-                # To write a record twice changes nothing.
+                # A second copy of a record has no effect.
                 connected.collect()
                 if attempt:
                     raise
@@ -163,12 +165,12 @@ def _current_app() -> Any:
     try:
         from celery import current_app  # noqa: PLC0415 - Celery is no dependency
     except ImportError:
-        raise AmendmentError("give the connection, since there is no Celery here") from None
+        raise AmendmentError("Celery is not installed; give a connection") from None
     return current_app
 
 
 def _app_of(tasks: Any) -> Any:
-    """Return the app of Celery's that a result belongs to, or the first of several; or None."""
+    """Return the Celery app of a result, or of the first of several; None if there is no result."""
     if isinstance(tasks, (list, tuple)):
         return next((app for app in map(_app_of, tasks) if app is not None), None)
     return getattr(tasks, "app", None)
@@ -185,10 +187,10 @@ def _after(countdown: Any) -> datetime:
 
 def _milliseconds(eta: Any, now: int) -> int:
     if not isinstance(eta, datetime) or eta.tzinfo is None:
-        raise AmendmentError(f"eta must be a datetime that is aware of its time zone, got {eta!r}")
+        raise AmendmentError(f"eta must be a datetime with a time zone, got {eta!r}")
     due = (eta - _EPOCH) // timedelta(milliseconds=1)
     if due <= now:
-        raise AmendmentError(f"{eta.isoformat()} has passed; give a time that is still to come")
+        raise AmendmentError(f"{eta.isoformat()} has passed; give a time in the future")
     return due
 
 

@@ -1,8 +1,8 @@
-"""Many deliveries of one channel, read with few system calls.
+"""Read many deliveries of one channel with few system calls.
 
-py-amqp asks the system for the seven bytes of a frame's head, for its payload and for its last
-byte, and makes a message of every three frames. That is right for tasks; a hundred thousand records
-of a stream would take three times as long as they do here.
+For each frame, py-amqp reads the seven bytes of its head, its payload and its last byte separately,
+and it makes a message object of every three frames. That is right for tasks. A hundred thousand
+records of a stream would take three times as long as with this module.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from amqp.transport import TCPTransport
 _HEAD = struct.Struct(">BHI")
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _DELIVER = struct.pack(">HH", 60, 60)
-#: Where a content header has the size of the body.
+#: The position of the body's size in a content header.
 _SIZE = struct.Struct(">4xQ")
 _TAG = struct.Struct(">Q")
 _AT_ONCE = 65536
 
-#: Takes a delivery tag, the exchange that it came by, the body, and what reads the headers.
+#: Takes a delivery tag, the delivery's exchange, the body, and a function that reads the headers.
 Take = Callable[[int, bytes, bytes, Callable[[], Mapping[str, Any]]], object]
 
 
 def is_possible(connection: Any) -> bool:
-    """Whether a connection can be read this way: TLS keeps bytes where no one can see them."""
+    """Whether a connection can be read this way: not with TLS, whose buffer is not accessible."""
     return type(connection.transport) is TCPTransport
 
 
 def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], bool]) -> None:
-    """Read until there is no more to do, and no frame is left half-dispatched.
+    """Read until ``is_done``, and no delivery is incomplete.
 
-    Frames for other channels are dispatched as ever.
+    Frames for other channels are dispatched as usual.
 
     :param take: called with each delivery on the channel.
-    :param is_done: asked after each frame.
-    :raises TimeoutError: where the socket's own time is over.
+    :param is_done: called after each frame.
+    :raises TimeoutError: if the socket's timeout expires.
     """
     method, header, size, done = b"", b"", 0, False
     heard = time.monotonic()
@@ -64,7 +64,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
         if method and kind != _METHOD and size == 0:
             take(*read_deliver(method), b"".join(parts), partial(_headers, header))
             method = b""
-            # Who counts what comes and goes is to know that both sides are alive.
+            # py-amqp's heartbeats compare these counters.
             connection.bytes_recv += 1
             if connection.heartbeat and time.monotonic() - heard > connection.heartbeat / 2:
                 heard = time.monotonic()
@@ -73,7 +73,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
 
 
 def read_deliver(payload: Any) -> tuple[int, bytes]:
-    """Read the tag and the exchange of a delivery out of its method frame."""
+    """Return the delivery tag and the exchange from the method frame of a delivery."""
     # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange, the key.
     end = 5 + payload[4]
     (tag,) = _TAG.unpack_from(payload, end)
@@ -88,7 +88,7 @@ def _headers(payload: bytes) -> Mapping[str, Any]:
 
 
 def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield whole frames; what is left of one when it ends is given back to py-amqp."""
+    """Yield complete frames; at the end, give the rest back to py-amqp."""
     data, at = bytes(transport._read_buffer), 0  # noqa: SLF001 - where py-amqp itself puts it back
     transport._read_buffer = b""  # noqa: SLF001
     try:

@@ -1,10 +1,10 @@
-"""What Celery's users know as a revoke, made to last.
+"""Record Celery's revokes, so that they survive restarts of the workers.
 
-Every way to revoke a task ends in a broadcast to the workers that are up, which remember it in
-their memory, at most three hours and 50,000 ids. So the broadcast is read on its way out, and
-recorded first. When the task arrives, its id is put into the worker's own set at that moment:
-Celery itself then discards the task, as it does any that was revoked. This module must not import
-Celery: a Kombu program may not have it.
+Every way to revoke a task ends in a broadcast to the running workers, which keep it in memory, for
+at most three hours and 50,000 ids. So the transport reads the broadcast before it is published, and
+records it first. When the task arrives, its id is added to the worker's set of revoked ids: Celery
+itself then discards the task as usual. This module must not import Celery: a Kombu program may not
+have it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kombu.serialization import loads
 
 from .record import MAX_IDS, MAX_NAME, CancelStamped, Record, split
 
-#: The ends of the names of the exchanges that such broadcasts are published to.
+#: The end of the names of the exchanges for broadcasts to workers.
 BROADCASTS = ".pidbox"
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
-    """Return what a broadcast revokes, if it revokes anything for all workers.
+    """Return the records for a broadcast; none if it does not revoke anything for all workers.
 
-    One to some of the workers is left to those.
+    A broadcast to some of the workers is not recorded.
 
     :param now: milliseconds since the epoch.
-    :raises KombuError: where it cannot be read.
+    :raises KombuError: if the broadcast cannot be decoded.
     """
     content_type = properties.get("content_type")
     # This process has just written it.
@@ -51,7 +51,7 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
 
 def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
     if isinstance(headers, list):
-        # As Celery reads what its command line sends.
+        # Celery reads the arguments of its command line in this way.
         pairs = [str(each).split("=") for each in headers]
         headers = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
     if not isinstance(headers, Mapping):
@@ -63,13 +63,13 @@ def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
 
 
 def is_worker(callback: Any) -> bool:
-    """Whether a consumer's callback is that of a Celery worker, which discards tasks by itself."""
+    """Whether a consumer's callback is a Celery worker's, which discards revoked tasks itself."""
     on_message = getattr(getattr(callback, "__self__", None), "on_message", None)
     return str(getattr(on_message, "__module__", "")).startswith("celery.worker.")
 
 
 def revoke_here(task_id: str) -> None:
-    """Have this process' worker discard a task that it is about to receive."""
+    """Make this process's worker discard a task that it is about to receive."""
     state = sys.modules.get("celery.worker.state")
     if state is not None:
         state.revoked.add(task_id)
@@ -77,7 +77,7 @@ def revoke_here(task_id: str) -> None:
 
 @contextmanager
 def revoked_here(task_id: str) -> Iterator[None]:
-    """Have this process' worker discard a task that it receives within, and no other of its id."""
+    """Make this process's worker discard a task that it receives inside the block, and no other."""
     state = sys.modules.get("celery.worker.state")
     if state is None or task_id in state.revoked:
         yield
@@ -90,7 +90,7 @@ def revoked_here(task_id: str) -> Iterator[None]:
 
 
 def accept_here(task_id: str) -> None:
-    """Have this process' worker take a task that replaces one with the same id."""
+    """Make this process's worker accept a task that replaces a revoked one with the same id."""
     state = sys.modules.get("celery.worker.state")
     if state is not None:
         state.revoked.discard(task_id)

@@ -1,4 +1,4 @@
-"""The channel on which records are published and read."""
+"""The channel that publishes and reads records."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .memory import Memory
 from .parts import ENTERED
 from .record import from_line
 
-#: So many records may be on their way; half of them are acknowledged at once.
+#: The consumer's prefetch; records are acknowledged in groups of half of it.
 PREFETCH = 2000
-#: How long to wait for the broker's next word, in seconds.
+#: How long to wait for the broker's next frame, in seconds.
 PATIENCE = 30.0
-#: Where nothing comes for so long, in seconds, all has been read.
+#: If no frame comes for so long, in seconds, everything has been read.
 _QUIET = 0.25
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
 PLAIN: Mapping[str, Any] = {}
@@ -33,32 +33,32 @@ blocked: dict[str, float] = {}
 
 
 class BlockedError(Exception):
-    """Nothing is published, since that would stop the consumer."""
+    """The broker blocks publishers, so a publish would stop the consumer."""
 
 
 class AmendmentChannel(ConfirmChannel):
-    """A channel on which records are published and read."""
+    """A channel that publishes and reads records."""
 
     runs_no_user_code = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sent = 0
-        #: Their numbers, ascending.
+        #: The numbers of the unconfirmed messages, ascending.
         self._unconfirmed: dict[int, None] = {}
-        #: The routing keys and bodies of what found no queue.
+        #: The routing keys and bodies of the messages that no queue took.
         self._returned: set[tuple[str, str]] = set()
         self._nacked = 0
         self.on_ack = self._confirmed
         self.events["basic_nack"].add(self._on_nack)
         self.events["basic_return"].add(self._on_return)
-        #: How many of the streams have shown our marker.
+        #: The number of streams from which our marker has come.
         self.markers = 0
         self.memory = Memory(0)
         self._exchange = b""
         self._marker = b""
         self._read = self._tag = 0
-        #: Those of which all has been read, and each new record comes.
+        #: The streams that have been read to the marker and are still being read.
         self.streams: list[str] = []
         #: The streams that its consumers read, by their tags.
         self._reading: dict[str, str] = {}
@@ -85,21 +85,21 @@ class AmendmentChannel(ConfirmChannel):
         self._unconfirmed[self._sent] = None
 
     def wait_for_confirms(self, *, or_blocked: bool = False) -> set[tuple[str, str]]:
-        """Wait until all is confirmed; return the keys and lines of what found no queue.
+        """Wait for all confirms; return the keys and lines of the messages that no queue took.
 
-        :param or_blocked: whether to end the connection where the broker blocks publishers.
-        :raises AmendmentError: where the broker refuses one, or does not answer.
+        :param or_blocked: whether to end the connection if the broker blocks publishers.
+        :raises AmendmentError: if the broker refuses a message, or does not answer.
         """
         while self._unconfirmed:
             self.wait_for_next()
             if or_blocked and self.connection.is_blocked:
-                # A blocked connection does not even acknowledge. So a marker would stop a consumer
-                # until the alarm ends, which may not end before something is consumed.
+                # The broker does not read acks from a blocked connection. So a marker would stop a
+                # consumer until the alarm ends, which may need the consumer.
                 blocked[self.connection.host] = time.monotonic()
                 self.connection.collect()
                 raise RecoverableConnectionError(
-                    "the broker, short of memory or disk, blocks connections that publish; "
-                    "connect again, to consume without a publish"
+                    "the broker has a memory or disk alarm and blocks connections that publish; "
+                    "connect again to consume without a publish"
                 )
         returned, self._returned = self._returned, set()
         nacked, self._nacked = self._nacked, 0
@@ -111,7 +111,7 @@ class AmendmentChannel(ConfirmChannel):
         """Handle the next frame of the connection.
 
         :param patience: in seconds.
-        :raises AmendmentError: where none comes.
+        :raises AmendmentError: if none comes.
         """
         try:
             if self.connection is not None:
@@ -139,7 +139,7 @@ class AmendmentChannel(ConfirmChannel):
             self.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
 
     def _confirmed(self, number: int, multiple: bool) -> int:  # noqa: FBT001 - amqp's own
-        """Take note of an answer; return how many messages it is for."""
+        """Remove what an ack or nack is for; return the number of messages."""
         unconfirmed = self._unconfirmed
         answered = [number] if number in unconfirmed else []
         if multiple:
@@ -158,19 +158,19 @@ class AmendmentChannel(ConfirmChannel):
     # -- reading -------------------------------------------------------------------------------
 
     def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
-        """Learn what is delivered from now on."""
+        """Read deliveries into a memory from now on."""
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self.markers = self._read = 0
         self.streams = []
 
     def expect(self, marker: bytes) -> None:
-        """Wait for another marker, beside what is read."""
+        """Expect another marker while reading."""
         self._marker, self.markers = marker, 0
 
     def read(self, streams: list[str], cancelled: Callable[[str], object]) -> None:
         """Begin to read streams from their first records.
 
-        :param cancelled: called where the broker ends the reading.
+        :param cancelled: called if the broker cancels the consumer.
         """
         self._reading = {}
         try:
@@ -181,22 +181,22 @@ class AmendmentChannel(ConfirmChannel):
                 )
                 self._reading[tag] = stream
         except RecoverableConnectionError:
-            # Closed while it waited, which it does not say.
+            # The channel was closed during the wait, which raises no error of its own.
             if self.refusal is not None:
                 raise self.refusal from None
             raise
 
     def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
-        """Take a record by the shortest way: there may be a hundred thousand."""
+        """Handle a record directly: there may be a hundred thousand."""
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
         self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
         return None
 
     def read_until(self, markers: int) -> None:
-        """Read until so many markers have come.
+        """Read until this number of markers has come.
 
-        :raises AmendmentError: where nothing comes any more.
+        :raises AmendmentError: if no more frames come.
         """
         if self.markers >= markers:
             # There may be nothing to read.
@@ -220,17 +220,17 @@ class AmendmentChannel(ConfirmChannel):
         self._check()
 
     def goes_on_without(self, tag: str) -> bool:
-        """Take note that the broker ended one consumer; return whether what others read counts."""
+        """Remove a consumer that the broker cancelled; return whether the others still count."""
         self._reading.pop(tag, None)
         if not self.streams:
-            # In the middle of catching up: the marker does not come any more.
+            # During the catch-up: the marker will not come.
             return False
         self.streams = list(self._reading.values())
         return True
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more comes: it was closed, by the broker or by us."""
+        """Whether the channel is closed, by the broker or by us."""
         return self.is_closing or not self.is_open
 
     def _check(self) -> None:
@@ -240,7 +240,7 @@ class AmendmentChannel(ConfirmChannel):
             raise AmendmentError("RabbitMQ ended the reading of the amendments")
 
     def has_caught_up(self) -> None:
-        """Acknowledge what was read, and from now on each record at once.
+        """Acknowledge what was read, and from now on each record immediately.
 
         RabbitMQ closes a channel that holds a delivery for longer than ``consumer_timeout``.
         """
@@ -252,7 +252,7 @@ class AmendmentChannel(ConfirmChannel):
     def _take(
         self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
     ) -> None:
-        # What rode the ladder comes from there. By its first death it entered where it says.
+        # A record that waited on the ladder comes from there. Its first death names its entry.
         if exchange == self._exchange or (
             exchange and headers().get(ENTERED) == self._exchange.decode()
         ):
@@ -263,7 +263,6 @@ class AmendmentChannel(ConfirmChannel):
             self.markers += 1
         self._read += 1
         self._tag = tag
-        # On a channel that is being closed, RabbitMQ would take an ack as a reason to end the
-        # connection.
+        # RabbitMQ would close the connection for an ack on a channel that is being closed.
         if (self.streams or self._read % (PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)

@@ -1,13 +1,14 @@
-"""The part of a channel where amendments are made, and where they count.
+"""The part of a channel that writes amendments and honours them.
 
-On the way out, a revoke that Celery broadcasts is recorded before it leaves, and a message with a
-key or a replaced id is recorded after it. On the way in, a message that was cancelled or superseded
-is dropped, and one that was postponed is delayed again, before the program sees it.
+At a publish, a revoke that Celery broadcasts is recorded before the broadcast, and a message with a
+key or a replaced id is recorded after the message. At a delivery, before the program sees it, a
+message that was cancelled or superseded is dropped, and one that was postponed is delayed again.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -43,7 +44,7 @@ from .stream import Amendments
 logger = get_logger(__package__)
 
 _HEADERS = "application_headers"
-#: The longest delay of a message with a key, in milliseconds: half as long as its record is kept.
+#: The longest delay of a message with a key, in milliseconds: half the time its record is kept.
 LONGEST_KEYED = 43_200_000
 
 Dispatch = Callable[[Any], object]
@@ -52,12 +53,12 @@ Judge = Callable[[Mapping[str, Any]], Verdict | None]
 
 @dataclass(frozen=True)
 class Dropped:
-    """A message that a consumer did not get.
+    """A message that was dropped instead of delivered.
 
-    :param id: of the task or the message; empty where it has none.
+    :param id: of the task or the message; empty if it has none.
     :param reason: ``cancelled`` or ``superseded``.
-    :param queue: that it was taken from.
-    :param properties: those that it arrived with.
+    :param queue: the queue that it was taken from.
+    :param properties: as it arrived.
     :param body: as it was published.
     """
 
@@ -72,21 +73,21 @@ _listeners: list[Callable[[Dropped], object]] = []
 
 
 def on_dropped(listener: Callable[[Dropped], object]) -> Callable[[Dropped], object]:
-    """Have a function called with each message that this process drops; usable as a decorator.
+    """Register a function to call with each message that this process drops; also a decorator.
 
-    Not for tasks that a Celery worker discards: those have Celery's own signal ``task_revoked``.
+    It is not called for tasks that a Celery worker discards: use Celery's signal ``task_revoked``.
     """
     _listeners.append(listener)
     return listener
 
 
 class AmendingChannel(FollowingChannel):
-    """The part of a channel that makes amendments, and keeps to them."""
+    """The part of a channel that writes amendments and honours them."""
 
     # -- outward -------------------------------------------------------------------------------
 
     def _record_broadcast(self, msg: Any) -> None:
-        """Record what a broadcast of Celery's revokes, before it leaves."""
+        """Record what a broadcast of Celery's revokes, before it is published."""
         amendments = self._amendments
         if not amendments.is_wanted:
             return
@@ -96,39 +97,39 @@ class AmendingChannel(FollowingChannel):
             if records:
                 amendments.write(records)
         except KombuError as exc:
-            logger.warning("a revoke will not outlive the workers that are up now: %s", exc)
+            logger.warning("a revoke is not recorded, only sent to the running workers: %s", exc)
 
     @staticmethod
     def begins_generation(headers: Mapping[str, Any] | None) -> bool:
-        """Return whether a message supersedes others. One with a generation is a retry of it."""
+        """Return whether a message supersedes others; one with a generation is a retry."""
         if not headers or GENERATION in headers:
             return False
         return KEY in headers or REPLACES in headers
 
     def begin_generation(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, list[Supersede]]:
-        """Return a message with a generation, and what is to be recorded when it is published.
+        """Return the message with a generation, and the records to write after its publish.
 
-        :param asked: the headers by which it asks for a delay.
-        :raises AmendmentError: for a key that is none, or a broker or user that cannot.
+        :param asked: the headers that ask for its delay.
+        :raises AmendmentError: if the key is invalid, or the broker or user cannot amend.
         """
         amendments = self._amendments
         amendments.require()
         if not self.supports_batch_publish:
             raise AmendmentError(
-                f"a message with {KEY} or {REPLACES} cannot be published in a transaction, which "
-                f"may be rolled back; publish it on a channel without tx_select"
+                f"a message with {KEY} or {REPLACES} cannot be published in a transaction, since "
+                f"its record cannot be rolled back; publish it on a channel without tx_select"
             )
         headers = msg.properties[_HEADERS]
         wait = check_wait(headers.get(LONGEST_WAIT))
         if wait is not None and KEY not in headers:
-            raise AmendmentError(f"{LONGEST_WAIT} is for a message with {KEY}, and this has none")
+            raise AmendmentError(f"{LONGEST_WAIT} needs {KEY}, which this message does not have")
         if (
             REPLACES in headers
             and self._reads_bodies
             and TASK in headers_of_body(msg.properties, msg.body)
         ):
             raise AmendmentError(
-                f"a task of protocol 1 cannot replace another by {REPLACES}, since its retries "
+                f"a task of protocol 1 cannot replace another with {REPLACES}, since its retries "
                 f"lose that header; set task_protocol to 2"
             )
         now = time.time_ns() // 1000
@@ -138,7 +139,7 @@ class AmendingChannel(FollowingChannel):
         if KEY in headers and longest > LONGEST_KEYED:
             raise AmendmentError(
                 f"a message with {KEY} can wait for at most {LONGEST_KEYED // 1000} s, got "
-                f"{longest / 1000:g} s; give it an id, and replace it by that"
+                f"{longest / 1000:g} s; give it an id, and replace it by its id"
             )
         generation = new_generation(at)
         records = [
@@ -154,31 +155,50 @@ class AmendingChannel(FollowingChannel):
     def record_generations(self, records: list[Supersede]) -> None:
         """Record what published messages supersede.
 
-        :raises AmendmentError: where the broker does not take it.
+        :raises AmendmentError: if the broker does not take the records.
         """
         try:
             self._amendments.write(records)
         except AmendmentError as exc:
             names = ", ".join(repr(each.name) for each in records[:3])
             raise AmendmentError(
-                f"{len(records)} messages were published, and what they supersede is delivered as "
-                f"well ({names}): {exc}"
+                f"{len(records)} messages were published, but not recorded, so the messages that "
+                f"they supersede are delivered as well ({names}): {exc}"
             ) from exc
 
     # -- inward --------------------------------------------------------------------------------
 
-    def basic_consume(
-        self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
+    def basic_consume(  # noqa: PLR0913, PLR0917 - amqp's own
+        self,
+        queue: str = "",
+        consumer_tag: str = "",
+        no_local: bool = False,  # noqa: FBT001, FBT002
+        no_ack: bool = False,  # noqa: FBT001, FBT002
+        exclusive: bool = False,  # noqa: FBT001, FBT002
+        nowait: bool = False,  # noqa: FBT001, FBT002
+        callback: Dispatch | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Consume, having read what was amended so far."""
-        if self._router.is_private(queue or self._last_queue):
-            return super().basic_consume(queue, consumer_tag, *args, **kwargs)
-        self._amendments.catch_up()
-        tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
-        dispatch = self.callbacks.get(tag)
-        if dispatch is not None:
-            self.callbacks[tag] = partial(self._deliver, self._amendments.verdict, dispatch, tag)
-        return tag
+        tag = consumer_tag or f"ctag-{uuid.uuid4().hex}"
+        if not self._router.is_private(queue or self._last_queue):
+            self._amendments.catch_up()
+            if callback is not None:
+                callback = partial(self._deliver, self._amendments.verdict, callback, tag)
+        # amqp does this when the broker has answered. But where another consumer's callback runs
+        # while that is waited for, and declares, the first deliveries are dispatched together with
+        # the answer: amqp would reject them, and without acks they would be lost.
+        self.callbacks[tag] = callback
+        if no_ack:
+            self.no_ack_consumers.add(tag)
+        options = (no_local, no_ack, exclusive, nowait, callback)
+        try:
+            return super().basic_consume(queue, tag, *options, *args, **kwargs)
+        except BaseException:
+            self.callbacks.pop(tag, None)
+            self.no_ack_consumers.discard(tag)
+            raise
 
     def basic_get(
         self,
@@ -187,7 +207,7 @@ class AmendingChannel(FollowingChannel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Get a message: the first that is to be delivered."""
+        """Get a message; dropped and postponed messages are skipped."""
         self._amendments.look()
         while True:
             message = super().basic_get(queue, no_ack, *args, **kwargs)
@@ -206,9 +226,9 @@ class AmendingChannel(FollowingChannel):
             if (
                 headers
                 and REPLACES in headers
-                and self._amendments.memory.revives(message.properties)
+                and self._amendments.memory.revives(message.properties, time.time_ns() // 1_000_000)
             ):
-                # A Celery worker that heard of the cancellation remembers it by itself.
+                # A Celery worker that got the broadcast has the id in its own set.
                 celery.accept_here(names_of(message.properties)[0])
             dispatch(message)
         elif verdict.reason != POSTPONED and celery.is_worker(dispatch):
@@ -219,7 +239,7 @@ class AmendingChannel(FollowingChannel):
                 dispatch(message)
 
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
-        """Have Celery's worker discard a task, as it does what was revoked."""
+        """Dispatch a task so that Celery's worker discards it as revoked."""
         name, _ = names_of(message.properties)
         if verdict.by_key:
             # The next task with the key may have the same id.
@@ -233,7 +253,7 @@ class AmendingChannel(FollowingChannel):
             dispatch(message)
 
     def _keep_to(self, verdict: Verdict, message: Any) -> bool:
-        """Drop a message or delay it again; return whether that was possible."""
+        """Drop a message or delay it again; return False if the latter was not possible."""
         if verdict.reason != POSTPONED:
             self._drop(verdict, message)
             return True
@@ -259,28 +279,28 @@ class AmendingChannel(FollowingChannel):
         for listener in _listeners:
             try:
                 listener(dropped)
-            except Exception:  # noqa: PERF203 - one that fails is not to keep others from it
-                # The message is acknowledged: to raise would stop the consumer for nothing.
+            except Exception:  # noqa: PERF203 - a listener that fails must not stop the others
+                # The message is acknowledged: an exception would only stop the consumer.
                 logger.exception("%r failed for %s", listener, _name(message))
 
     def _delay_again(self, message: Any, due: int) -> None:
-        """Publish a message again to the queue that it came from, with what is left of its delay.
+        """Publish a message again to the queue that it came from, for the rest of its delay.
 
         :param due: microseconds since the epoch.
         """
         queue = self._queue_of(message.delivery_info)
         if not queue:
-            raise AmendmentError("the queue that it came from is not known any more")
+            raise AmendmentError("the queue that it came from is not known")
         if not self.supports_batch_publish:
-            raise AmendmentError("a transaction that is rolled back would double it")
+            raise AmendmentError("the channel has a transaction, whose rollback would duplicate it")
         now = time.time_ns() // 1000
         longest = now + self._router.topology.ladder.maximum * 1000
         found = self._arrived(message)
         headers = dict(found.properties.get(_HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
-        # To that queue alone: its twins in other queues are delayed again, each to its own. It is
-        # to look as it was published all the same.
+        # To that queue only: copies in other queues are delayed again to theirs. On delivery, it
+        # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}
         properties = {**found.properties, _HEADERS: headers}
         plan = self.plan(properties, min(due, longest), "", queue, now)
@@ -294,7 +314,7 @@ class AmendingChannel(FollowingChannel):
             journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
 
     def _arrived(self, message: Any) -> Delivery:
-        """Return how a message was published, whether it came by a ladder or not."""
+        """Return how a message was published, whether a ladder delivered it or not."""
         info = message.delivery_info
         exchange, key = info.get("exchange", ""), info.get("routing_key", "")
         found = self._router.received(exchange, key, message.properties, self._queue_of(info))

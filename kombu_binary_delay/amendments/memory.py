@@ -1,13 +1,13 @@
-"""What one consumer's connection has read of amendments, and what becomes of a message. Pure.
+"""The amendments that one consuming connection has read, and what they do to a message. Pure.
 
-A message that no record names always passes. What is forgotten is forgotten by time alone: a
-record holds until the due time that it names, or else its own time, and then for as long as the
-stream keeps records.
+A message that no record names always passes. Records expire by time only: a record counts until the
+due time that it names (or else the time it was written), and then for as long as the stream keeps
+records.
 
-Of those with one key, the *valid* one is that of the last record in the order of the stream, which
-all consumers share, and not of any clock. So the generations that it supersedes are remembered, for
-as long as their messages can be on their way. One that arrives much later, after an outage, is not
-among them: it is told by the time in its name.
+Of the messages with one key, the *valid* one is that of the last record in the order of the stream,
+which is the same for all consumers and depends on no clock. The generations that it supersedes are
+remembered while their messages can still arrive. One that arrives much later, after an outage, is
+recognised by the time in its name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .record import (
 _ON_ITS_WAY = 600_000
 #: How long a key is remembered after its message was due, in milliseconds: as its stream does.
 _KEYS_MAX_AGE = 86_400_000
-#: So long ago, by its publisher's clock, a message may be whose record is still to come: in
+#: The greatest age, by its publisher's clock, of a message whose record may still be missing, in
 #: milliseconds.
 _JUST_NOW = 60_000
-#: How often to look for what can be forgotten, in milliseconds.
+#: How often to remove expired amendments, in milliseconds.
 _FORGET_EVERY = 60_000
-#: How long something is remembered is rounded up to a multiple of this, in milliseconds.
+#: The expiry times of amendments are rounded up to a multiple of this, in milliseconds.
 _ROUND = 60_000
 
 CANCELLED = "cancelled"
@@ -46,11 +46,11 @@ POSTPONED = "postponed"
 
 
 class Verdict(NamedTuple):
-    """What becomes of a message that has been amended.
+    """What happens to an amended message.
 
     :param reason: ``cancelled`` and ``superseded`` are dropped, ``postponed`` is delayed again.
-    :param due: of what is postponed, in milliseconds since the epoch.
-    :param by_key: whether its key is the reason, and not its id.
+    :param due: of a postponed message, in milliseconds since the epoch.
+    :param by_key: whether the amendment names its key, not its id.
     """
 
     reason: str
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
 
 
 class _Amended:
-    """What is known of one id or key, besides that it was cancelled."""
+    """What is known of one id or key, apart from cancellations."""
 
     __slots__ = (
         "at",
@@ -73,9 +73,9 @@ class _Amended:
     )
 
     def __init__(self) -> None:
-        #: The only valid one; empty where none supersedes what was published first.
+        #: The only valid generation; empty if none supersedes the first message.
         self.generation = ""
-        #: When that was published, when it is due, and when the first was that it put off.
+        #: When it was published, when it is due, and when the first message that it postpones was.
         self.at = self.due = self.first = 0
         self.cancelled = False
         #: Whether the valid one came after a cancellation.
@@ -92,13 +92,13 @@ class Memory:
 
     def __init__(self, max_age: int) -> None:
         self._max_age = max_age
-        #: Until when each is remembered. Plain cancellations are the many: they have a dict alone.
+        #: The expiry time of each cancelled name. Most records are of this kind.
         self._cancelled: dict[str, int] = {}
         self._stamped: dict[tuple[str, str], int] = {}
         self._amended: dict[str, _Amended] = {}
         self._keyed: dict[str, _Amended] = {}
         self._superseded: dict[str, int] = {}
-        #: Generations that are to run although a later one is valid, too.
+        #: Generations that still run although a later one is valid.
         self._kept: dict[str, int] = {}
         self._forgotten = self._until = 0
 
@@ -108,11 +108,11 @@ class Memory:
         return ids + len(self._stamped) + len(self._keyed)
 
     def learn(self, record: Record, now: int) -> None:
-        """Take note of the next record of a stream.
+        """Add the next record of a stream.
 
         :param now: milliseconds since the epoch.
         """
-        # A clock that is ahead is not to make a record stay for ever.
+        # A writer's clock that is ahead must not make a record stay forever.
         written = min(record.at, now)
         due = getattr(record, "due", None)
         keyed = getattr(record, "keyed", False)
@@ -126,7 +126,7 @@ class Memory:
     def _note(self, record: Record, until: int, now: int) -> None:
         match record:
             case Cancel(keyed=True):
-                # A key that nobody superseded has nothing to cancel: the record would be before.
+                # A key without a record has nothing to cancel: its record would have come before.
                 for name in record.names:
                     if name in self._keyed:
                         self._keyed[name].cancelled = True
@@ -142,7 +142,7 @@ class Memory:
                 self._supersede(record, until, now)
 
     def judge(self, properties: Mapping[str, Any], now: int) -> Verdict | None:
-        """Return what becomes of a message that arrives; None where it passes.
+        """Return what happens to a message that arrives; None if it passes.
 
         :param properties: as it was published.
         :param now: milliseconds since the epoch.
@@ -153,37 +153,45 @@ class Memory:
             verdict = self._judge_named(name, headers, amended, now)
             if verdict is not None:
                 return verdict
-        if self._cancelled.get(name, 0) > now or (self._stamped and self._has_stamp(headers, now)):
+        if self._stamped and self._has_stamp(headers, now):
+            return Verdict(CANCELLED)
+        if self._cancelled.get(name, 0) > now and not self.awaits_record(properties, now):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
         return None
 
-    def revives(self, properties: Mapping[str, Any]) -> bool:
-        """Return whether a message that passes replaces one that was cancelled before."""
+    def revives(self, properties: Mapping[str, Any], now: int) -> bool:
+        """Return whether a message that passes replaces one that was cancelled before.
+
+        :param now: milliseconds since the epoch.
+        """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
+        if amended is None:
+            return self.awaits_record(properties, now)
         return (
-            amended is not None
-            and amended.revived
+            amended.revived
             and not amended.cancelled
             and headers.get(GENERATION) == amended.generation
         )
 
     def awaits_record(self, properties: Mapping[str, Any], now: int) -> bool:
-        """Return whether a message has just replaced another, and its record was not read yet.
+        """Return whether a message has just replaced a cancelled one, by a record still unread.
+
+        It passes: where the record never comes, both run rather than none.
 
         :param now: milliseconds since the epoch.
         """
-        _, headers = names_of(properties)
-        replaces, generation = headers.get(REPLACES), headers.get(GENERATION)
-        if not isinstance(replaces, str) or not isinstance(generation, str):
-            return False
-        if abs(now - time_of(generation)) > _JUST_NOW:
-            return False
-        valid = self._amended.get(replaces)
-        is_known = generation in self._superseded or generation in self._kept
-        return not is_known and (valid is None or valid.generation != generation)
+        name, headers = names_of(properties)
+        generation = headers.get(GENERATION)
+        return (
+            isinstance(generation, str)
+            and headers.get(REPLACES) == name
+            # With the record, it is no longer among these.
+            and self._cancelled.get(name, 0) > now
+            and abs(now - time_of(generation)) <= _JUST_NOW
+        )
 
     def _judge_named(
         self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int
@@ -192,7 +200,7 @@ class Memory:
         generation = headers.get(GENERATION)
         verdict = None
         if isinstance(generation, str):
-            # What has a key and no generation was published by somebody who knows of neither.
+            # A message with a key but no generation comes from a program without this transport.
             if isinstance(key, str):
                 verdict = self._judge_generation(self._keyed.get(key), generation, now)
                 verdict = verdict and verdict._replace(by_key=True)
@@ -200,7 +208,7 @@ class Memory:
                 replaced = self._amended.get(replaces)
                 verdict = self._judge_generation(replaced, generation, now) or verdict
         if amended is not None and not (isinstance(generation, str) and replaces == name):
-            # A task that replaces itself by another, as Celery's can, goes on under its id.
+            # A task that calls Celery's replace() continues under its id.
             is_first = not headers.get("replaced_task_nesting")
             verdict = self._judge_first(amended, is_first=is_first) or verdict
         return verdict
@@ -223,7 +231,7 @@ class Memory:
         return Verdict(CANCELLED) if amended.cancelled else None
 
     def inherit(self, before: Memory) -> None:
-        """Take over what another memory knows besides: its stream may have been deleted since."""
+        """Add what an earlier memory knew: its stream may have been deleted since."""
         for name, until in before._cancelled.items():
             if name not in self._amended:
                 self._cancelled.setdefault(name, until)
@@ -240,7 +248,7 @@ class Memory:
         valid = known.setdefault(name, amended)
         before = amended.generation
         if before and valid.generation and valid.generation != before:
-            # What was valid before the stream was deleted is superseded by what is in it now.
+            # A generation from before the stream was deleted is superseded by the one in it now.
             self._superseded.setdefault(before, amended.due + _ON_ITS_WAY)
 
     def _of(self, name: str, until: int, *, keyed: bool = False) -> _Amended:
@@ -267,11 +275,11 @@ class Memory:
             return
         first = record.at
         if before:
-            # Who would put off the first for longer than it may wait begins anew.
+            # A message that would postpone the first beyond the longest wait starts a new series.
             limit = record.longest_wait
             waits = record.at < due
             if limit is None or (waits and record.due <= amended.first + limit):
-                # What its time does not tell to be older must be remembered for as long as the key.
+                # Unless its time shows that it is older, remember it for as long as the key.
                 is_older = time_of(before) < record.at
                 self._superseded[before] = (
                     max(due, now) + _ON_ITS_WAY if is_older else amended.until
@@ -286,9 +294,9 @@ class Memory:
 
     @staticmethod
     def _is_older(generation: str, valid: _Amended, now: int) -> bool:
-        """Whether a generation that we do not know was superseded so long ago that we forgot it.
+        """Whether an unknown generation was superseded so long ago that it is forgotten.
 
-        One that is new may be so new that its record has not been read.
+        Otherwise it may be so new that its record has not been read.
         """
         published = time_of(generation)
         return bool(valid.generation) and published + _ON_ITS_WAY < now and published < valid.at
@@ -304,7 +312,7 @@ class Memory:
         return False
 
     def _rounded(self, until: int) -> int:
-        """Return the end of a time's minute: one object for all records of that minute."""
+        """Return the end of a time's minute; all records of that minute share the object."""
         until += -until % _ROUND
         if until != self._until:
             self._until = until

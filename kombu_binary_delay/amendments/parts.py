@@ -1,4 +1,4 @@
-"""What amendments need on the broker: their names, and the exchange with its streams. Pure."""
+"""The exchange and the streams of amendments, and their names. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ IDS = "ids"
 KEYS = "keys"
 #: How long the stream of keys keeps records, as RabbitMQ's ``x-max-age`` has it.
 KEYS_MAX_AGE = "1D"
-#: Retention takes whole segments, and leaves one: small ones are forgotten in time. In bytes.
+#: RabbitMQ deletes whole segments, and keeps the last: small ones expire in time. In bytes.
 _SEGMENT = 1_000_000
-#: RabbitMQ's own: the exchange that a message was published to before it first waited.
+#: RabbitMQ's header with the exchange that a message was published to before it first waited.
 ENTERED = "x-first-death-exchange"
 
 
 def exchange_name(namespace: str) -> str:
-    """Name the exchange that amendments are written to."""
+    """Return the name of the exchange that amendments are published to."""
     return f"{namespace}.{VERSION}.amendments"
 
 
 def stream_name(namespace: str, key: str) -> str:
-    """Name the stream of ids or of keys."""
+    """Return the name of the stream of ids or of keys."""
     return f"{exchange_name(namespace)}.{key}"
 
 
 def amendments_part(settings: Settings) -> Part:
-    """Compute what amendments need on the broker: an exchange and two streams."""
+    """Return the exchange and the two streams of amendments."""
     exchange = exchange_name(settings.namespace)
     ages = {IDS: settings.amendments_max_age, KEYS: KEYS_MAX_AGE}
     return Part(

@@ -1,6 +1,6 @@
-"""What an amendment says, as a value and as a line of JSON. Pure.
+"""The records of amendments, as values and as lines of JSON. Pure.
 
-Times are milliseconds since the epoch, by the clock of whoever wrote the record.
+Times are milliseconds since the epoch, by the clock of the record's writer.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any, TypeAlias, TypeGuard
 
 from kombu_binary_delay.errors import AmendmentError
 
-#: The header with the key of a message: of all that wait with one key, only the latest runs.
+#: The header with the key of a message: of all waiting messages with one key, only the latest runs.
 KEY = "x-delay-key"
-#: The longest time in milliseconds that later messages with the same key put off the first.
+#: The header with the longest time, in milliseconds, by which later messages postpone the first.
 LONGEST_WAIT = "x-delay-key-max-wait"
 #: The header with the id of the message that this one is published in place of.
 REPLACES = "x-delay-replaces"
-#: The header that names one message among those with the same key or id. We write it.
+#: The header that names one message among those with the same key or id. The transport writes it.
 GENERATION = "x-delay-generation"
 
-#: A name longer than this, in bytes, is refused: RabbitMQ's own limit for short strings.
+#: The longest name, in bytes: AMQP's limit for short strings.
 MAX_NAME = 255
-#: So many ids are written in one record.
+#: The most ids in one record.
 MAX_IDS = 1000
-#: A record larger than this, in bytes, is not ours.
+#: The largest record, in bytes; a larger message is not a record.
 MAX_BYTES = 1_000_000
-#: A time later than this is no time: the year 9999.
+#: The latest valid time: the end of the year 9999.
 MAX_TIME = 253_402_300_799_999
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """Drop what has one of these ids, or keys.
+    """Drop the messages with one of these ids or keys.
 
     :param at: when it was written.
-    :param due: when the last of it is due; None where that is not known.
+    :param due: when the last of them is due; None if not known.
     :param keyed: whether the names are keys. An id and a key may be the same word.
     """
 
@@ -57,7 +57,7 @@ class CancelStamped:
 
 @dataclass(frozen=True)
 class Postpone:
-    """Hold back what has this id until a later time."""
+    """Delay the message with this id until a later time."""
 
     name: str
     due: int
@@ -66,11 +66,11 @@ class Postpone:
 
 @dataclass(frozen=True)
 class Supersede:
-    """Of all with this id or key, only this generation is valid from now on.
+    """Of all messages with this id or key, only this generation is valid from now on.
 
     :param due: when the message of this generation is due.
-    :param longest_wait: in milliseconds, since the first of those that supersede each other; None
-        for without end.
+    :param longest_wait: in milliseconds, since the first of the messages that supersede each other;
+        None for no limit.
     :param keyed: whether the name is a key.
     """
 
@@ -108,11 +108,11 @@ def to_line(record: Record) -> str:
 
 
 def from_line(line: str | bytes) -> Record | None:
-    """Read a record; None for what is not one, whoever wrote it."""
+    """Read a record; None if the line is not a valid one."""
     if len(line) > MAX_BYTES:
         return None
     try:
-        # Of bytes, json would find out the encoding first, which takes as long as to read them.
+        # Given bytes, json would first detect the encoding, which takes as long as the parsing.
         read = json.loads(line if isinstance(line, str) else str(line, "utf-8"))
     except (ValueError, RecursionError):
         return None
@@ -162,12 +162,12 @@ _READERS: dict[str, Callable[[dict[str, Any], int], Record | None]] = {
 
 
 def new_generation(at: int) -> str:
-    """Name a generation that begins now: its time, and what nobody else draws."""
+    """Return a new name for a generation: its time and a random part."""
     return f"{at:x}-{secrets.token_hex(6)}"
 
 
 def time_of(generation: str) -> int:
-    """Read when a generation began, in milliseconds since the epoch; 0 where it does not say."""
+    """Return when a generation began, in milliseconds since the epoch; 0 if it is not readable."""
     try:
         return int(generation.partition("-")[0], 16)
     except ValueError:
@@ -175,16 +175,16 @@ def time_of(generation: str) -> int:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that can be amended.
+    """Return an id or a key if it is valid.
 
-    :raises AmendmentError: where it is no string, is empty, or is too long.
+    :raises AmendmentError: if it is not a string, is empty, or is too long.
     """
     if not isinstance(name, str) or not name:
-        raise AmendmentError(f"{what} must be a string that is not empty, got {name!r}")
+        raise AmendmentError(f"{what} must be a non-empty string, got {name!r}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise AmendmentError(f"{what} must be text that UTF-8 can write, got {name!r}") from None
+        raise AmendmentError(f"{what} must be text that UTF-8 can encode, got {name!r}") from None
     if size > MAX_NAME:
         raise AmendmentError(
             f"{what} must have at most {MAX_NAME} bytes, got {size}: {name[:60]!r}…"
@@ -195,7 +195,7 @@ def check_name(name: object, what: str) -> str:
 def check_wait(value: object) -> int | None:
     """Return the longest wait that a header asks for, in milliseconds.
 
-    :raises AmendmentError: where it is no whole number of milliseconds above 0.
+    :raises AmendmentError: if it is not a whole number of milliseconds above 0.
     """
     if value is None:
         return None
@@ -209,7 +209,7 @@ def check_wait(value: object) -> int | None:
 def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the id of a message, or an empty string, and its headers.
 
-    A reply has the ``correlation_id`` of what it answers, and no ``reply_to``: it is not that.
+    The ``correlation_id`` counts only with a ``reply_to``: a reply has that of its request.
     """
     headers = properties.get("application_headers") or {}
     name = headers.get("id") if "task" in headers else None
@@ -238,7 +238,7 @@ def _is_time(value: object) -> TypeGuard[int]:
 def split(
     names: Iterable[str], at: int, due: int | None = None, *, keyed: bool = False
 ) -> list[Cancel]:
-    """Write the cancellation of many names as records of a bounded size."""
+    """Return the records that cancel many names, each of a bounded size."""
     listed = list(dict.fromkeys(names))
     parts = range(0, len(listed), MAX_IDS)
     return [Cancel(tuple(listed[each : each + MAX_IDS]), at, due, keyed) for each in parts]

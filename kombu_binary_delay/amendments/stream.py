@@ -1,13 +1,13 @@
-"""The amendments of one connection: written with a confirm, and read before messages are taken.
+"""Write a connection's amendments with confirms, and read all amendments before it consumes.
 
-There are two streams behind one exchange. One has what names an id, and is kept for long. The other
-has what names a key, which can be a record for each publish, and is kept for a day.
+One exchange has two streams. One stream has the records with ids, and keeps them for long. The
+other has the records with keys, which can be one for each publish, and keeps them for a day.
 
-To have read all that was confirmed before, a connection appends a marker of its own and reads
-until it sees that. The marker goes through the default exchange, and is mandatory: so it also asks
-whether the streams exist, with no error where they do not. A user that may not write there reads
-until nothing more comes. A record is one only if it came through the exchange of the amendments: so
-who may not write there cannot amend.
+To read everything that was confirmed before, a connection appends a marker and reads until the
+marker comes. The marker goes through the default exchange and is mandatory, so it also shows
+whether the streams exist. For a user that may not write there, reading ends when no more records
+come. A record counts only if it came through the exchange of the amendments, so only a user that
+may write to that exchange can amend.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
 from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, blocked
-from .memory import CANCELLED, Memory, Verdict
+from .memory import Memory, Verdict
 from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
 from .record import MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
 
-#: A cancellation of what is due later than this, in milliseconds, rides the ladder, and reaches the
-#: stream so much before. Consumers remember what is due soon, and not what is due in a year.
+#: The cancellation of a message that is due later than this, in milliseconds, waits on the ladder
+#: and reaches the stream shortly before. So consumers remember only what is due soon.
 FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
 _LOOK_EVERY = 1.0
-#: And where that failed for another reason than a permission.
+#: The same after a failure that is not a missing permission.
 _LOOK_AGAIN = 30.0
-#: A user who may append no marker reads for so long at most, in seconds.
+#: The longest reading for a user that may not append a marker, in seconds.
 _QUIET_AT_LAST = 5.0
-#: How long a record can take behind the message that it is of, in seconds.
+#: How much later than its message a record can come, in seconds.
 _AWAITED = 1.0
 
-#: RabbitMQ's words for a node that joined after the stream was declared, or is just starting.
+#: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: For how long nothing is asked of a broker that blocked publishers, in seconds.
+#: For how long to append no marker on a broker that blocked publishers, in seconds.
 _BLOCKED = 300.0
-#: A node that has just started takes so long, in seconds, until all streams are where they were.
+#: How long a node that has just started takes to make its streams available, in seconds.
 _RECOVERY = 5.0
 
 _warned: set[str] = set()
@@ -74,7 +74,7 @@ def _bounded_line(record: Record) -> str:
     if len(line) > MAX_BYTES:
         raise AmendmentError(
             f"a record can have at most {MAX_BYTES} bytes, got {len(line)}: {line[:60]}…; "
-            f"name less, or by shorter names"
+            f"give fewer or shorter names"
         )
     return line
 
@@ -83,7 +83,7 @@ class Amendments:
     """The amendments that one connection writes and reads.
 
     :param connection: of py-amqp.
-    :param server: the properties that the broker sent of itself.
+    :param server: the properties that the broker sent when the connection opened.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class Amendments:
 
     @property
     def is_reading(self) -> bool:
-        """Whether all that was confirmed before has been read, and what comes is.
+        """Whether all existing records have been read, and new ones are read as they come.
 
-        The broker may have ended that for one of the streams, or closed the channel.
+        It is False after the broker cancelled a consumer or closed the channel.
         """
         channel = self._channel
         return channel is not None and channel.is_open and channel.streams == self._streams
@@ -126,33 +126,33 @@ class Amendments:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the settings want amendments."""
+        """Whether the setting ``amendments`` is on."""
         return self._settings.amendments
 
     def require(self) -> None:
-        """Raise an error where nothing can be amended.
+        """Raise an error if amendments are off, or the broker has no streams.
 
-        :raises AmendmentError: where the settings or the broker leave it impossible.
+        :raises AmendmentError: names the setting or the version, and the remedy.
         """
         if not self._settings.amendments:
             raise AmendmentError(
-                "what waits cannot be amended, since the setting amendments is False; "
-                "set it to True for this connection and for its consumers"
+                "amendments are off, since the setting amendments is False; "
+                "set it to True for this connection and for the consumers"
             )
         if not self.is_possible:
             raise AmendmentError(
-                f"what waits cannot be amended on {self._server.get('product')} "
-                f"{self._server.get('version', '')}, which has no streams; RabbitMQ 3.9 has them"
+                f"amendments need streams, which {self._server.get('product')} "
+                f"{self._server.get('version', '')} does not have; use RabbitMQ 3.9 or later"
             )
 
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, records: Iterable[Record]) -> None:
-        """Write records, and return when the broker has confirmed them all.
+        """Write records; return when the broker has confirmed them all.
 
         The streams are declared if they do not exist.
 
-        :raises AmendmentError: where the broker cannot, or refuses.
+        :raises AmendmentError: if the broker has no streams, or refuses.
         """
         self._write(
             [
@@ -162,16 +162,16 @@ class Amendments:
         )
 
     def write_ahead(self, record: Record, due: int) -> None:
-        """Write a record that consumers need to know shortly before a due time, and not now.
+        """Write a record that consumers need only shortly before a due time.
 
         :param due: in milliseconds since the epoch.
         :raises AmendmentError: as :meth:`write`.
-        :raises DelayError: where that is further away than the ladder reaches.
+        :raises DelayError: if the due time is beyond the ladder's maximum.
         """
         self.require()
         now = time.time_ns() // 1_000_000
         can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
-        # The stream itself is to keep it until then.
+        # The stream must keep it until then.
         far, lead = min(FAR_AHEAD, self.max_age), min(LEAD, self.max_age // 2)
         if due - now < far or not can_ride:
             self.require_remembered(due, now)
@@ -187,19 +187,19 @@ class Amendments:
                 self._declare()
                 self._executor.do(way)
         except TopologyError as exc:
-            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+            raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
 
     def require_remembered(self, due: int, now: int) -> None:
-        """Raise an error where the stream would forget a record before it is due.
+        """Raise an error if the stream would drop a record before its due time.
 
         :raises AmendmentError: names the time, the limit and the remedy.
         """
         if due - now > self.max_age:
             raise AmendmentError(
-                f"what is due in {(due - now) // 1000} s cannot be cancelled so, since records are "
-                f"kept for {self.max_age // 1000} s; cancel each task with its own eta, on a "
-                f"connection that may declare our own ladder, or set amendments_max_age to more"
+                f"a cancellation for a due time in {(due - now) // 1000} s would expire before, "
+                f"since records are kept for {self.max_age // 1000} s; cancel each task with its "
+                f"own eta, on a connection that may declare the ladder, or raise amendments_max_age"
             )
 
     def _write(self, lines: list[_Written]) -> None:
@@ -213,24 +213,24 @@ class Amendments:
                     time.sleep(0.1)
         except AccessRefused as exc:
             raise AmendmentError(
-                f"this user may not amend what waits: {exc.reply_text}; grant the permission "
+                f"this user may not amend messages: {exc.reply_text}; grant the permission "
                 f"write on {self._exchange!r}"
             ) from exc
         except BinaryDelayError as exc:
-            raise AmendmentError(f"what waits cannot be amended: {exc}") from exc
+            raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         if lines:
             raise AmendmentError(
-                f"RabbitMQ took {len(lines)} amendments into no stream; declare the exchange "
+                f"no stream took {len(lines)} amendments; declare the exchange "
                 f"{self._exchange!r} and its streams with kombu-binary-delay create"
             )
 
     def prepare(self) -> None:
-        """Find out whether records can be written, before what they are about is published.
+        """Check that records can be written, before the messages that they name are published.
 
         :raises AmendmentError: as :meth:`write`.
         """
         if not self._can_write:
-            # One that names nothing.
+            # A record that names nothing.
             self.write([Cancel((), time.time_ns() // 1_000_000)])
             self._can_write = True
 
@@ -243,7 +243,7 @@ class Amendments:
             try:
                 returned = channel.wait_for_confirms()
             except NotFound:
-                # No exchange: the broker has taken none.
+                # No exchange: the broker has taken no record.
                 return lines
         return [each for each in lines if (each.key, each.line) in returned]
 
@@ -251,13 +251,13 @@ class Amendments:
         if self._settings.declare == "never":
             raise AmendmentError(
                 f"the exchange {self._exchange!r} and its streams do not exist, and declare is "
-                f"'never': make them beforehand with kombu-binary-delay create"
+                f"'never'; make them with kombu-binary-delay create"
             )
         self._executor.run(self._ensure())
 
     def _ensure(self) -> Steps:
-        # Of two who declare a stream at the same time, one is answered before it has started; to
-        # publish to it then would end the whole connection. So one declares it, and others wait.
+        # If two programs declare a stream at once, one gets the answer before the stream has
+        # started, and its publish would end the connection. So one declares, and others wait.
         command = Ensure(
             amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
         )
@@ -270,9 +270,9 @@ class Amendments:
             time.sleep(0.02)
 
     def publish(self, message: Any, exchange: str, routing_key: str) -> None:
-        """Publish a message that is not an amendment, and return when it is confirmed.
+        """Publish a message that is not an amendment; return when it is confirmed.
 
-        :raises AmendmentError: where the broker refuses it.
+        :raises AmendmentError: if the broker refuses it.
         """
         try:
             with self._buffer.closed():
@@ -285,16 +285,16 @@ class Amendments:
     # -- reading -------------------------------------------------------------------------------
 
     def catch_up(self, *, wait: bool = True) -> None:
-        """Read all that has been confirmed so far, if it is not being read already.
+        """Read all records that are confirmed so far, if they are not being read already.
 
-        What goes wrong is a warning in the log: a consumer without amendments is a consumer still.
+        A failure is logged as a warning: the consumer works without amendments.
 
-        :param wait: for streams that have been there, and may be there again in a moment.
+        :param wait: whether to wait a few seconds for streams that existed before.
         """
         if self.is_reading or not self._can_read:
             return
         now = time.monotonic()
-        # Not where it failed a moment ago.
+        # Not after a recent failure.
         end = now + _RECOVERY if wait and now > self._looked else now
         self._looked = now
         try:
@@ -311,16 +311,16 @@ class Amendments:
             self._warn(f"{exc}{remedy}; it is tried again in {_LOOK_AGAIN:g} s")
 
     def look(self) -> None:
-        """Catch up, if that was not tried within the last second."""
+        """Catch up, unless that was tried within the last second."""
         if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
             self.catch_up(wait=False)
 
     def lag(self) -> float | None:
-        """Return how long a record takes from its confirm until it is read here, in seconds.
+        """Return the time from the confirm of a record until it is read here, in seconds.
 
-        Appends a marker to both streams; of their times, this is the longer one.
+        This appends a marker to both streams and returns the longer of the two times.
 
-        :returns: None where they are not read, or this user may not write to them.
+        :returns: None if the streams are not read, or this user may not write to them.
         """
         self.catch_up()
         channel = self._channel
@@ -338,40 +338,35 @@ class Amendments:
             return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
-        """Return what becomes of a message that arrives; None where it passes."""
+        """Return what happens to a message that arrives; None if it passes."""
         if not self.is_reading:
-            # The streams may exist since the first amendment, which is after this began to consume.
+            # The first amendment, after this began to consume, may have created the streams.
             headers = properties.get("application_headers")
             if self._can_read and headers and HEADER in headers:
                 self.look()
         if not self.memory:
             return None
         now = time.time_ns() // 1_000_000
-        verdict = self.memory.judge(properties, now)
-        if (
-            verdict is not None
-            and verdict.reason == CANCELLED
-            and self.memory.awaits_record(properties, now)
-        ):
-            # It was published an instant ago in place of what was cancelled.
+        if self.memory.awaits_record(properties, now):
+            # It was published an instant ago, and may have been cancelled since.
             self._read_on(lambda: not self.memory.awaits_record(properties, now))
-            verdict = self.memory.judge(properties, time.time_ns() // 1_000_000)
-        return verdict
+            now = time.time_ns() // 1_000_000
+        return self.memory.judge(properties, now)
 
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
-        """Read until it is enough, or a second has passed."""
+        """Read until ``is_enough``, or for a second."""
         end = time.monotonic() + _AWAITED
         with self._buffer.closed():
             while self.is_reading and not is_enough() and time.monotonic() < end:
                 self._open().is_busy()
 
     def _begin_again_until(self, end: float) -> None:
-        """Catch up; try that again until a time, where a node that starts has no replica yet."""
+        """Catch up; repeat that until a time while a starting node has no replica yet."""
         while True:
             try:
                 self._begin_to_read(end)
             except (amqp.ChannelError, BinaryDelayError) as exc:  # noqa: PERF203 - a retry
-                # To go on reading where that has failed would read each record twice.
+                # Reading on after a failure would read each record twice.
                 self._leave()
                 if _NO_REPLICA not in str(exc) or time.monotonic() > end:
                     raise
@@ -388,11 +383,11 @@ class Amendments:
                 if not streams:
                     return
             except (AccessRefused, BlockedError) as exc:
-                # Who may not append a marker reads until no more comes.
+                # Without the permission to append a marker, read until no more records come.
                 streams, markers = self._streams, 0
                 self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else _BLOCKED
             channel = self._open()
-            # What was known counts until all is read again.
+            # What was read before counts until everything is read again.
             channel.begin(Memory(self.max_age), self._exchange, marker.encode())
             try:
                 channel.read(streams, self._cancelled)
@@ -401,7 +396,7 @@ class Amendments:
                     raise
                 return
             channel.read_until(markers)
-            # Where records never cease, the rest is read as it comes.
+            # If records keep coming, the rest is read as it comes.
             quiet = time.monotonic() + _QUIET_AT_LAST
             while not markers and time.monotonic() < quiet and channel.is_busy():
                 pass
@@ -412,10 +407,10 @@ class Amendments:
                 _known.add(self._place)
 
     def _mark_all(self, end: float) -> tuple[str, list[str]]:
-        """Append a marker to the streams; return it, and the streams that are to be read.
+        """Append a marker to the streams; return it, and the streams to read.
 
         :param end: until when to wait for streams that this process has read before: a broker that
-            has just started takes a moment to have them again.
+            has just started needs a moment to make them available.
         """
         while True:
             marker = json.dumps({"marker": secrets.token_hex(8)})
@@ -423,7 +418,7 @@ class Amendments:
             if streams == self._streams or self._place not in _known:
                 return marker, streams
             if time.monotonic() >= end:
-                # Somebody has deleted them.
+                # They were deleted.
                 _known.discard(self._place)
                 return marker, streams
             time.sleep(0.1)
@@ -433,11 +428,11 @@ class Amendments:
         return self._connection.virtual_host, self._exchange
 
     def _mark(self, marker: str) -> list[str]:
-        """Append a marker to what is not being read; return the streams that are to be read now.
+        """Append a marker to the streams that are not being read; return the streams to read now.
 
-        None, where all that exist are being read already.
+        There are none if all existing streams are being read already.
 
-        :raises BlockedError: where the broker has just blocked who published.
+        :raises BlockedError: if the broker has recently blocked publishers.
         """
         if time.monotonic() - blocked.get(self._connection.host, float("-inf")) < _BLOCKED:
             raise BlockedError
@@ -447,7 +442,7 @@ class Amendments:
         found = self._append(marker, missing)
         if not found or not read:
             return found
-        # One is there again: all are read anew, up to a marker in each.
+        # A stream exists again: read all from the beginning, up to a marker in each.
         self._append(marker, read)
         self._leave()
         return self._streams
@@ -461,14 +456,14 @@ class Amendments:
         return [each for each in streams if each not in missing]
 
     def _cancelled(self, tag: str) -> None:
-        """Look again with the next message: a stream was deleted, or its node has gone."""
+        """Check the streams again with the next message: one was deleted, or its node stopped."""
         self._looked = float("-inf")
         channel = self._channel
         if channel is not None and not channel.goes_on_without(tag):
             self._leave()
 
     def _leave(self) -> None:
-        """Close the channel without waiting; the next to need one opens another."""
+        """Close the channel without waiting; the next use opens another one."""
         channel, self._channel = self._channel, None
         if channel is not None and channel.is_open:
             channel.leave()
@@ -487,4 +482,4 @@ class Amendments:
     def _warn(reason: str) -> None:
         if reason not in _warned:
             _warned.add(reason)
-            logger.warning("amendments are not read, so that what was cancelled runs: %s", reason)
+            logger.warning("amendments are not read, so cancelled messages run: %s", reason)

@@ -1,4 +1,4 @@
-"""Many publishes with few waits."""
+"""Publish many messages with few waits for confirms."""
 
 from .batch import Outcome, PublishBatch
 

@@ -1,9 +1,9 @@
-"""Many publishes with few waits: a window of messages whose confirms are outstanding.
+"""Publish many messages with a window of outstanding confirms.
 
-:class:`PublishBatch` is what Kombu's ``Producer.batch()`` (Kombu 5.7 and later) asks a channel for;
-it works alone as well, on any channel of Kombu's ``pyamqp`` transport or one like it, ours or not.
-It publishes on a channel of its own, in confirm mode, on the user's connection: the user's own
-channel stays as it is. It must not import the transport.
+Kombu's ``Producer.batch()`` (Kombu 5.7 and later) asks a channel for a :class:`PublishBatch`. It
+also works alone, on any channel of Kombu's ``pyamqp`` transport or a similar one, ours or not. It
+publishes on a separate channel of the user's connection, in confirm mode: the user's channel does
+not change. This module must not import the transport.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ RETURNED = "returned"
 UNKNOWN = "unknown"
 DISCARDED = "discarded"
 
-#: How many messages are sent at once, where the window is not smaller, nor they larger.
+#: The most messages to send at once; fewer if the window is smaller or the messages are large.
 _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
-#: Later than all that has a time, in microseconds since the epoch.
+#: Later than any due time, in microseconds since the epoch.
 _EVER = 2**63
-#: How long to wait until a broker that failed to answer takes a last word, in seconds.
+#: The timeout for closing a channel after the broker failed to answer, in seconds.
 _LAST_WORD = 1.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one message of a batch.
+    """The outcome of one message of a batch.
 
-    :param tag: what the publisher called it; None where it did not.
+    :param tag: the publisher's name for it; None if it has none.
     :param state: one of
 
         * ``confirmed``: the broker has taken responsibility for it.
         * ``nacked``: the broker refused it; a full queue that rejects does so.
-        * ``returned``: it was mandatory, and no queue was there for it. The broker has dropped it.
-        * ``unknown``: it was sent, and the connection or the channel ended, or the time to wait,
-          before an answer came. To publish it again may double it.
-        * ``discarded``: it was never sent. To publish it again doubles nothing.
+        * ``returned``: it was mandatory, and no queue matched. The broker has dropped it.
+        * ``unknown``: it was sent, but the connection or the channel closed, or the timeout
+          expired, before an answer came. Another publish may duplicate it.
+        * ``discarded``: it was never sent. Another publish cannot duplicate it.
 
-    :param reply_code: the broker's, where it gave one; else 0.
-    :param reply_text: the broker's words, or why the outcome is unknown or discarded.
+    :param reply_code: the broker's reply code, if it gave one; otherwise 0.
+    :param reply_text: the broker's reply text, or why the outcome is unknown or discarded.
     """
 
     tag: Any
@@ -96,36 +96,36 @@ class _Pending:
         self.message = message
         self.exchange = exchange
         self.routing_key = routing_key
-        #: Mandatory and immediate, the time to write in seconds, the time to wait for the confirm.
+        #: Mandatory, immediate, the write timeout and the confirm timeout in seconds.
         self.options = options
         self.tag = tag
-        #: Microseconds since the epoch, where it asks for a delay.
+        #: Microseconds since the epoch, if it asks for a delay.
         self.due: int | None = None
-        #: What is to be published instead, and until when: then, the delay is a tick shorter.
+        #: What to publish instead, and until when: after that, the delay is a tick shorter.
         self.packed: tuple[dict[str, Any], str, str] | None = None
         self.until = _EVER
         self.sent = False
-        #: What it supersedes, to be recorded when it is confirmed.
+        #: The records of what it supersedes, to be written when it is confirmed.
         self.records: list[Any] = []
-        #: Of its outcome; empty until that is known.
+        #: The state of its outcome; empty until that is known.
         self.state = ""
-        #: By which a returned message is recognised: AMQP does not number them.
+        #: Identifies it if it is returned: AMQP gives returned messages no number.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
 
     @property
     def written(self) -> tuple[dict[str, Any], str, str]:
-        """What is written to the broker, besides the body: properties, exchange, routing key."""
+        """The properties, the exchange and the routing key that are sent."""
         return self.packed or (self.message.properties, self.exchange, self.routing_key)
 
     @property
     def headers(self) -> Any:
-        """The headers that it was sent with."""
+        """The headers that are sent."""
         return self.written[0].get(_HEADERS)
 
     @property
     def name(self) -> str:
-        """What an error calls it."""
+        """Its name in errors."""
         if self.tag is not None:
             return repr(self.tag)
         properties = self.message.properties
@@ -139,20 +139,20 @@ class _Pending:
 class PublishBatch:
     """Publish with up to ``max_size`` confirms outstanding.
 
-    Messages are gathered, up to a hundred, and then sent at once, in one write. While the next are
-    gathered, the broker confirms these; only where ``max_size`` are unconfirmed, that is waited
-    for. A delay counts from the call of :meth:`publish`.
+    Messages are buffered, up to a hundred, and then sent in one write. The broker confirms them
+    while the next ones are buffered; the batch waits only when ``max_size`` messages are
+    unconfirmed. A delay counts from the call of :meth:`publish`.
 
-    Used alone, it is a context manager: leaving it flushes, or after an exception discards, and
+    Used alone, it is a context manager: on exit, it flushes (after an exception, it discards) and
     closes. Use it from several threads only if nothing else uses the connection meanwhile.
 
     :param channel: the channel to publish on behalf of.
-    :param max_size: how many messages may have been sent and not been confirmed yet, and no more
-        than that are gathered.
+    :param max_size: the most messages that may be sent and not yet confirmed, and the most that are
+        buffered.
     :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
-        the batch. Where it is given, one message's fate is no error: it is reported here.
-    :raises TypeError: where the channel is not one of AMQP.
-    :raises ValueError: where ``max_size`` is not a whole number >= 1.
+        the batch. If it is given, a message that was not confirmed raises no error.
+    :raises TypeError: if the channel is not one of py-amqp.
+    :raises ValueError: if ``max_size`` is not a whole number >= 1.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class PublishBatch:
     ) -> None:
         if not isinstance(channel, amqp.Channel):
             raise TypeError(
-                f"a publish batch needs a channel of py-amqp, got {channel!r}; take one from a "
-                f"kombu.Connection to RabbitMQ, by its channel() or default_channel"
+                f"a publish batch needs a channel of py-amqp, got {channel!r}; use channel() or "
+                f"default_channel of a kombu.Connection to RabbitMQ"
             )
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
             raise ValueError(f"max_size must be a whole number >= 1, got {max_size!r}")
@@ -179,14 +179,14 @@ class PublishBatch:
         self._tick = mechanism.router.topology.ladder.tick * 1000 if mechanism else 1
         self._confirm_channel: ConfirmChannel | None = None
         self._messages: Any = None
-        #: Whether any message was to be confirmed within some time.
+        #: Whether any message has a confirm timeout.
         self._is_timed = False
         self._number = 0
         self._buffer: deque[_Pending] = deque()
         self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
         self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
         self._to_note: deque[_Pending] = deque()
-        #: Those that supersede others, in their order, in which it is recorded.
+        #: The messages that supersede others, in the order in which to record that.
         self._to_record: deque[_Pending] = deque()
         self._unreported: deque[tuple[_Pending, Outcome]] = deque()
         self._unconfirmed: list[tuple[_Pending, Outcome]] = []
@@ -211,15 +211,15 @@ class PublishBatch:
     ) -> None:
         """Publish a message that the channel's ``prepare_message`` made.
 
-        :param timeout: how long the sending may take, in seconds. Of those that are sent at once,
-            the shortest counts.
-        :param confirm_timeout: how long to wait for confirms, in seconds; None is as long as
-            ``timeout``, or without end. Of a window, the shortest counts.
-        :param tag: what its :class:`Outcome` will call it.
+        :param timeout: the write timeout in seconds. Among messages that are sent at once, the
+            shortest counts.
+        :param confirm_timeout: how long to wait for the confirm, in seconds. By default, as long as
+            ``timeout``, or without a limit. Among the messages of a window, the shortest counts.
+        :param tag: your name for the message in its :class:`Outcome`.
         :raises DelayError, AddressError, TopologyError, AmendmentError: as ``basic_publish``; the
-            message is then no part of the batch.
-        :raises UnconfirmedError: where the connection or the channel has ended.
-        :raises RuntimeError: where the batch is closed or discarded.
+            message is then not in the batch.
+        :raises UnconfirmedError: if the connection or the channel has closed.
+        :raises RuntimeError: if the batch is closed or discarded.
         """
         confirm_timeout = confirm_timeout or timeout
         options = ((mandatory, immediate), timeout, confirm_timeout)
@@ -235,14 +235,14 @@ class PublishBatch:
                 )
             if headers:
                 now = time.time_ns() // 1000
-                # Where zero is asked for, the message is due, and loses its header all the same.
+                # With a delay of zero, the message is due now, and still loses its header.
                 pending.due = due_time(headers, now) or 0
-                # What is wrong with it is to be raised here, not when it is sent.
+                # Raise an error about the message here, not when it is sent.
                 self._pack(pending, now)
             self._buffer.append(pending)
             if pending.records:
                 self._to_record.append(pending)
-            # A callback that publishes while the batch waits must not make it wait in itself.
+            # A callback that publishes while the batch waits must not start a second wait.
             if len(self._buffer) >= self._at_once and not self._busy:
                 self._send_all()
             self._report()
@@ -252,12 +252,12 @@ class PublishBatch:
 
         Deliveries and other events of the connection are handled meanwhile.
 
-        :raises UnconfirmedError: where a message since the last flush was nacked or returned, and
-            there is no ``on_outcome``; or where the connection or the channel has ended.
+        :raises UnconfirmedError: if a message since the last flush was nacked or returned, and
+            there is no ``on_outcome``; or if the connection or the channel has closed.
         """
         with self._lock:
             self._check()
-            # What a callback publishes meanwhile is flushed, too.
+            # Messages that a callback publishes meanwhile are flushed, too.
             while self._buffer or self._sent:
                 self._send_all()
                 self._wait()
@@ -266,7 +266,7 @@ class PublishBatch:
             self._complain()
 
     def discard(self) -> None:
-        """Forget what is buffered. What was sent cannot be called back."""
+        """Drop what is buffered. Messages that were sent stay sent."""
         with self._lock:
             self._over = self._over or "discarded"
             while self._buffer:
@@ -277,7 +277,7 @@ class PublishBatch:
     def close(self) -> None:
         """Close the channel of the batch.
 
-        :raises UnconfirmedError: where messages were neither flushed nor discarded.
+        :raises UnconfirmedError: if messages were neither flushed nor discarded.
         """
         with self._lock:
             discarded, self._over = self._over == "discarded", "closed"
@@ -310,7 +310,7 @@ class PublishBatch:
             while self._buffer:
                 self._fail_if_lost()
                 room = min(self._at_once, len(self._buffer))
-                # These may run callbacks, which may do what they like with the batch.
+                # These may run callbacks, which can use the batch in any way.
                 self._wait(self.max_size - room)
                 self._make_ready(room)
                 if self._buffer and not self._is_lost():
@@ -320,12 +320,12 @@ class PublishBatch:
             self._busy = busy
 
     def _make_ready(self, room: int) -> None:
-        """Open the channel, and write the delays anew that are shorter by now."""
+        """Open the channel, and rewrite the delays that are shorter by now."""
         try:
             if self._buffer:
                 self._open()
-            # Twice: with a declaration it may take long, and then others are shorter, too. No more
-            # than that: where each takes long, there is no end of it.
+            # Twice: a declaration can take long, and then other delays are shorter, too. Not more
+            # often: if each declaration takes long, that would never end.
             for _ in range(2):
                 now = time.time_ns() // 1000
                 for pending in [each for each in islice(self._buffer, room) if each.until <= now]:
@@ -333,7 +333,7 @@ class PublishBatch:
         except BaseException as exc:
             if self._is_lost():
                 self._fail(exc)
-            # It is of a callback, and the batch can go on.
+            # It comes from a callback, and the batch can go on.
             raise
 
     def _pack_again(self, pending: _Pending) -> None:
@@ -345,7 +345,7 @@ class PublishBatch:
                 self._record(pending, DISCARDED, 0, str(exc))
 
     def _pack(self, pending: _Pending, now: int) -> None:
-        """Write its delay."""
+        """Write the message's delay."""
         due = pending.due or 0
         plan = self.channel.plan(
             pending.message.properties, due, pending.exchange, pending.routing_key, now
@@ -357,7 +357,7 @@ class PublishBatch:
             pending.until = due - (ticks - 1) * self._tick if ticks else _EVER
 
     def _gather(self, room: int) -> list[_Pending]:
-        """Gather the messages to be written at once: as long as they are not too large for that."""
+        """Return the messages to write at once; fewer if they are large."""
         gathered, unwritable = [], []
         try:
             for pending in islice(self._buffer, room):
@@ -383,7 +383,7 @@ class PublishBatch:
         return gathered
 
     def _write(self, gathered: list[_Pending]) -> None:
-        """Write what is gathered, the first of the buffer, to the broker."""
+        """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
         limits = [each.options[1] for each in gathered if each.options[1] is not None]
@@ -397,17 +397,17 @@ class PublishBatch:
             with self._time_to_write(min(limits)) if limits else nullcontext():
                 self._messages.send()
         except BaseException as exc:
-            # Whether all of it was written, or half of it, nobody knows: a torn stream.
+            # It is unknown how much was written, so the connection cannot be used any more.
             self._connection.collect()
             if isinstance(exc, (OSError, amqp.AMQPError)):
                 self._fail(exc)
-            # A time limit, or an interrupt: it is for whoever set it.
+            # A time limit, or an interrupt: it must reach the caller.
             self._end(exc)
             raise
         self._to_note.extend(each for each in gathered if each.due is not None)
 
     def _note(self) -> None:
-        """Record what was sent, and what it supersedes; that may run a callback, too."""
+        """Write the journal's events and the records of what was sent; this may run callbacks."""
         while self._to_note:
             pending = self._to_note.popleft()
             if self._journal is not None:
@@ -424,7 +424,7 @@ class PublishBatch:
         return self._connection.transport.having_timeout(seconds)
 
     def _wait(self, most: int = 0) -> None:
-        """Wait until the broker has answered to all that was sent, but for ``most`` of them."""
+        """Wait until at most ``most`` of the sent messages are without an answer."""
         if len(self._sent) <= most:
             return
         patience = self._patience()
@@ -438,12 +438,12 @@ class PublishBatch:
                     self._connection.drain_events(timeout=left)
                 except TimeoutError as exc:
                     if end is not None and time.monotonic() < end:
-                        # A callback's own.
+                        # From a callback.
                         raise
                     limit = f"{patience} s" if patience else "the connection's read timeout"
                     self._fail(exc, f"no confirm came within {limit}")
                 except Exception as exc:
-                    # Or else it is of a callback of the user's, and the batch goes on.
+                    # Otherwise it comes from a callback of the user's, and the batch goes on.
                     if self._is_lost():
                         self._fail(exc)
                     raise
@@ -462,11 +462,11 @@ class PublishBatch:
             if self._confirm_channel is None and not self._over:
                 self._confirm_channel, self._messages = channel, messages
             else:
-                # A callback was faster, or has no more need of it.
+                # A callback has opened one already, or closed the batch.
                 channel.close()
 
     def _close(self, channel: ConfirmChannel) -> None:
-        """Close the channel; wait for that only where the broker may still answer in time."""
+        """Close the channel; wait for that only if the broker may still answer in time."""
         if channel.connection is None or not self._connection.connected:
             return
         limit = self._patience() if self._failed is None else _LAST_WORD
@@ -475,16 +475,16 @@ class PublishBatch:
             with self._time_to_write(limit) if limit else nullcontext():
                 channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
         except OSError:
-            # Perhaps half of it is written.
+            # A message may be written in part.
             self._connection.collect()
             return
         if self._failed is None:
-            # Whatever is wrong with the connection, there is nothing left to close.
+            # If the connection failed, there is nothing left to close.
             with suppress(OSError, amqp.AMQPError):
                 channel.wait(spec.Channel.CloseOk, timeout=limit)
 
     def _patience(self) -> float | None:
-        """How long to wait for the confirms that are outstanding, in seconds."""
+        """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
         if not self._is_timed:
             return None
         return min(
@@ -509,13 +509,13 @@ class PublishBatch:
             ) from self._failed
 
     def _fail(self, cause: BaseException, reason: str = "") -> None:
-        """End the batch, and raise an error that names all that was not confirmed."""
+        """End the batch, and raise an error that names all unconfirmed messages."""
         failed = self._end(cause, reason)
         failed, self._unconfirmed = self._unconfirmed or failed, []
         raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
 
     def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Pending, Outcome]]:
-        """End the batch: nobody will ever know what became of what was sent."""
+        """End the batch; the outcomes of the sent messages are unknown."""
         self._failed = cause
         reason = reason or str(cause) or type(cause).__name__
         self._record_rest(f"it was not sent: {reason}", reason)
@@ -538,19 +538,19 @@ class PublishBatch:
             self._record(pending, NACKED, 0, "the broker refused it")
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
-        """Find the message that came back; its ack comes after it."""
+        """Find the returned message; its ack comes after it."""
         mark = _mark(message.body, message.properties, exchange, routing_key)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
-        # Twins without ids differ in their headers, by which an exchange may have routed them.
+        # Equal messages without ids differ in their headers, which an exchange may have routed by.
         headers = message.properties.get("application_headers")
         pending = next((each for each in waiting if each.headers == headers), waiting[0])
         waiting.remove(pending)
         if not waiting:
             del self._marks[mark]
         pending.returned = exc
-        # Whom the user has asked to see what returns on the channel is to see this, too.
+        # The user's handlers for messages returned on the channel get this one, too.
         for handler in list(self.channel.events.get("basic_return") or ()):
             handler(exc, exchange, routing_key, message)
 
@@ -569,7 +569,7 @@ class PublishBatch:
         self._unmark(pending)
         pending.state = state
         if state == CONFIRMED and self._on_outcome is None:
-            # Nobody asks.
+            # There is no handler and no callback.
             return
         self._unreported.append((pending, Outcome(pending.tag, state, code, text)))
 
@@ -596,7 +596,7 @@ class PublishBatch:
             if self._on_outcome is not None:
                 self._on_outcome(outcome)
             elif outcome.state != CONFIRMED and not (
-                # Then its handlers have reported it already.
+                # Then the channel's handlers have reported it.
                 outcome.state == RETURNED and self.channel.events.get("basic_return")
             ):
                 self._unconfirmed.append((pending, outcome))
@@ -617,7 +617,7 @@ def _mark(
     body: Any, properties: dict[str, Any], exchange: str, routing_key: str
 ) -> tuple[object, ...]:
     if isinstance(body, str):
-        # One that is empty comes back as such, whatever its encoding.
+        # An empty body comes back empty, whatever its encoding.
         body = body and body.encode(properties.get("content_encoding") or "utf-8")
     names = (properties.get("message_id"), properties.get("correlation_id"))
     return (exchange, routing_key, bytes(body or b""), *names)

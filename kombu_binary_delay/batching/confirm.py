@@ -1,4 +1,4 @@
-"""A channel in confirm mode that hands each answer of the broker to whoever waits for it."""
+"""A channel in confirm mode that passes each answer of the broker to its owner."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from amqp.exceptions import NotFound, error_for_code
 
 from kombu_binary_delay.mechanism import mechanism_of
 
-#: What an ack has behind its class and method: a delivery tag, and whether it is for all up to it.
+#: The fields of an ack after its class and method: the delivery tag and the flag ``multiple``.
 _ACK = struct.Struct(">4xQB")
 
 
 class ConfirmChannel(amqp.Channel):
-    """A channel that, where the broker closes it, stays closed and raises in nobody's code."""
+    """A channel that stays closed if the broker closes it, and raises nothing in other code."""
 
-    # An answer that crosses our close is an answer all the same.
+    # An answer that arrives after we send the close still counts.
     _ALLOWED_METHODS_WHEN_CLOSING = (
         *amqp.Channel._ALLOWED_METHODS_WHEN_CLOSING,  # noqa: SLF001 - it has no other name
         spec.Basic.Ack,
@@ -27,11 +27,11 @@ class ConfirmChannel(amqp.Channel):
         spec.Basic.Return,
     )
     on_ack: Callable[[int, bool], object]
-    #: Why the broker closed it.
+    #: The error by which the broker closed it.
     refusal: BaseException | None = None
 
     def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
-        """Take an ack by the shortest way: there may be as many as messages."""
+        """Handle an ack directly: there may be as many as messages."""
         if method_sig != spec.Basic.Ack:
             return super().dispatch_method(method_sig, payload, content)
         number, bits = _ACK.unpack_from(payload)
@@ -48,6 +48,6 @@ class ConfirmChannel(amqp.Channel):
             and mechanism
             and mechanism.router.topology.is_named_in(reply_text)
         ):
-            # It is declared again for the next delayed message.
+            # The ladder is then declared again for the next delayed message.
             mechanism.router.lost()
         self.collect()

@@ -1,8 +1,8 @@
-"""Many messages in one write, and nobody else's frames amid them.
+"""Write many messages at once, without other frames between them.
 
-py-amqp writes each message by itself, which is a system call for each, and wakes the broker for
-each; and it reads a format, letter by letter, for each. What is written here is byte for byte what
-it writes. It must not import anything of ours.
+For each message, py-amqp makes a system call, which wakes the broker, and parses a format string
+letter by letter. The bytes written here are the same as py-amqp's. This module must not import
+anything of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from amqp import Message, spec
 from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
 
-#: What values that AMQP cannot write lead to.
+#: The errors for values that AMQP cannot encode.
 UNWRITABLE = (
     AttributeError,
     FrameSyntaxError,
@@ -28,26 +28,26 @@ UNWRITABLE = (
     ValueError,
     struct.error,
 )
-#: Each frame has a type, a channel, a size, what is in it, and this.
+#: The end of each frame, after its type, channel, size and payload.
 _END = b"\xce"
 _METHOD = struct.Struct(">BHIHH")
 _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BHI")
 _INT = struct.Struct(">ci")
 _LONG = struct.Struct(">cq")
-#: What a frame has besides what is in it, in bytes.
+#: The bytes of a frame in addition to its payload.
 _OVERHEAD = 8
 
 
 class Messages:
-    """Messages to be published on a channel, gathered, and then written in one piece."""
+    """Messages for a channel that are gathered and then written in one piece."""
 
     def __init__(self, connection: Any, channel_id: int) -> None:
         self._connection = connection
         self._writer = _Writer.of(connection)
         self._channel_id = channel_id
         self._pieces: list[Any] = []
-        #: How many bytes are gathered, nearly.
+        #: The approximate number of gathered bytes.
         self.size = 0
 
     def add(
@@ -58,15 +58,15 @@ class Messages:
         routing_key: str,
         flags: tuple[bool, bool],
     ) -> None:
-        """Gather a message, as py-amqp's ``basic_publish`` would write it.
+        """Add a message, encoded as by py-amqp's ``basic_publish``.
 
         :param body: bytes, or a string, which is written in its ``content_encoding``.
         :param flags: mandatory, immediate.
-        :raises UNWRITABLE: where AMQP cannot write some value; nothing of the message is gathered.
+        :raises UNWRITABLE: if AMQP cannot encode a value; nothing of the message is added.
         """
         if isinstance(body, str):
             body = body.encode(properties.setdefault("content_encoding", "utf-8"))
-        # No copy where it is cut, and nothing that is not made of bytes.
+        # A view is cut without a copy, and accepts only bytes.
         body = memoryview(body).cast("B")
         # A reserved 0, two short strings, and two bits.
         bits = bool(flags[0]) + 2 * bool(flags[1])
@@ -89,27 +89,27 @@ class Messages:
         self.size += len(arguments) + len(header) + len(body)
 
     def clear(self) -> None:
-        """Forget what is gathered."""
+        """Drop the gathered messages."""
         self._pieces.clear()
         self.size = 0
 
     def send(self) -> None:
-        """Write what is gathered to the broker.
+        """Write the gathered messages to the broker.
 
-        :raises OSError: where not all of it could be written.
+        :raises OSError: if not all of them could be written.
         """
         data = b"".join(self._pieces)
         self.clear()
         self._writer.write(data)
-        # By this, py-amqp knows whether a heartbeat is due.
+        # py-amqp uses this counter for its heartbeats.
         self._connection.bytes_sent += 1
 
 
 class _Writer:
-    """A connection's writer of frames, which writes larger pieces as well.
+    """A connection's writer of frames, which also writes larger pieces.
 
-    Another thread may write to the connection, a heartbeat say. py-amqp keeps the frames of threads
-    apart by a lock that it keeps to itself, so all go through this one.
+    Another thread may write to the connection, such as a heartbeat. py-amqp's own lock is not
+    accessible, so all writes go through this one.
     """
 
     @classmethod
@@ -122,7 +122,7 @@ class _Writer:
     def __init__(self, connection: Any) -> None:
         self._transport = connection.transport
         self._write_frame = connection.frame_writer
-        # Looked up only now, when gevent or eventlet has replaced it.
+        # Looked up only now, after gevent or eventlet may have replaced it.
         self._lock = threading.Lock()
 
     def __call__(self, *frame: Any) -> Any:
@@ -135,7 +135,7 @@ class _Writer:
 
 
 def _write_properties(properties: dict[str, Any]) -> bytes:
-    """Write a word of flags, and the properties that are there."""
+    """Encode the property flags and the given properties."""
     flags, values = 0, []
     for name, flag, write in _those_of(tuple(properties)):
         value = properties[name]
@@ -168,20 +168,37 @@ def _write_name(name: object) -> bytes:
 def _write_table(table: dict[str, Any] | None) -> bytes:
     fields: list[bytes] = []
     for key, value in (table or {}).items():
-        kind = type(value)
-        if kind is str:
-            data = value.encode("utf-8", "surrogatepass")
-            field = b"S%b%b" % (len(data).to_bytes(4, "big"), data)
-        elif kind is int:
-            field = _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
-        elif kind is dict:
-            field = b"F%b" % _write_table(value)
-        else:
-            # As in a table of its own: behind its length, and the name.
-            field = dumps("F", ({key: value},))[4 + len(_write_name(key)) :]
-        fields += (_write_name(key), field)
-    data = b"".join(fields)
-    return b"%b%b" % (len(data).to_bytes(4, "big"), data)
+        fields += (_write_name(key), _write_value(value))
+    return _counted(b"".join(fields))
+
+
+def _write_value(value: object) -> bytes:
+    write = _VALUES.get(type(value))
+    # As in a table of its own: behind its length, and an empty name.
+    return write(value) if write else dumps("F", ({"": value},))[5:]
+
+
+def _write_str(value: Any) -> bytes:
+    return b"S" + _counted(value.encode("utf-8", "surrogatepass"))
+
+
+def _write_int(value: Any) -> bytes:
+    return _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
+
+
+def _counted(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+#: The writers of what headers are made of; of subclasses, py-amqp knows how.
+_VALUES: dict[type, Callable[[Any], bytes]] = {
+    str: _write_str,
+    int: _write_int,
+    bool: lambda value: b"t\1" if value else b"t\0",
+    type(None): lambda _: b"V",
+    dict: lambda value: b"F" + _write_table(value),
+    list: lambda value: b"A" + _counted(b"".join(map(_write_value, value))),
+}
 
 
 def _write(kind: str, value: object) -> bytes:
@@ -189,7 +206,7 @@ def _write(kind: str, value: object) -> bytes:
     return written
 
 
-#: The writers of the types that nearly all properties have.
+#: The encoders of the types that nearly all properties have.
 _WRITERS: dict[str, Callable[[Any], bytes]] = {
     "s": _write_short,
     "o": struct.Struct("B").pack,

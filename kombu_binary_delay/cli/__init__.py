@@ -12,7 +12,8 @@ import click
 from kombu_binary_delay.spark.cli import spark
 
 from .amend import cancel, reschedule
-from .connect import Target, options
+from .asked import asked_before, place_options
+from .check import check
 from .create import create
 from .explain import explain
 from .export import export
@@ -29,53 +30,28 @@ from .web import web
 @click.group(
     name="binary-delay",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all is well; 1 something was found, such as a difference or a parked "
-    "message; 2 it cannot be done as asked; 3 refused, since messages would be lost; 4 the broker "
-    "or its management API cannot be reached, or has not confirmed what was sent.",
-    help="""Look after ladders of kombu-binary-delay on RabbitMQ.
+    epilog="Exit status: 0 if all is well; 1 if something was found, such as a difference or a "
+    "parked message; 2 if it cannot be done as asked; 3 if it would lose messages, and was "
+    "refused; "
+    "4 if the broker or its management API does not answer, or has not confirmed what was sent.",
+    help="""See and manage the delayed messages that wait in RabbitMQ.
 
-    Options before the subcommand say where, and with which settings of the transport. Each has a
-    variable in the environment: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    Say where RabbitMQ is, and which settings your programs have, with the options below or with -A
+    and your Celery app. You can give them before or after the subcommand. All but -A can be set in
+    the environment, too: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
     """,
-)
-@click.option("--app", "-A", metavar="MODULE", help="A Celery app, whose settings to use.")
-@click.option(
-    "--broker",
-    "-b",
-    metavar="URL",
-    envvar="BINARY_DELAY_BROKER",
-    help="Where RabbitMQ is.  [default: the app's, or amqp://guest:guest@localhost//]",
-)
-@click.option(
-    "--management",
-    "-m",
-    metavar="URL",
-    envvar="BINARY_DELAY_MANAGEMENT",
-    help="Where its management API is.  [default: the broker's host, port 15672, "
-    "or 15671 over TLS]",
 )
 @click.version_option(package_name="kombu-binary-delay")
 @click.pass_context
-def binary_delay(
-    context: click.Context,
-    /,
-    app: str | None,
-    broker: str | None,
-    management: str | None,
-    **given: Any,
-) -> None:
-    """Look after ladders of kombu-binary-delay on RabbitMQ."""
+def binary_delay(context: click.Context, /, **given: Any) -> None:
+    """See and manage the delayed messages that wait in RabbitMQ."""
     # Celery's own command has loaded the app already.
-    loaded = getattr(context.obj, "app", None)
-    if app is not None:
-        loaded = _load(app)
-    settings = {name: value for name, value in given.items() if value is not None}
-    context.obj = Target.of(loaded, broker, management, settings)
+    context.obj = asked_before(context, given, getattr(context.obj, "app", None))
 
 
-for _option in options():
-    binary_delay.params.append(_option)
+binary_delay.params[:0] = place_options(after=False)
 for _subcommand in (
+    check,
     create,
     verify,
     status,
@@ -92,16 +68,11 @@ for _subcommand in (
     web,
     spark,
 ):
+    if _subcommand is not spark:
+        _subcommand.epilog = (
+            "Takes all options that 'kombu-binary-delay --help' lists, such as --tick."
+        )
     binary_delay.add_command(_subcommand)
-
-
-def _load(name: str) -> Any:
-    try:
-        from celery.app.utils import find_app  # noqa: PLC0415 - Celery is no dependency
-
-        return find_app(name)
-    except (ImportError, AttributeError) as exc:
-        raise click.BadParameter(f"no Celery app can be loaded from {name!r}: {exc}") from exc
 
 
 def main() -> None:

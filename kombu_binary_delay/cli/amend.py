@@ -28,14 +28,16 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--file",
             type=click.File(encoding="utf-8"),
-            help="A file with an id a line; - for standard input, and so is an ID of -.",
+            help="A file with an id a line; - is standard input. So is - as an ID.",
         ),
-        click.option("--name", metavar="PATTERN", help="All that wait with such a name."),
-        click.option("--queue", metavar="PATTERN", help="All that wait for such a queue."),
+        click.option("--name", metavar="PATTERN", help="All tasks that wait with such a name."),
+        click.option(
+            "--queue", metavar="PATTERN", help="All that wait for such a queue, or exchange:key."
+        ),
         click.option("--due-after", type=Moment(), metavar="WHEN", help="All due then or later."),
         click.option("--due-before", type=Moment(), metavar="WHEN", help="All due before."),
         source,
-        click.option("--yes", is_flag=True, help="Do not ask on a terminal."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
         dry_run,
     ]
     for option in reversed(options):
@@ -46,13 +48,14 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
-    Records it on the broker, and ends when the broker has confirmed that: each is dropped when it
-    arrives at a consumer with the transport, and a Celery worker reports it as revoked. What has
-    been delivered already goes on. An id need not be known: whether it waits is not looked at.
+    A cancelled task stays on the broker until it is due. Then the consumer that gets it drops it,
+    and a Celery worker reports it as revoked. What a worker has already got runs. By id, it does
+    not look whether there is such a task.
 
-    A cancellation by id is remembered for the setting amendments_max_age; with --eta for as long
-    after that time. By a pattern, the due times are known. Says how many there are before it
-    acts, and asks on a terminal. Ends with 1 where not all could be found or cancelled.
+    A cancellation by id is remembered for 31 days, or as the setting amendments_max_age says; with
+    --eta, for so long after that time. By a pattern, the due times are known. On a terminal, it
+    says how many there are, and asks before it acts. Ends with 1 if some could not be found or
+    cancelled.
 
     \b
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
@@ -61,7 +64,12 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
       psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
     """
 )
-@click.option("--eta", type=Moment(), metavar="WHEN", help="When the last of them is due.")
+@click.option(
+    "--eta",
+    type=Moment(),
+    metavar="WHEN",
+    help="When the last of them is due. It is remembered beyond that time.",
+)
 @_select
 @subcommand
 def cancel(
@@ -76,21 +84,21 @@ def cancel(
 @click.command(
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
-    Records it on the broker, and ends when the broker has confirmed that: each is delayed again
-    when it is first due, for what is left. An earlier time than that changes nothing. The rest is
-    as for cancel.
+    Each is delayed again when it is first due, for the time that is left then. So the new time
+    must be later than the first; an earlier one changes nothing. For the rest, see 'cancel
+    --help'.
 
     \b
       kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 --countdown 7200
       kombu-binary-delay -A shop reschedule --queue mail --eta 2030-01-31T12:00+00:00 --dry-run
     """
 )
-@click.option("--eta", type=Moment(), metavar="WHEN", help="The later time.")
+@click.option("--eta", type=Moment(), metavar="WHEN", help="The new time.")
 @click.option(
     "--countdown",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Or in how many seconds from now.",
+    help="Or how many seconds from now.",
 )
 @_select
 @subcommand

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
 
-import amqp
 import click
-from kombu.exceptions import OperationalError
 
 from kombu_binary_delay.admin import RefusedError, UnreachableError
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
+from .asked import Asked, accepts_places, asked_after
 from .connect import Target
+from .failures import BROKER_ERRORS, in_words
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 
@@ -41,12 +43,12 @@ class Printer:
         # Rich comes with the extra `cli`: without it, the JSON is still to be had.
         from . import output  # noqa: PLC0415 - see above
 
-        drawn = getattr(output, drawn_by)(value)
-        output.console().print(output.dry(drawn) if dry else drawn)
+        draw = getattr(output, drawn_by)
+        output.console().print(output.dry(draw(value, dry=True)) if dry else draw(value))
 
     def log(self, text: str) -> None:
         """Say what goes on, beside the result."""
-        click.echo(text, err=True)
+        click.echo(wrapped(text), err=True)
 
 
 def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
@@ -55,23 +57,29 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
     :param drawn: whether it shows something by :meth:`Printer.show`.
     """
 
+    @accepts_places
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @click.pass_context
     @wraps(function)
     def run(context: click.Context, /, as_json: bool, **given: Any) -> None:
         printer = Printer(as_json)
+        asked = asked_after(context.find_object(Asked) or Asked(), given)
+        target = Target()
         try:
             if drawn and not as_json:
                 _need_rich()
-            code = function(context.find_object(Target), printer, **given) or OK
+            target = asked.target()
+            # Before a broker is tried that is perhaps not the one of the settings.
+            _ = target.settings
+            code = function(target, printer, **given) or OK
         except click.ClickException as exc:
             if not as_json:
                 raise
             code = _fail(printer, exc.exit_code, exc.format_message())
         except BinaryDelayError as exc:
             code = _fail(printer, _code(exc), exc)
-        except (amqp.AMQPError, OperationalError, OSError) as exc:
-            code = _fail(printer, UNREACHABLE, f"the broker cannot be reached, or refused: {exc}")
+        except BROKER_ERRORS as exc:
+            code = _fail(printer, UNREACHABLE, in_words(exc, target))
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
@@ -99,8 +107,21 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
     if printer.as_json:
         click.echo(json.dumps({"error": str(reason)}))
     else:
-        click.secho(f"{reason}", err=True, fg="red")
+        click.secho(wrapped(str(reason)), err=True, fg="red")
     return code
+
+
+def wrapped(text: str) -> str:
+    """Break lines between words where a terminal would break them anywhere."""
+    if not sys.stderr.isatty():
+        return text
+    return textwrap.fill(
+        text,
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 dry_run = click.option(
@@ -109,5 +130,7 @@ dry_run = click.option(
 ladder = click.option(
     "--ladder",
     metavar="NAME",
-    help="Another ladder than that of the settings, by its name, such as 250ms-2x30 or celery.",
+    help="A ladder by its name, as 'status' shows it, or shorter: 250ms-2x30, celery.  [default: "
+    "that "
+    "of the settings]",
 )

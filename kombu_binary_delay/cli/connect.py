@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -25,6 +24,8 @@ from kombu_binary_delay.model.versions import QUORUM_SINCE, has_streams, is_sinc
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
+#: Where a broker is named if neither an option nor a variable nor an app says it.
+NOTHING = "the default"
 _OF_A_LADDER = (
     "tick",
     "levels",
@@ -48,6 +49,10 @@ class Target:
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
+    #: The option or setting that names the broker, for whoever is to change it.
+    option: str = NOTHING
+    #: The Celery app, if one was named.
+    app: Any = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -55,13 +60,15 @@ class Target:
     ) -> Target:
         """Take what a Celery app says, and what options say instead.
 
-        :raises click.UsageError: for a broker or settings that cannot be.
+        :raises click.UsageError: for an invalid broker or invalid settings.
         """
         ssl = login_method = None
+        option = "--broker" if url else NOTHING
         defaults: Mapping[str, Any] = {}
         if app is not None:
             given = {**_settings_of(app), **given}
             if url is None:
+                option = "the Celery app's broker_url"
                 url = app.conf.broker_write_url or app.conf.broker_url
                 ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
                 login_method = app.conf.broker_login_method
@@ -81,7 +88,7 @@ class Target:
             _check(each)
         url, said = for_kombus_transport(url)
         # As our transport has it: what the URL says of TLS counts over the app.
-        return cls(url, said or ssl, login_method, defaults, management_url, given)
+        return cls(url, said or ssl, login_method, defaults, management_url, given, option, app)
 
     @property
     def settings(self) -> Settings:
@@ -239,41 +246,3 @@ def _check(url: str) -> None:
             "the URL of the broker cannot be read; write what is special in its user, password "
             "and virtual host percent-encoded, such as %2F for a slash"
         ) from (exc if "@" not in url else None)
-
-
-def options() -> list[click.Option]:
-    """Make an option for each setting of the transport, as its own documentation says it."""
-    meanings = dict(
-        re.findall(r":param (\w+):((?:(?!\n\s*:).)*)", Settings.__doc__ or "", re.DOTALL)
-    )
-    made = []
-    for each in fields(Settings):
-        if each.name == "protocol_1":
-            continue
-        words = re.sub(r":\w+:`~?([^`]*)`|``", r"\1", " ".join(meanings[each.name].split()))
-        switch = isinstance(each.default, bool)
-        name = each.name.replace("_", "-")
-        made.append(
-            click.Option(
-                [f"--{name}/--no-{name}" if switch else f"--{name}", each.name],
-                default=None,
-                callback=_read,
-                envvar=f"BINARY_DELAY_{each.name.upper()}",
-                metavar=None if switch else each.name.upper(),
-                help=words[0].upper() + words[1:],
-                is_eager=True,
-            )
-        )
-    return made
-
-
-def _read(_: click.Context, option: click.Parameter, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if option.name in ("tick", "levels", "radix", "lanes"):
-        try:
-            numbers = [int(each) for each in value.split(",")]
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a whole number") from None
-        return numbers if len(numbers) > 1 else numbers[0]
-    return value.split(",") if option.name == "relays" else value

@@ -12,12 +12,15 @@ from .connect import Target
 
 
 @click.command(
-    help="""Make every level, the delivery side, and the streams of amendments and the journal.
+    help="""Make the whole ladder, with all it needs, ahead of its first message.
 
-    Applications make what they need by themselves; this is for those that may not
-    (declare: never), and for a ladder that is to exist before the first message.
-    Mends what verify finds between the ladder and your queues: bindings that were made
-    or removed without the transport, and queues that refuse messages and have no relay.
+    Programs make what they need by themselves, when they first need it. Use this if they may not
+    (the setting declare is 'never'), or if the ladder is to be there before the first message.
+
+    It makes all levels, the exchanges and queues that lead on to yours, and the streams for
+    cancellations and for the journal. What exists stays as it is. It also corrects what leads to
+    your queues: bindings that were made or removed without the transport, and queues that refuse
+    messages and have no relay.
 
     \b
       kombu-binary-delay create
@@ -25,13 +28,20 @@ from .connect import Target
       kombu-binary-delay -A shop create --dry-run
     """
 )
-@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="Lead to this queue of yours, too; may be repeated.",
+)
 @click.option(
     "--exchange",
     "exchanges",
     multiple=True,
     metavar="NAME",
-    help="Lead to this exchange, too, as its queues are bound now.",
+    help="Lead to this exchange of yours, too, and to the queues that are bound to it now; may be "
+    "repeated.",
 )
 @dry_run
 @subcommand
@@ -42,7 +52,7 @@ def create(
     exchanges: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Make every level, the delivery side, and the streams of amendments and the journal."""
+    """Make the whole ladder, with all it needs, ahead of its first message."""
     with broker.plain() as connection:
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)

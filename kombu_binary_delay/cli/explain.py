@@ -19,13 +19,15 @@ from .values import DelayOrId, Place
 
 
 @click.command(
-    help="""Show the way of one message: bits, routing key, each queue and wait, the due time.
+    help="""Show which way a delayed message takes, or what became of one task.
 
-    DELAY is 500ms, 10s, 1h30m, 2d, or a time such as 2030-01-31T12:00+00:00. That needs no broker.
+    For a DELAY such as 500ms, 10s, 1h30m or 2d, or a time such as 2030-01-31T12:00+00:00: its bits,
+    the routing key, each queue in which the message waits and for how long, and when it is due.
+    That needs no broker.
 
-    Or DELAY is the id of a task, as Celery makes them: then shows when that was scheduled, where it
-    waits, when it leaves, and what has become of it, as far as the journal or the node knows; ends
-    with 1 where they know nothing. An id that is no UUID goes behind --task.
+    For the id of a task: when it was scheduled, where it waits, when it leaves, and what has
+    become of it, as far as the journal or the node knows. Ends with 1 if they know nothing. Give
+    an id that is no UUID with --task.
 
     \b
       kombu-binary-delay explain 10s --to orders
@@ -41,9 +43,9 @@ from .values import DelayOrId, Place
     type=Place(),
     default="mail",
     show_default=True,
-    help="A queue, or exchange:key.",
+    help="Where the message goes: a queue, or exchange:key.",
 )
-@click.option("--task", metavar="ID", help="Tell of the task with this id.")
+@click.option("--task", metavar="ID", help="The id of a task, whatever it looks like.")
 @ladder
 @choose
 @subcommand
@@ -57,7 +59,7 @@ def explain(
     source: str | None,
     node_command: str | None,
 ) -> int:
-    """Show the way of one message, or the story of one task."""
+    """Show which way a delayed message takes, or what became of one task."""
     if (delay is None) == (task is None):
         raise click.UsageError("give a delay, or the id of a task")
     if task is None and not isinstance(delay, str) and delay is not None:

@@ -34,8 +34,8 @@ _OF_TOPOLOGY = ("alerts", "grafana")
       grafana      a dashboard over RabbitMQ's Prometheus plugin
       alerts       rules for Prometheus: stuck levels, parked messages, lateness
 
-    The first three have the streams of amendments, too: for RabbitMQ before 3.9, which has no
-    streams, say --no-amendments.
+    The first three also have the streams for cancellations. RabbitMQ before 3.9 has no streams:
+    give --no-amendments there.
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -47,12 +47,34 @@ _OF_TOPOLOGY = ("alerts", "grafana")
     "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
 )
 @click.option(
-    "--output", "-o", type=click.File("w"), default="-", help="A file; else the terminal."
+    "--output",
+    "-o",
+    type=click.File("w"),
+    default="-",
+    help="The file to write.  [default: the terminal]",
 )
-@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Lead to this queue, too.")
-@click.option("--vhost", default="/", show_default=True, help="For definitions and kubernetes.")
-@click.option("--cluster", default="rabbitmq", show_default=True, help="For kubernetes.")
-@click.option("--delay", type=Delay(), default="10s", show_default=True, help="For svg.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="Lead to this queue of yours, too; may be repeated.",
+)
+@click.option(
+    "--vhost",
+    default="/",
+    show_default=True,
+    help="The virtual host, in definitions and kubernetes.",
+)
+@click.option(
+    "--cluster",
+    default="rabbitmq",
+    show_default=True,
+    help="The name of the RabbitmqCluster, in kubernetes.",
+)
+@click.option(
+    "--delay", type=Delay(), default="10s", show_default=True, help="The delay whose way svg draws."
+)
 @ladder
 @partial(subcommand, drawn=False)
 def export(

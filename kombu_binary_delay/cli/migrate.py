@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,33 +13,37 @@ from kombu_binary_delay.model.topology import Topology
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
 from .connect import Target
+from .failures import named
 from .progress import bar
 
 _from_ladder = click.option(
     "--from",
     "ladder",
     metavar="LADDER",
-    help="The ladder to empty, by its name: 250ms-2x30, kbd.v1-125ms-2x31, celery, nservicebus.",
+    help="The ladder to empty, as 'status' names it, or shorter: 250ms-2x30, celery, nservicebus.",
 )
 _from_queue = click.option(
     "--from-queue",
     metavar="NAME",
-    help="An ordinary queue instead, whose tasks with a future eta to move.",
+    help="Or an ordinary queue, of which to move the tasks that have an eta in the future.",
 )
 _exchange = click.option(
     "--exchange",
     metavar="NAME",
-    help="Where messages of Celery's own ladder were published to, if its bindings do not say.",
+    help="For Celery's own ladder: the exchange that messages were published to, if no binding "
+    "says it.",
 )
 
 
 @click.command(
     help="""Move what waits from one ladder to another, in the same virtual host.
 
-    What remains of a delay follows from the due time in the message, else from NServiceBus's
-    headers, else it is all of the level's wait and of those below. A message leaves its queue when
-    the broker has confirmed its copy: stopped or killed at any point, run it again. What cannot be
-    read goes to a poison queue, and the subcommand ends with 1.
+    A message keeps its due time. If neither the message nor NServiceBus's headers say it, the
+    message waits for as long as it could at most on its old ladder.
+
+    A message leaves its queue only when the broker has confirmed its copy. So you can stop it at
+    any time, and run it again. What cannot be read goes to a poison queue, which the output names,
+    and the exit status is 1.
 
     \b
       kombu-binary-delay migrate --from 250ms-2x30 --dry-run
@@ -73,8 +78,12 @@ def migrate(
 @click.command(
     help="""Move what waits to the same ladder on another broker, or in another virtual host.
 
-    As migrate does, and all lanes where the settings say several. Declare the destinations there
-    first: a message without one is parked there. What was cancelled here is not cancelled there.
+    It works as 'migrate' does. Make the destination queues there first: a message that finds none
+    is parked there.
+
+    Cancellations stay behind: a task that was cancelled, rescheduled or superseded here runs there
+    at its first due time, so cancel it there, too. The output warns if there are any. Only a
+    cancellation that itself waits on the ladder goes along.
 
     \b
       kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
@@ -104,7 +113,7 @@ def transfer(
     dry_run: bool,
 ) -> int:
     """Move what waits to the same ladder on another broker, or in another virtual host."""
-    there = Target.of(None, to_broker, to_management, broker.given)
+    there = replace(Target.of(None, to_broker, to_management, broker.given), option="--to-broker")
     return _move(broker, there, printer, (ladder, from_queue), None, exchange, dry_run=dry_run)
 
 
@@ -134,13 +143,14 @@ def _move(
     if dry_run:
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
-    with there.plain() as connection:
+    with named(there), there.plain() as connection:
         target = there.lanes(connection, to)
         asked_there = None if here is there else there.management(connection)
     connect: Any = there.plain
     if target[0].mirrors:
         connect = (there if to is None else there.on(target[0])).delaying
-    with bar("move", planned.messages) as update:
+    both = (here,) if here is there else (here, there)
+    with named(*both), bar("move", planned.messages) as update:
         done = admin.migrate(
             here.plain,
             connect,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from kombu_binary_delay.admin import (
     Amended,
@@ -19,13 +15,11 @@ from kombu_binary_delay.admin import (
     Creation,
     Difference,
     Explanation,
-    LadderStatus,
     Migration,
     Plan,
     Pruning,
     Redrive,
     Refill,
-    Status,
     Story,
     Teardown,
     Verification,
@@ -33,163 +27,14 @@ from kombu_binary_delay.admin import (
     WaitingTask,
 )
 from kombu_binary_delay.admin.amend import CANCEL
-from kombu_binary_delay.admin.reading import UNREADABLE
-from kombu_binary_delay.model.address import Destination
 
-_HEIGHT = 8  # lines of the picture of a ladder
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
+from .console import console, cropped, hanging
+from .status_screen import status
+from .words import ahead, exact, moment, place, plain, short
+
+__all__ = ["console", "cropped", "status"]
+
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
-
-
-def console() -> Console:
-    """Make a console; where there is no terminal, without colour and wide enough for tables."""
-    # Names are shown as they are, whatever Rich could read in them.
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
-    made = as_it_is()
-    return made if made.is_terminal else as_it_is(width=120)
-
-
-def short(milliseconds: float) -> str:
-    """Write a time in one unit, to be read at a glance: "125ms", "8s", "17m", "1.5d", "8.5y"."""
-    units = (("y", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
-    for unit, size in units:
-        if milliseconds >= size:
-            value = milliseconds / size
-            return (
-                f"{value:.1f}".rstrip("0").rstrip(".") + unit
-                if value < 10
-                else f"{value:.0f}{unit}"
-            )
-    return f"{milliseconds:g}ms"
-
-
-def exact(milliseconds: float) -> str:
-    """Write a time so that nothing of it is lost: "1 d 0:16:40", "8.125 s"."""
-    days, rest = divmod(milliseconds, 86_400_000)
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:g} s"
-    hours, rest = divmod(rest, 3_600_000)
-    minutes, rest = divmod(rest, 60_000)
-    seconds = f"{rest / 1000:06.3f}".rstrip("0").rstrip(".")
-    return (f"{days:.0f} d " if days else "") + f"{hours:.0f}:{minutes:02.0f}:{seconds}"
-
-
-def place(destination: Destination) -> str:
-    """Name a destination as people do."""
-    if destination == UNREADABLE:
-        return "without an address"
-    if not destination.exchange:
-        return f"the queue {destination.routing_key}"
-    return f"the exchange {destination.exchange} with the key {destination.routing_key!r}"
-
-
-# -- status --------------------------------------------------------------------------------------
-
-
-def status(value: Status) -> RenderableType:
-    """Draw what waits."""
-    shown: list[RenderableType] = [
-        Text.assemble(
-            ("RabbitMQ ", "dim"),
-            value.broker,
-            ("  virtual host ", "dim"),
-            value.vhost,
-            ("  at ", "dim"),
-            datetime.fromtimestamp(value.at).astimezone().strftime("%H:%M:%S"),
-        )
-    ]
-    if not value.ladders:
-        shown.append(Text("No ladder exists here yet: the first delayed message makes one."))
-    shown += [_ladder(ladder) for ladder in value.ladders]
-    foot = Text.assemble(
-        ("parked ", "dim"),
-        (f"{value.parked:,}", "bold red" if value.parked else "green"),
-        ("   in relays ", "dim"),
-        f"{value.relays:,}",
-    )
-    if value.amendments is not None:
-        active, lag = value.amendments.active, value.amendments.lag
-        foot.append("   amendments ", style="dim")
-        foot.append("not readable" if active is None else f"{active:,}")
-        if lag is not None:
-            foot.append(f" (lag {lag:.1f} ms)", style="dim")
-    shown.append(foot)
-    shown += [Text(f"! {trouble}", style="bold red") for trouble in value.troubles]
-    return Group(*shown)
-
-
-def _ladder(ladder: LadderStatus) -> RenderableType:
-    head = Text.assemble(
-        (ladder.name, "bold cyan"),
-        ("" if ladder.current else "  another ladder of this namespace", "yellow"),
-        "\n",
-        (f"{ladder.messages:,}", "bold"),
-        (" waiting   in ", "dim"),
-        (f"{ladder.rate_in:,.1f}/s", "green"),
-        ("   out ", "dim"),
-        (f"{ladder.rate_out:,.1f}/s", "blue"),
-    )
-    if not ladder.messages:
-        state = "empty: it can be removed by 'teardown --ladder'" if not ladder.current else "empty"
-        return Group(head, Text(f"  {state}\n", style="dim"))
-    return Group(head, *_skyline(ladder), _forecast(ladder), "")
-
-
-def _skyline(ladder: LadderStatus) -> Iterable[Text]:
-    """Draw one column per queue, the shortest wait first; heights grow with the logarithm."""
-    # As wide as there is room for: two characters and a space, one and a space, or one.
-    room = (console().width - 12) // len(ladder.queues)
-    bar, gap = (2, " ") if room >= 3 else (1, " " if room >= 2 else "")
-    step = bar + len(gap)
-    counts = [each.messages for each in ladder.queues]
-    top = math.log1p(max(counts))
-    eighths = [round(math.log1p(count) / top * _HEIGHT * 8) if count else 0 for count in counts]
-    for line in range(_HEIGHT - 1, -1, -1):
-        row = Text("  ")
-        for queue, height in zip(ladder.queues, eighths, strict=True):
-            block = _BLOCKS[min(max(height - line * 8, 0), 8)]
-            row.append(block * bar + gap, style="red" if queue.trouble else "cyan")
-        if line == _HEIGHT - 1:
-            row.append(f" {max(counts):,}", style="dim")
-        yield row
-    yield Text("  " + "▔" * step * len(counts), style="dim")
-    yield Text("  " + _axis(ladder, step), style="dim")
-
-
-def _axis(ladder: LadderStatus, step: int) -> str:
-    """Write the waits below their columns, as many as there is room for."""
-    line = ""
-    for column, queue in enumerate(ladder.queues):
-        if len(line) <= column * step and (column % 3 == 0 or len(ladder.queues) < 10):
-            line = line.ljust(column * step) + short(queue.wait) + " "
-    return line
-
-
-def _forecast(ladder: LadderStatus) -> Text:
-    longest = max(each.latest for each in ladder.queues if each.messages)
-    text = Text("  leave within", style="dim")
-    for name, horizon in _HORIZONS:
-        surely, probably = ladder.within(horizon)
-        text.append(f"  {name} ", style="dim")
-        text.append(f"{surely:,}" if surely == probably else f"{surely:,} to ~{probably:,}")
-        if surely == ladder.messages:
-            break
-    else:
-        text.append(f"  {short(longest)} ", style="dim")
-        text.append("all")
-    return text
-
-
-def rates(history: Sequence[tuple[float, float]]) -> Text:
-    """Draw what went in and out lately, a column per look."""
-    top = max((max(pair) for pair in history), default=0) or 1
-    lines = []
-    for name, which, style in (("in ", 0, "green"), ("out", 1, "blue")):
-        marks = "".join(_BLOCKS[round(pair[which] / top * 8)] for pair in history)
-        lines.append(Text.assemble((f"  {name} ", "dim"), (marks, style)))
-    lines.append(Text(f"  up to {top:,.1f}/s", style="dim"))
-    return Text("\n").join(lines)
 
 
 # -- explain -------------------------------------------------------------------------------------
@@ -199,8 +44,8 @@ def explanation(value: Explanation) -> RenderableType:
     """Draw the way of one message."""
     due = datetime.fromtimestamp(value.due / 1000, tz=timezone.utc).astimezone()
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
     facts.add_row(
         "delay",
         exact(value.delay)
@@ -211,18 +56,19 @@ def explanation(value: Explanation) -> RenderableType:
     facts.add_row("publish to", value.exchange)
     facts.add_row("with the key", value.key)
     facts.add_row("due", due.isoformat(sep=" ", timespec="milliseconds"))
-    tree = Tree(Text(f"publish to {value.exchange}", style="dim"), guide_style="cyan")
-    branch = tree
+    way = Table(box=None, header_style="dim", pad_edge=False)
+    way.add_column("waits", justify="right", no_wrap=True, style="bold cyan")
+    way.add_column("in the queue", no_wrap=True, overflow="ellipsis")
+    for name in ("from", "until"):
+        way.add_column(name, justify="right", no_wrap=True, style="dim")
     for stay in value.stays:
-        wait = Text.assemble(
-            (short(stay.ends - stay.begins).rjust(6), "bold cyan"),
-            "  ",
-            stay.queue,
-            (f"   from {exact(stay.begins)} to {exact(stay.ends)}", "dim"),
+        way.add_row(
+            short(stay.ends - stay.begins), stay.queue, exact(stay.begins), exact(stay.ends)
         )
-        branch = branch.add(wait)
-    branch.add(Text(f"{place(value.destination)}, after {exact(value.delay)}", style="bold green"))
-    return Group(facts, "", tree, *(Text(f"({note})", style="dim") for note in value.notes))
+    end = Text(f"arrives at {place(value.destination)}", style="bold green")
+    notes = (hanging("!", note, "dim") for note in value.notes)
+    stays: list[RenderableType] = ["", way] if value.stays else []
+    return Group(facts, *stays, end, *notes)
 
 
 def _digits(value: Explanation) -> Text:
@@ -237,29 +83,6 @@ def _digits(value: Explanation) -> Text:
 # -- tasks ---------------------------------------------------------------------------------------
 
 
-def plain(text: str) -> str:
-    """Write what somebody else has named so that a terminal shows it, and obeys nothing in it."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
-        for each in text
-    )
-
-
-def moment(milliseconds: int) -> str:
-    """Write a time since the epoch in this machine's time zone."""
-    try:
-        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"
-    return at.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def ahead(milliseconds: int) -> str:
-    """Write how far from now a time since the epoch is."""
-    left = milliseconds - time.time() * 1000
-    return f"in {short(round(left))}" if left >= 1 else "now"
-
-
 def call(task: WaitingTask) -> str:
     """Write a task as it would be called."""
     if task.name is None:
@@ -271,14 +94,20 @@ def call(task: WaitingTask) -> str:
 _WIDE = 110  # columns, from which on a task has one line
 
 
+def tasks_that_fit(on: Console) -> int:
+    """Return how many tasks a terminal has room for, above what is said below them."""
+    return (on.size.height - 7) // (1 if on.width >= _WIDE else 2)
+
+
 def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
     """Draw waiting tasks, in a line each or, on a narrow terminal, in two."""
     width = console().width
     if not value or width < _WIDE:
         return Group(*task_lines(value, width), foot)
     table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
-    for name, ratio in (("due", None), ("", None), ("id", None), ("task", 3), ("for", 1)):
+    for name, ratio in (("due", None), ("", None), ("id", None), ("task", 1)):
         table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=ratio)
+    table.add_column("for", no_wrap=True, overflow="ellipsis", max_width=width // 4)
     table.add_column("retries", justify="right", no_wrap=True)
     for each in value:
         table.add_row(
@@ -318,11 +147,8 @@ def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
     """Say how many there are, from where they were read, and what is not among them."""
     those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
     lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
-    lines += [
-        Text(f"! {plain(each)}", style="dim" if found.complete else "yellow")
-        for each in found.unseen()
-    ]
-    return Group(*lines)
+    style = "dim" if found.complete else "yellow"
+    return Group(*lines, *(hanging("!", plain(each), style) for each in found.unseen()))
 
 
 def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
@@ -377,7 +203,7 @@ def story(value: Story) -> RenderableType:
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
     state = Text(f"It {_STATES.get(value.state, value.state)}", style="bold")
-    lines = [Text(f"! {plain(each)}", style="dim") for each in value.unseen]
+    lines = [hanging("!", plain(each), "dim") for each in value.unseen]
     source = Text(f", by the {value.source}.", style="dim")
     return Group(facts, Text.assemble(state, source), *lines)
 
@@ -386,7 +212,7 @@ def story(value: Story) -> RenderableType:
 
 
 def verification(value: Verification) -> RenderableType:
-    """Draw what is not as it should be."""
+    """Draw what is not as it should be, with what to do about it."""
     head = Text.assemble(
         ("RabbitMQ ", "dim"),
         value.broker,
@@ -400,77 +226,108 @@ def verification(value: Verification) -> RenderableType:
         if value.sound
         else Text("not sound", style="bold red")
     )
-    rows = [row for each in value.differences for row in _difference(each)]
-    return Group(head, *rows, verdict)
+    said: set[str] = set()
+    return Group(head, *(_difference(each, said) for each in value.differences), verdict)
 
 
-def _difference(value: Difference) -> tuple[Text, Text]:
-    kind = (f"{value.severity:8}", _COLOURS[value.severity])
-    return (
-        Text.assemble(kind, (value.what, "bold"), f": {value.found}"),
-        Text(f"        {value.causes}", style="dim"),
+def _difference(value: Difference, said: set[str]) -> RenderableType:
+    """Draw a difference.
+
+    :param said: commands that were shown already.
+    """
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, min_width=7)
+    grid.add_column(overflow="fold")
+    grid.add_row(
+        Text(value.severity, style=_COLOURS[value.severity]),
+        Text.assemble((value.what, "bold"), f": {value.found}"),
     )
+    grid.add_row("", Text(value.causes, style="dim"))
+    if value.remedy and value.remedy not in said:
+        grid.add_row("", hanging("→", value.remedy, "cyan"))
+    if "rabbitmqctl " in value.remedy:
+        said.add(value.remedy)
+    return grid
 
 
-def creation(value: Creation) -> RenderableType:
-    """Draw what was made."""
+def fixed(value: Creation) -> RenderableType:
+    """Draw what was mended."""
+    if value == Creation((), (), (), 0):
+        return Text("nothing to mend here that is safe", style="yellow")
+    return Group(Text("mended:", style="green"), creation(value))
+
+
+def creation(value: Creation, *, dry: bool = False) -> RenderableType:
+    """Draw what was made, or would be."""
+    stale = f", and {value.removed_bindings:,} removed" if value.removed_bindings else ""
+    existing = f"; {len(value.existing):,} exist already" if value.existing else ""
     return Group(
         Text(
-            f"{len(value.exchanges)} exchanges and {len(value.queues)} queues made, "
-            f"{len(value.existing)} existed already; {value.bindings} bindings made"
-            + (f", {value.removed_bindings} removed" if value.removed_bindings else "")
+            f"{_count(value.exchanges, 'exchange')} and {_count(value.queues, 'queue')} "
+            f"{_done(dry, 'made')}{existing}"
         ),
+        Text(f"{_count(value.bindings, 'binding')} {_done(dry, 'declared')}{stale}"),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
     )
 
 
-def teardown(value: Teardown) -> RenderableType:
-    """Draw what was removed."""
+def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
+    """Draw what was removed, or would be."""
     lines: list[RenderableType] = [
-        Text(f"{len(value.exchanges)} exchanges and {len(value.queues)} queues removed"),
+        Text(
+            f"{_count(value.exchanges, 'exchange')} and {_count(value.queues, 'queue')} "
+            f"{_done(dry, 'removed')}"
+        ),
     ]
     if not value.exchanges and not value.queues:
         lines.append(Text("nothing of this ladder exists", style="yellow"))
     if value.lost:
-        lines.append(Text(f"{value.lost} messages went with them", style="bold red"))
+        lines.append(
+            Text(f"{_count(value.lost, 'message')} {_done(dry, 'lost')}", style="bold red")
+        )
     if value.keeps:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
 
 
-def amended(value: Amended) -> RenderableType:
-    """Draw what was cancelled or rescheduled."""
+def amended(value: Amended, *, dry: bool = False) -> RenderableType:
+    """Draw what was cancelled or rescheduled, or would be."""
     count = f"{len(value.ids):,} task" + ("s" if len(value.ids) != 1 else "")
     until = datetime.fromtimestamp(value.until / 1000).astimezone()
     if value.action == CANCEL:
-        head = f"{count} cancelled: recorded, and remembered until {until:%Y-%m-%d %H:%M}"
+        recorded = "" if dry else ": recorded"
+        head = (
+            f"{count} {_done(dry, 'cancelled')}{recorded}, and remembered until "
+            f"{until:%Y-%m-%d %H:%M}"
+        )
     else:
         due = datetime.fromtimestamp((value.due or 0) / 1000).astimezone()
-        head = f"{count} rescheduled to {due.isoformat(sep=' ', timespec='seconds')}: recorded"
+        at = due.isoformat(sep=" ", timespec="seconds")
+        head = f"{count} {_done(dry, 'rescheduled')} to {at}{'' if dry else ': recorded'}"
     lines: list[RenderableType] = [
         Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
     ]
     if value.without_id:
-        lines.append(Text(f"! {value.without_id:,} have no id, and wait on", style="yellow"))
+        lines.append(hanging("!", f"{value.without_id:,} have no id, and wait on", "yellow"))
     return Group(*lines, *_names(value.ids, "task"))
 
 
-def redriven(value: Redrive) -> RenderableType:
-    """Draw what was sent on, by destination."""
+def redriven(value: Redrive, *, dry: bool = False) -> RenderableType:
+    """Draw what was sent on, by destination; or what is parked."""
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("destination")
-    table.add_column("sent on", justify="right")
-    table.add_column("still parked", justify="right")
+    table.add_column("destination", overflow="fold")
+    if not dry:
+        table.add_column("sent on", justify="right", no_wrap=True)
+    table.add_column("parked" if dry else "still parked", justify="right", no_wrap=True)
     for each in value.parked:
+        sent = [] if dry else [f"{each.sent:,}"]
         table.add_row(
-            place(each.destination),
-            f"{each.sent:,}",
-            Text(f"{each.stays:,}", style=_left(each.stays)),
+            place(each.destination), *sent, Text(f"{each.stays:,}", style=_left(each.stays))
         )
     shown: list[RenderableType] = [table] if table.row_count else [Text("nothing is parked")]
-    shown += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
+    shown += [hanging("!", reason, "yellow") for reason in value.reasons]
     return Group(*shown)
 
 
@@ -479,11 +336,12 @@ def refill(value: Refill) -> RenderableType:
     return Text(f"{value.sent:,} messages sent")
 
 
-def plan(value: Plan) -> RenderableType:
+def plan(value: Plan, *, dry: bool = True) -> RenderableType:
     """Draw what would be moved."""
+    del dry
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("queue")
-    table.add_column("messages", justify="right")
+    table.add_column("queue", no_wrap=True, overflow="ellipsis")
+    table.add_column("to move", justify="right", no_wrap=True)
     for name, count in value.queues:
         if count:
             table.add_row(name, f"{count:,}")
@@ -494,7 +352,9 @@ def plan(value: Plan) -> RenderableType:
 def migration(value: Migration) -> RenderableType:
     """Draw what was moved."""
     rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
-    lines = [Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")]
+    lines: list[RenderableType] = [
+        Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")
+    ]
     if value.kept:
         lines.append(Text(f"{value.kept:,} stay: they do not wait for a time that is to come"))
     if value.poison:
@@ -503,7 +363,7 @@ def migration(value: Migration) -> RenderableType:
         )
     if value.left:
         lines.append(Text(f"{value.left:,} could not be moved, and wait where they were", "red"))
-    lines += [Text(f"! {reason}", style="yellow") for reason in value.reasons]
+    lines += [hanging("!", reason, "yellow") for reason in value.reasons]
     return Group(*lines)
 
 
@@ -511,12 +371,12 @@ def _left(count: int) -> str:
     return "red" if count else "dim"
 
 
-def pruning(value: Pruning) -> RenderableType:
-    """Draw what was pruned."""
+def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
+    """Draw what was pruned, or would be."""
     return Group(
         Text(
-            f"{len(value.removed)} queues and {len(value.exchanges)} exchanges removed, "
-            f"{len(value.kept)} queues are in use and stay"
+            f"{_count(value.removed, 'queue')} and {_count(value.exchanges, 'exchange')} "
+            f"{_done(dry, 'removed')}; {len(value.kept):,} queues are in use and stay"
         ),
         *_names(value.removed, "queue"),
         *_names(value.exchanges, "exchange"),
@@ -525,11 +385,20 @@ def pruning(value: Pruning) -> RenderableType:
 
 def dry(drawn: RenderableType) -> RenderableType:
     """Say above what was drawn that nothing was done."""
-    return Group(Text("dry run: nothing was changed; this would be:", style="yellow"), drawn)
+    return Group(Text("dry run: nothing was changed", style="yellow"), drawn)
+
+
+def _count(of: int | Sequence[str], what: str) -> str:
+    number = of if isinstance(of, int) else len(of)
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _done(dry: bool, what: str) -> str:
+    return f"would be {what}" if dry else what
 
 
 def _names(names: Sequence[str], kind: str) -> Iterable[Text]:
     for name in names[:6]:
         yield Text(f"  {kind} {name}", style="dim")
     if len(names) > 6:
-        yield Text(f"  and {len(names) - 6} more", style="dim")
+        yield Text(f"  and {len(names) - 6:,} more, which --json lists", style="dim")

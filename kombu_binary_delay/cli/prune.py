@@ -13,9 +13,9 @@ from .connect import Target
 @click.command(
     help="""Remove queues that each serve one delay, and what leads to nothing, where empty.
 
-    The first come with the setting queue_per_delay. A delay whose queue is gone walks down the
-    levels. The others are mirrors and relays of exchanges and queues that are gone, such as
-    auto-delete ones. What comes back gets them anew.
+    Queues for one delay come with the setting queue_per_delay. Messages of a delay without such a
+    queue take the levels. The rest are mirrors and relays of exchanges and queues that are gone,
+    such as auto-delete ones. Whatever is needed again is made again.
 
     \b
       kombu-binary-delay prune --dry-run

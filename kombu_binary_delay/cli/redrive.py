@@ -21,10 +21,11 @@ from .values import Place
 @click.command(
     help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
 
-    A message leaves the parking queue when the broker has confirmed its copy. One that still finds
-    no queue stays parked, and so does one that is not due yet, also with --to; the exit code is
-    then 1. One without an address goes nowhere but where --to says, or into a file; --only '' takes
-    those alone. With --dry-run, counts them by destination.
+    With --dry-run, only counts parked messages by destination.
+
+    A message leaves the parking queue only when the broker has confirmed its copy. It stays
+    parked, and the exit status is 1, if there is still no queue for it, or if it is not due yet.
+    One without an address needs --to or --to-file; --only '' takes those alone.
 
     \b
       kombu-binary-delay redrive --dry-run
@@ -44,8 +45,9 @@ from .values import Place
 @click.option(
     "--from-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send what --to-file has written; leave parking alone. What cannot be sent goes to a file "
-    "beside it, with .left at the end of its name.",
+    help="Send what --to-file has written, in place of parked messages. What cannot be sent goes "
+    "to a "
+    "file beside it, whose name ends in .left.",
 )
 @ladder
 @dry_run

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import amqp
 import click
-from kombu.exceptions import OperationalError
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.probe import Probe
@@ -18,7 +16,9 @@ from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
+from .command import wrapped
 from .connect import Target
+from .failures import BROKER_ERRORS, in_words
 
 _CTL = "rabbitmqctl"
 
@@ -28,15 +28,16 @@ def choose(function: Callable[..., Any]) -> Callable[..., Any]:
     source = click.option(
         "--source",
         type=click.Choice([JOURNAL, NODE]),
-        help="What to read.  [default: the node with --node-command; else the journal, if there "
-        "is one; else the node, if rabbitmqctl is on this machine]",
+        help="Where to read what waits.  [default: the node with --node-command; else the journal, "
+        "if there is one; else the node, if rabbitmqctl is on this machine]",
     )
     command = click.option(
         "--node-command",
         metavar="COMMAND",
         envvar="BINARY_DELAY_NODE_COMMAND",
-        help="What runs rabbitmqctl on the broker's host, such as 'docker exec rabbit', "
-        "'kubectl exec rabbit-0 --', 'ssh rabbit sudo'.  [default: nothing, this is the host]",
+        help="The words before rabbitmqctl that run it on the broker's host, such as 'docker "
+        "exec rabbit', "
+        "'kubectl exec rabbit-0 --', 'ssh rabbit sudo'.  [default: none, for this host]",
     )
     return source(command(function))
 
@@ -97,10 +98,10 @@ def _judge(broker: Target, stack: ExitStack) -> Any:
         if amendments.is_reading or not exist:
             return judge
         why = "this user may not read the stream of amendments"
-    except (amqp.AMQPError, OperationalError, OSError) as exc:
+    except BROKER_ERRORS as exc:
         # The node can be read where its broker cannot be reached.
-        why = f"the broker cannot be reached, or refused: {exc}"
-    click.echo(f"! what was taken back is listed, too: {why}", err=True)
+        why = in_words(exc, broker)
+    click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
     return None
 
 
@@ -110,9 +111,5 @@ def words_of(task: admin.WaitingTask) -> dict[str, Any]:
 
 
 def _has_journal(broker: Target) -> bool:
-    """Whether there is a journal; there is none where the broker cannot be reached."""
-    try:
-        with broker.plain() as connection:
-            return admin.has_journal(connection, broker.settings.namespace)
-    except (amqp.AMQPError, OperationalError, OSError):
-        return False
+    with broker.plain() as connection:
+        return admin.has_journal(connection, broker.settings.namespace)

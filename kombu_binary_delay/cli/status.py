@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -13,6 +15,7 @@ from kombu_binary_delay import admin
 
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
+from .sources import Place, choose
 
 _HISTORY = 60  # looks
 
@@ -20,69 +23,149 @@ _HISTORY = 60  # looks
 @click.command(
     help="""Show what waits, level by level, when it leaves, and what is parked or stuck.
 
-    Every ladder of the namespace is shown, and how many ids and keys have amendments that count:
-    these are read, and a record that amends nothing is appended, to measure their lag. The broker's
-    figures, but for what waits, are up to ten seconds old. Ends with 1 where something is parked or
-    stuck. With --watch --json, prints one line of JSON a look.
+    A line a level: how many messages wait in each of its queues, and after what time all of them
+    have left the ladder. Every ladder of the namespace is shown. What is wrong comes last, and with
+    --watch first: alarms of nodes, missing parts, levels that are stuck, parked messages. What
+    waits is counted at this moment; rates, and what is leaving, are up to ten seconds old.
+
+    'amendments' counts what was cancelled, rescheduled or superseded and still counts, and its lag
+    is how long a cancellation takes to be known. To measure it, status appends a record that
+    changes nothing.
+
+    Ends with 1 where something is wrong, or with --destinations could not be read. With --watch
+    --json, prints one line of JSON a look.
 
     \b
       kombu-binary-delay status
       kombu-binary-delay -A shop status --watch
+      kombu-binary-delay status --destinations
       kombu-binary-delay status --json
     """
 )
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option(
-    "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS"
+    "--every",
+    type=click.FloatRange(min=0.5),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to pause between two looks.",
 )
+@click.option(
+    "--destinations",
+    is_flag=True,
+    help="Count what waits by destination, too. Reads each message from the journal or the node, "
+    "as 'tasks' does: a million take a minute or two.",
+)
+@choose
 @ladder
 @subcommand
-def status(broker: Target, printer: Printer, watch: bool, every: float, ladder: str | None) -> int:
+def status(
+    broker: Target,
+    printer: Printer,
+    watch: bool,
+    every: float,
+    destinations: bool,
+    source: str | None,
+    node_command: str | None,
+    ladder: str | None,
+) -> int:
     """Show what waits, level by level, when it leaves, and what is parked or stuck."""
-    # It connects where there are amendments to be read.
-    with broker.plain() as connection, broker.delaying() as amending:
+    with ExitStack() as stack:
+        # It connects where there are amendments to be read.
+        connection = stack.enter_context(broker.plain())
+        amending = stack.enter_context(broker.delaying())
         management = broker.management(connection)
         topology = broker.topology(connection, ladder)
-        lanes = [each.prefix for each in broker.lanes(connection, ladder)]
+        settings = broker.settings
+        expected = admin.Expected(
+            tuple(broker.lanes(connection, ladder)), settings.declare != "never", settings.relays
+        )
+        place = Place.of(broker, stack, source, node_command) if destinations else None
 
-        def look() -> admin.Status:
-            return admin.status(
+        def look() -> _Look:
+            found = admin.status(
                 connection,
                 management,
                 topology,
-                lanes,
-                amending if broker.settings.amendments else None,
+                expected,
+                amending if settings.amendments else None,
             )
+            return _Look.of(found, place)
 
         if watch:
             # Ctrl-C is how it ends.
             with suppress(KeyboardInterrupt):
                 if printer.as_json:
                     while True:
-                        printer.show(look(), "status")
+                        _show(printer, look())
                         time.sleep(every)
                 _watch(look, every)
             return OK
-        found = look()
-    if ladder is not None and not any(each.current for each in found.ladders):
+        seen = look()
+    if ladder is not None and not any(each.current for each in seen.status.ladders):
         raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
-    printer.show(found, "status")
-    return FOUND if found.troubles else OK
+    _show(printer, seen)
+    return FOUND if seen.status.troubles or not seen.complete else OK
 
 
-def _watch(look: Any, every: float) -> None:
-    from rich.console import Group  # noqa: PLC0415 - Rich comes with the extra `cli`
-    from rich.live import Live  # noqa: PLC0415 - see above
+@dataclass(frozen=True)
+class _Look:
+    """What one look has found; of destinations, nothing where nobody asked for them."""
 
-    from . import output  # noqa: PLC0415 - see above
+    status: admin.Status
+    waiters: admin.Waiters | None = None
+    counts: Sequence[admin.Count] = ()
+    matched: int = 0
+
+    @classmethod
+    def of(cls, found: admin.Status, place: Place | None) -> _Look:
+        if place is None:
+            return cls(found)
+        waiters = place.waiters(admin.Selection())
+        passed = admin.Tally(waiters)
+        counts = admin.count_by(passed, "queue")
+        return cls(found, waiters, tuple(counts), passed.count)
+
+    @property
+    def complete(self) -> bool:
+        return self.waiters is None or self.waiters.complete
+
+    def drawn(self) -> list[Any]:
+        from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+        if self.waiters is None:
+            return []
+        foot = output.task_foot(self.waiters, self.matched, self.matched)
+        return [output.counts(self.counts, "destination", foot), ""]
+
+
+def _show(printer: Printer, seen: _Look) -> None:
+    if printer.as_json:
+        more: dict[str, Any] = {}
+        if seen.waiters is not None:
+            more["destinations"] = [asdict(each) for each in seen.counts]
+            more.update(source=seen.waiters.source, unseen=seen.waiters.unseen())
+        printer.show(seen.status, "status", **more)
+        return
+    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+    output.console().print(output.status(seen.status, *seen.drawn()))
+
+
+def _watch(look: Callable[[], _Look], every: float) -> None:
+    from rich.live import Live  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+    from .console import console  # noqa: PLC0415 - see above
+    from .status_screen import watched  # noqa: PLC0415 - see above
 
     history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
-    with Live(console=output.console(), auto_refresh=False, screen=False) as live:
+    with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
-            found = look()
-            ladders = found.ladders
+            seen = look()
+            ladders = seen.status.ladders
             history.append(
                 (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
             )
-            live.update(Group(output.status(found), output.rates(history)), refresh=True)
+            live.update(watched(seen.status, list(history), *seen.drawn()), refresh=True)
             time.sleep(every)

@@ -22,13 +22,13 @@ from .values import Moment
 @click.command(
     help="""List the tasks that wait, those due first before the others.
 
-    From the journal, which knows what was published with it, or from the node, which is exact, and
-    needs rabbitmqctl on the broker's host. The output says from which, and what it cannot see.
-    Nothing is changed: no message is taken, and no count of deliveries grows.
+    It reads the journal, which has what was published with the setting journal, or the node, which
+    has everything, and needs rabbitmqctl on the broker's host. The output says which it was, and
+    what is not in it. It takes no message from a queue, and changes nothing.
 
-    WHEN is a time from now, as 10m or 2d, or a time such as 2030-01-31T12:00+00:00. A pattern is
-    as in a shell: * and ? and [abc]. A queue is named as exchange:key where it is addressed so.
-    Ends with 1 where a part of what waits could not be read.
+    WHEN is a time from now, such as 10m or 2d, or a time such as 2030-01-31T12:00+00:00. A PATTERN
+    is as in a shell: * and ? and [abc]. A destination that is no queue is written exchange:key.
+    Ends with 1 if a part of what waits could not be read.
 
     \b
       kombu-binary-delay tasks
@@ -40,7 +40,9 @@ from .values import Moment
 )
 @click.option("--name", metavar="PATTERN", help="Only tasks with such a name.")
 @click.option("--queue", metavar="PATTERN", help="Only those for such a queue.")
-@click.option("--id", "ids", metavar="ID", multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--id", "ids", metavar="ID", multiple=True, help="Only the task with this id; may be repeated."
+)
 @click.option("--due-after", type=Moment(), metavar="WHEN", help="Only those due then or later.")
 @click.option("--due-before", type=Moment(), metavar="WHEN", help="Only those due before.")
 @click.option(
@@ -48,14 +50,19 @@ from .values import Moment
     type=click.IntRange(min=0),
     default=50,
     show_default=True,
-    help="Show so many; 0 shows all, as they are read, in no order.",
+    help="How many to show, those due first; 0 shows all, in no order.",
 )
 @click.option(
-    "--count-by", type=click.Choice(COUNTED), help="Count them by name or queue in place of a list."
+    "--count-by", type=click.Choice(COUNTED), help="Count them by name or queue, and list none."
 )
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option(
-    "--every", type=click.FloatRange(min=0.5), default=5.0, show_default=True, metavar="SECONDS"
+    "--every",
+    type=click.FloatRange(min=0.5),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to pause between two looks.",
 )
 @choose
 @subcommand
@@ -155,5 +162,9 @@ def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every:
 
     with Live(console=output.console(), auto_refresh=False, screen=False) as live:
         while True:
-            live.update(_drawn(look(), limit, count_by), refresh=True)
+            # What is not among them comes last, and is to be seen.
+            fits = max(output.tasks_that_fit(live.console), 1)
+            drawn = _drawn(look(), min(limit, fits), count_by)
+            shown = output.cropped([], [drawn], live.console)
+            live.update(shown, refresh=True)
             time.sleep(every)

@@ -13,10 +13,12 @@ from .connect import Target
 @click.command(
     help="""Remove a ladder, and the delivery side with it if no other ladder leads there.
 
-    Refuses while messages wait, with exit code 3. Stop the programs that delay on it first. The
-    ladder of the settings counts as one that leads there, even if no message has needed it yet.
-    With the last ladder of a namespace, its amendments go: what was cancelled, and has arrived in a
-    queue of yours already, then runs.
+    Stop the programs that delay on it first. It refuses while messages wait, with exit status 3.
+
+    The delivery side is what leads from the ladders of a namespace to your queues; the ladder of
+    the settings needs it even before its first message. With the last ladder, the streams of
+    cancellations go, too: a task that was cancelled, and is in a queue of yours already, then
+    runs.
 
     \b
       kombu-binary-delay teardown --dry-run
@@ -25,7 +27,7 @@ from .connect import Target
     """
 )
 @ladder
-@click.option("--force", is_flag=True, help="Even if messages wait: they are lost.")
+@click.option("--force", is_flag=True, help="Remove it though messages wait. They are lost.")
 @dry_run
 @subcommand
 def teardown(

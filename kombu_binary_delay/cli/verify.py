@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import click
 
 from kombu_binary_delay import admin
@@ -12,33 +15,66 @@ from .connect import Target
 
 
 @click.command(
-    help="""Compare the broker with the topology, and say what each difference causes.
+    help="""Compare the broker with what should be there, and say what to do about each difference.
 
-    Looks at exchanges, queues, bindings, those of your exchanges that are not repeated for delayed
-    messages or are no more, queues that could hold up others, the streams of
-    amendments, the broker's version, policies that would break the ladder, and permissions. Ends
-    with 1 where it finds an error or a warning, or nothing of the ladder that you name.
+    Looks at exchanges, queues and bindings of the ladder; bindings of your exchanges that delayed
+    messages do not follow; queues that could hold up others; the streams of amendments; the
+    broker's version; policies that would break the ladder; and permissions.
+
+    Below each difference stands what it causes, and behind an arrow what to do. --fix does what is
+    safe: it makes what is missing, as 'create' does, and corrects the bindings that lead to your
+    queues. It deletes no exchange and no queue, changes none, and moves no message. Then it
+    compares again: what is left is for you to do.
+
+    \b
+    Ends with
+      0  if all is well, or there are only notes
+      1  for an error or a warning; with --fix, for one that is left
+      2  where it cannot be done as asked, such as without a permission
+      4  if the broker or its management API does not answer
 
     \b
       kombu-binary-delay verify
-      kombu-binary-delay -A shop verify --json
+      kombu-binary-delay -A shop verify --fix
+      kombu-binary-delay verify --json
       kombu-binary-delay verify --user shop
     """
 )
-@click.option("--user", metavar="NAME", help="Whose permissions to look at; else one's own.")
+@click.option("--fix", is_flag=True, help="Make what is missing; see above.")
+@click.option(
+    "--user", metavar="NAME", help="Whose permissions to look at.  [default: this user's]"
+)
 @ladder
 @subcommand
-def verify(broker: Target, printer: Printer, user: str | None, ladder: str | None) -> int:
-    """Compare what exists on the broker with the topology, and say what each difference causes."""
+def verify(
+    broker: Target, printer: Printer, fix: bool, user: str | None, ladder: str | None
+) -> int:
+    """Compare the broker with what should be there, and say what to do about each difference."""
     with broker.plain() as connection:
-        never = broker.settings.declare == "never"
-        lanes = broker.lanes(connection, ladder, ahead=never)
+        declares = broker.settings.declare != "never"
+        lanes = broker.lanes(connection, ladder, ahead=not declares)
         amendments = broker.amendments(connection.connection.server_properties)
+        management = broker.management(connection)
+        more: dict[str, Any] = {}
+        if fix:
+            mended = admin.fix(
+                connection,
+                management,
+                lanes,
+                declares=declares,
+                relays=broker.settings.relays,
+                must_exist=ladder is not None,
+                amendments=amendments,
+            )
+            if printer.as_json:
+                more["fixed"] = asdict(mended)
+            else:
+                printer.show(mended, "fixed")
         found = [
             admin.verify(
-                broker.management(connection),
+                management,
                 each,
-                declares=broker.settings.declare != "never",
+                declares=declares,
                 user=user,
                 relays=broker.settings.relays,
                 must_exist=ladder is not None,
@@ -48,5 +84,6 @@ def verify(broker: Target, printer: Printer, user: str | None, ladder: str | Non
             for each in lanes
         ]
     for each in found:
-        printer.show(each, "verification", sound=each.sound)
+        printer.show(each, "verification", sound=each.sound, **more)
+        more = {}
     return OK if all(each.sound for each in found) else FOUND

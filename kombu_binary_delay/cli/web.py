@@ -70,7 +70,8 @@ def web(
     try:
         import uvicorn  # noqa: PLC0415 - it comes with the extra `web`
 
-        from kombu_binary_delay.web import guard, passwords, site  # noqa: PLC0415 - see above
+        from kombu_binary_delay.web import guard, passwords  # noqa: PLC0415 - see above
+        from kombu_binary_delay.web.application import application  # noqa: PLC0415 - see above
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in ("anyio", "jinja2", "starlette", "uvicorn"):
             raise
@@ -98,7 +99,7 @@ def web(
             f"{host} is not this machine alone: give --users or {_USERS}, or --user-header for a "
             f"proxy that knows who asks"
         )
-    app = site.application(
+    app = application(
         broker,
         partial(_open, broker, source=source, node_command=node_command),
         authenticate=authenticate,
@@ -145,10 +146,10 @@ def asgi_app(
     :param source: ``"journal"`` or ``"node"``.
     :param node_command: what runs ``rabbitmqctl`` on the broker's host.
     """
-    from kombu_binary_delay.web import site  # noqa: PLC0415 - it needs the extra `web`
+    from kombu_binary_delay.web.application import application  # noqa: PLC0415 - it needs the extra `web`
 
     target = Target.of(app, broker, management, settings or {})
-    return site.application(
+    return application(
         target,
         partial(_open, target, source=source, node_command=node_command),
         authenticate=authenticate,

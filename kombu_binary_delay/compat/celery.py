@@ -1,18 +1,16 @@
-"""What Celery needs beyond a transport: its native delayed delivery is off where ours delays.
+"""Turn off Celery's native delayed delivery on our transports, and save a copy at each publish.
 
-And its check whether a queue has been declared costs no copy of the queue.
+Since 5.5, if an app has a quorum queue and its transport has ``driver_type == "amqp"``, Celery
+routes delayed tasks to its own ladder before a transport sees them, or warns at each publish that
+it cannot. A worker that starts declares that ladder. There is no setting to turn either off. The
+``driver_type`` of our transports equals ``"amqp"`` but is a subclass of ``str``, and these two
+functions of Celery are replaced by ones that check for it. The detection that chooses the worker's
+QoS is not changed, nor is any app with another transport. This module must not import Celery: a
+Kombu program may not have it.
 
-Since 5.5, with any quorum queue in an app whose transport has ``driver_type == "amqp"``, Celery
-routes delayed tasks to a ladder of its own before a transport sees them, or warns at each publish
-that it cannot; and a worker that starts declares that ladder. It has no switch for either. Our
-transports carry a ``driver_type`` that *is* the string ``"amqp"``, with a mark on it, and these two
-places in Celery are taught to look for the mark. The detection that chooses the worker's QoS is
-left alone, and so is every app with another transport. This module must not import Celery: a Kombu
-program may not have it.
-
-At each publish that is not left to its native delivery, Celery has Kombu declare the queue if this
-connection has not yet. To find out, Kombu makes a copy of the queue and of its exchange, an eighth
-of all that the publish costs. On our connections, it checks first.
+At each other publish, Celery makes Kombu declare the queue if the connection has not yet done so.
+For this check, Kombu copies the queue and its exchange, which takes an eighth of the publish's
+time. On our connections, the check comes before the copy.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ from .patch import replace
 
 
 class MarkedDriverType(str):
-    """A driver type whose transport delays messages by itself."""
+    """The driver type of a transport that delays messages itself."""
 
     __slots__ = ()
 
 
 def disable_native_delivery() -> None:
-    """Teach the Celery that is loaded, if one is, not to delay what our transports delay.
+    """Turn off native delayed delivery for our transports, if Celery is loaded.
 
-    Each transport calls it as it is made. For a publish, that is before Celery decides. For a
-    worker it may be in the middle of the decision to include the step that declares Celery's
-    ladder: so it is not that decision which is changed, but the start of the step, later on.
+    Each transport calls this when it is created. For a publish, that is before Celery decides. For
+    a worker, Celery may just be deciding whether to include the step that declares its ladder. So
+    this does not change that decision but the start of the step, which comes later.
     """
     replace(sys.modules.get("celery.app.base"), "detect_quorum_queues", _detect_unless_marked)
     native = sys.modules.get("celery.worker.consumer.delayed_delivery")
@@ -46,7 +44,7 @@ def disable_native_delivery() -> None:
 
 
 def check_declared_first() -> None:
-    """Teach Kombu's producers to check whether a queue has been declared before they copy it."""
+    """Make Kombu's producers check whether a queue has been declared before they copy it."""
     replace(Producer, "maybe_declare", _declare_unless_known)
 
 
@@ -76,7 +74,7 @@ def _declare_unless_known(maybe_declare: Any) -> Any:
         connection = getattr(channel, "connection", None)
         if (
             isinstance(connection, BufferingConnection)
-            # What Kombu asks of its copy.
+            # The check that Kombu makes on its copy.
             and entity.can_cache_declaration
             and hash(entity) in connection.client.declared_entities
         ):

@@ -1,10 +1,10 @@
-"""A connection keeps its transport at every broker URL, and uses TLS wherever a URL says so.
+"""Keep the transport for every broker URL of a connection, and use TLS where a URL asks for it.
 
-By itself, Kombu takes the transport named beside a URL for the first URL only: at a failover, the
-scheme of the next one decides, and ``amqp://`` means Kombu's own transport. And Kombu drops the
-scheme of a URL that has a transport beside it, so that ``amqps://`` would connect without TLS. So
-our transports ask Kombu to leave them the URL (``can_parse_url``), and :func:`read_urls` teaches
-Kombu's connections to read it. This module must not import the transports.
+Kombu uses the transport that is given with a URL only for the first URL: at a failover, the scheme
+of the next one decides, and ``amqp://`` means Kombu's own transport. Kombu also drops the scheme of
+a URL that is given with a transport, so ``amqps://`` would connect without TLS. Therefore our
+transports ask Kombu for the whole URL (``can_parse_url``), and :func:`read_urls` makes Kombu's
+connections read it. This module must not import the transports.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SCHEME = re.compile(rf"(?:^|(?<=;))(?:{'|'.join(_SCHEMES)})(s?)://", re.IGNOREC
 
 
 def is_broker_url(url: str) -> bool:
-    """Whether this is the URL of a broker that our transports connect to."""
+    """Whether our transports can connect to a URL."""
     if _SCHEME.match(url):
         return True
     scheme, has_scheme, _ = url.partition("://")
     named = TRANSPORT_ALIASES.get(scheme, "kombu.") if has_scheme else "kombu."
-    # Kombu's own may need a client that is not installed.
+    # A transport of Kombu's may need a client that is not installed.
     return not str(named).startswith("kombu.") and _delays(get_transport_cls(scheme))
 
 
 def for_kombus_transport(url: str) -> tuple[str, dict[str, Any]]:
-    """Rewrite a URL, or several with ``;`` between, so that Kombu chooses its own transport by it.
+    """Rewrite a URL, or several separated by ``;``, for Kombu's own transport.
 
     :returns: the URL, and its TLS options as py-amqp names them; of several URLs, the options of
         the first that has any.
@@ -50,7 +50,7 @@ def for_kombus_transport(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_scheme(url: str, transport: Any) -> None:
-    """Check that ``transport`` connects to a URL; a bare host name has nothing to check.
+    """Check that ``transport`` can connect to a URL; a bare host name always passes.
 
     :raises SettingsError: for the scheme of another kind of broker.
     """
@@ -78,10 +78,10 @@ def as_uri(client: Any, *, include_password: bool, mask: str) -> str:
 
 
 def read_urls() -> None:
-    """Teach Kombu's connections to read the URLs of our transports.
+    """Make Kombu's connections read the URLs of our transports.
 
-    It has to be called when a transport is imported, since Kombu imports the transport while it
-    makes the first connection, just before it asks for this.
+    Call this when a transport is imported: Kombu imports the transport while it creates the first
+    connection, just before it reads the URL.
     """
     replace(Connection, "_init_params", _read_url)
 
@@ -112,7 +112,7 @@ def _read_url(init_params: Any) -> Any:
         if scheme != named:
             params["ssl"] = params["ssl"] or _is_tls(scheme, transport)
         elif scheme not in aliases:
-            # A host name in a list of URLs: over TLS if the URL before it was.
+            # A host name in a list of URLs uses TLS if the URL before it does.
             params["ssl"] = params["ssl"] or client.ssl
         if is_new or scheme not in aliases or named not in aliases:
             params["transport"] = named

@@ -6,7 +6,7 @@ bindings match. A change of the topology changes the figure, or is an error.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 
 from kombu_binary_delay.model.address import Destination
@@ -14,22 +14,31 @@ from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.simulate import matches_topic, walk
 from kombu_binary_delay.model.topology import Topology
 
+from .brief import cut, range_of, shorten_key, shorten_words
 from .graph import human
 
 WIDTH = 760
+#: The figure shows as much of the ladder as keeps it lower than this: one printed page, of A4 or
+#: letter paper.
+PAGE = 1005
 ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
-BOX_WIDTH, BOX_HEIGHT = 150, 46
-TOP, ROW, NEXT = 24, 104, 58
-ENTRY = 60  # pixels above the level where the message enters, for what is said of it
+BOX_WIDTH, BOX_HEIGHT, FOLD_WIDTH = 150, 42, 220
+TOP, ROW, FOLD_ROW, NEXT = 30, 90, 88, 50
+#: Pixels for the box of the publisher: its row, and what is below a level that has queues.
+ENTRY, BELOW_QUEUES = 88, 26
+#: From a box's left side, where a way comes from the level above: past it, and by expiry.
+PASS, EXPIRE = 42, BOX_WIDTH - 18
+#: How many characters of the fixed-width font fit: an address, and keys at bindings and above all.
+ADDRESS, KEY, PASS_KEY, WHOLE_KEY = 19, 13, 10, 56
 
 #: Literal colours, since not everything that draws SVG knows variables; a dark page has its own.
 STYLE = """
 .ladder { font: 13px sans-serif; fill: #222; }
 .ladder .title { font-weight: 600; }
-.ladder .note, .ladder .key { font-size: 12px; fill: #666; }
+.ladder .note, .ladder .key { font-size: 12px; fill: #5c5c5c; }
 .ladder .key, .ladder .address { font-family: monospace; }
 .ladder .address .read { fill: #0a4bff; font-weight: 700; }
-.ladder .address .done { opacity: .4; }
+.ladder .address .done { fill: #999; }
 .ladder rect { fill: #f6f6f6; stroke: #ccc; stroke-width: 1.5; }
 .ladder .ground { fill: #fff; stroke: none; }
 .ladder path { fill: none; stroke: #888; stroke-width: 1.25; opacity: .55; }
@@ -37,11 +46,15 @@ STYLE = """
 .ladder marker path { fill: #888; stroke: none; opacity: 1; }
 .ladder .hot rect, .ladder .hot path { stroke: #0a4bff; stroke-width: 2.25; opacity: 1; }
 .ladder .hot .key, .ladder #ladder-head-hot path { fill: #0a4bff; }
-@media (prefers-color-scheme: dark) {
+@media print { .ladder:root { width: 100vw; height: 100vh; } }
+@media screen and (prefers-color-scheme: dark) {
 .ladder { fill: #ddd; }
 .ladder .note, .ladder .key { fill: #a4a9b0; }
 .ladder .address .read { fill: #6ea8ff; }
-.ladder rect { fill: #262a30; stroke: #4a5058; }
+.ladder .address .done { fill: #757c86; }
+.ladder rect { fill: #262a30; stroke: #59616b; }
+.ladder path { stroke: #b4bac2; }
+.ladder marker path { fill: #b4bac2; }
 .ladder .ground { fill: #1b1e22; }
 .ladder .hot rect, .ladder .hot path { stroke: #6ea8ff; }
 .ladder .hot .key, .ladder #ladder-head-hot path { fill: #6ea8ff; }
@@ -52,16 +65,42 @@ STYLE = """
 def svg(topology: Topology, delay: int, queue: str) -> str:
     """Draw a ladder, and a message to ``queue`` delayed by ``delay`` ms, rounded up to ticks.
 
+    Where the whole ladder does not fit a page, levels in a row in which the message does not wait
+    are drawn as one box, then of each other level the queue in which it waits alone.
+
     :raises DelayError: where the delay is out of the ladder's range.
     """
-    return _Figure(topology, delay, queue).svg()
+    figures = (_Figure(topology, delay, queue, detail=detail) for detail in _DETAILS)
+    fits = next((each for each in figures if each.height <= PAGE), None)
+    return (fits or _Figure(topology, delay, queue, detail=_DETAILS[-1])).svg()
+
+
+#: All of the ladder, folded levels, and folded levels with one queue each.
+_DETAILS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A level and those of its queues that are drawn, or several levels folded into a box.
+
+    :param exchanges: of the levels, highest first.
+    :param hidden: the names of queues that are not drawn.
+    """
+
+    exchanges: tuple[str, ...]
+    queues: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    @property
+    def is_fold(self) -> bool:
+        return bool(self.hidden) and not self.queues
 
 
 class _Figure:
-    """One level, or the delivery exchange, per row: address, exchange, queue and times."""
+    """One level, several folded ones, or the delivery exchange, per row."""
 
-    def __init__(self, topology: Topology, delay: int, queue: str) -> None:
-        self.topology, self.queue = topology, queue
+    def __init__(self, topology: Topology, delay: int, queue: str, *, detail: int) -> None:
+        self.topology, self.queue, self.detail = topology, queue, detail
         # The exchange that leads straight to queues is the alternate of the delivery exchange: to
         # the eye, they are one.
         straight = topology.to_queue(queue).bindings
@@ -81,55 +120,31 @@ class _Figure:
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
         self.entry_exchange = topology.entry_exchange(digits)
-        self.highest = topology.level_of(digits)
-        self.near: dict[str, set[str]] = {}
-        self.y, self.queue_y = self._places()
+        # An entry exchange is not drawn: the message enters in the queue behind it.
+        self.enters_queue = self.entry_exchange not in self.level
+        self.highest = topology.level_of(digits) if self.enters_queue else self.entry_exchange
         self.taken, self.times = self._follow()
+        self.rows = self._rows()
+        self.row = {name: row for row in self.rows for name in row.exchanges}
+        self.y: dict[str, int] = {}
+        self.queue_y: dict[str, int] = {}
+        self.height = self._place()
 
-    def _places(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Give each level a row, and each of its queues a place in it, one below the other."""
-        exchanges: dict[str, int] = {}
-        queues: dict[str, int] = {}
-        y = TOP
-        for exchange in self.level:
-            # With skip bindings, a queue is reached from every level above it as well.
-            waiting = [
-                each.destination
-                for each in self.part.bindings
-                if each.to_queue
-                and each.source == exchange
-                and (
-                    each.destination not in self.below
-                    or self.below[each.destination][1] == self._under(exchange)
-                )
-            ]
-            if exchange == (
-                self.entry_exchange if self.entry_exchange in self.level else self.highest
-            ):
-                y += ENTRY
-            exchanges[exchange] = y
-            queues |= {name: y + NEXT * place for place, name in enumerate(waiting)}
-            self.near[exchange] = {*waiting, self._under(exchange)}
-            y += ROW + NEXT * max(len(waiting) - 1, 0)
-        return exchanges, queues
-
-    def _under(self, exchange: str) -> str:
-        level = self.level[exchange]
-        return self.topology.level_name(level - 1) if level >= 0 else ""
+    # -- what is drawn, and where ------------------------------------------------------------
 
     def _follow(self) -> tuple[dict[str, Binding], dict[str, tuple[int, int]]]:
         """Return the binding taken at each exchange, and from when to when a queue is waited in."""
         taken: dict[str, Binding] = {}
         times: dict[str, tuple[int, int]] = {}
         now, exchange = 0, self.entry_exchange
-        while exchange in self.y or exchange == self.entry_exchange:
+        while exchange in self.level or exchange == self.entry_exchange:
             (binding,) = (
                 each
                 for each in self.part.bindings
                 if each.source == exchange
-                and (exchange not in self.y or matches_topic(each.key, self.key))
+                and (exchange not in self.level or matches_topic(each.key, self.key))
             )
-            if exchange in self.y:
+            if exchange in self.level:
                 taken[exchange] = binding
             exchange = binding.destination
             if binding.to_queue and exchange in self.below:
@@ -143,22 +158,89 @@ class _Figure:
             raise ValueError(f"{self.key} waits {way.total} ms, arrives in {sorted(way.arrived)}")
         return taken, times
 
+    def _rows(self) -> list[_Row]:
+        rows: list[_Row] = []
+        folded: list[str] = []
+        for exchange in self.level:
+            queues = self._queues_of(exchange)
+            last = exchange == self.topology.delivery
+            is_waited_in = last or not self.times.keys().isdisjoint(queues)
+            # What is above where the message enters is apart from what it passes.
+            if is_waited_in or exchange == self.highest or not self.detail:
+                rows += self._fold(folded)
+                folded = []
+            if not is_waited_in and self.detail:
+                folded.append(exchange)
+                continue
+            drawn = [each for each in queues if self.detail < 2 or last or each in self.times]
+            hidden = tuple(each for each in queues if each not in drawn)
+            rows.append(_Row((exchange,), tuple(drawn), hidden))
+        return rows
+
+    def _fold(self, exchanges: list[str]) -> list[_Row]:
+        queues = [queue for each in exchanges for queue in self._queues_of(each)]
+        if not exchanges:
+            return []
+        if len(exchanges) == 1 and self.detail < 2:
+            return [_Row(tuple(exchanges), tuple(queues), ())]
+        return [_Row(tuple(exchanges), (), tuple(queues))]
+
+    def _queues_of(self, exchange: str) -> list[str]:
+        """List the queues of a level: with skip bindings, one is reached from others as well."""
+        return [
+            each.destination
+            for each in self.part.bindings
+            if each.to_queue
+            and each.source == exchange
+            and (
+                each.destination not in self.below
+                or self.below[each.destination][1] == self._under(exchange)
+            )
+        ]
+
+    def _under(self, exchange: str) -> str:
+        level = self.level[exchange]
+        return self.topology.level_name(level - 1) if level >= 0 else ""
+
+    def _place(self) -> int:
+        """Give each row, and each of its queues, a place; return the height of the figure."""
+        y, above = TOP, None
+        for row in self.rows:
+            if self.highest in row.exchanges:
+                # The publisher stands beside the levels above, where these have no queues there.
+                if above is None:
+                    y += ENTRY
+                elif above.queues:
+                    y += ENTRY + BELOW_QUEUES
+            self.y |= dict.fromkeys(row.exchanges, y)
+            self.queue_y |= {name: y + NEXT * place for place, name in enumerate(row.queues)}
+            y += FOLD_ROW if row.is_fold else ROW + NEXT * max(len(row.queues) - 1, 0)
+            above = row
+        last = self.y[self.topology.delivery] + (ROW - 22 if self.topology.parking else 0)
+        return last + BOX_HEIGHT + 14
+
+    # -- the parts of the figure -------------------------------------------------------------
+
     def svg(self) -> str:
-        for exchange, y in self.y.items():
-            self._draw_exchange(exchange, y)
+        """Write the figure."""
+        for row in self.rows:
+            if row.is_fold:
+                self._draw_fold(row)
+            else:
+                self._draw_exchange(row.exchanges[0])
         for queue in self.queue_y:
             if queue in self.below:
                 self._draw_waiting(queue)
         for binding in self.part.bindings:
-            if binding.source in self.y:
+            if binding.source in self.row:
                 self._draw_binding(binding)
         self._draw_entry()
-        height = self._draw_parking()
-        size = f'width="{WIDTH}" height="{height}"'
-        place = f'viewBox="0 0 {WIDTH} {height}" {size} role="img"'
+        self._draw_parking()
+        size = f'width="{WIDTH}" height="{self.height}"'
+        view = f'viewBox="0 0 {WIDTH} {self.height}" {size} role="img"'
         lines = [
-            f'<svg class="ladder" {place} xmlns="http://www.w3.org/2000/svg">',
-            f"<title>The way of a message with the routing key {escape(self.key)}</title>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="ladder" {view}>',
+            f"<title>A message with the routing key {escape(self.key)}</title>",
             f"<style>{STYLE}</style><defs>{_head('cool')}{_head('hot')}</defs>",
             # With a ground of its own, the figure can be read on any page.
             f'<rect class="ground" {size} rx="6"/>',
@@ -169,36 +251,69 @@ class _Figure:
         return "\n".join(lines)
 
     def _draw_entry(self) -> None:
-        said = f"publish, delayed by {human(self.delay)}"
-        if self.entry_exchange in self.y:
-            x, y = EXCHANGE_X + BOX_WIDTH / 2, self.y[self.entry_exchange]
-            way = f"V{y - 3}"
-        else:
+        y = self.y[self.highest] - ENTRY
+        if self.enters_queue:
             # By an exchange of its own, which is not drawn, into the queue of its first digit.
             first = min(self.times, key=lambda queue: self.times[queue])
-            x, y = QUEUE_X + BOX_WIDTH / 2, self.y[self.highest]
-            middle = self.queue_y[first] + BOX_HEIGHT / 2
-            way = f"H{QUEUE_X - 16} V{middle} H{QUEUE_X - 3}"
-        self._text(x, y - 58, said, "title", "middle")
-        self._text(x, y - 40, self.key, "key", "middle", hot=True)
-        self._arrow(f"M{x} {y - 34} {way}", hot=True)
+            x = QUEUE_X
+            way = f"M{x + BOX_WIDTH / 2} {y + BOX_HEIGHT} V{self.queue_y[first] - 3}"
+            if self.queue_y[first] != self.y[self.highest]:
+                # Past the queues that are before it in its level.
+                side, middle = x - 10, self.queue_y[first] + BOX_HEIGHT / 2
+                way = f"M{x} {y + BOX_HEIGHT / 2} H{side} V{middle} H{x - 3}"
+        elif self.row[self.highest] == self.rows[0]:
+            x = EXCHANGE_X
+            way = f"M{x + PASS} {y + BOX_HEIGHT} V{self.y[self.highest] - 3}"
+        else:
+            x, to_y = ADDRESS_X, self.y[self.highest]
+            way = f"M{x + 75} {y + BOX_HEIGHT} V{to_y - 24} H{EXCHANGE_X + 18} V{to_y - 3}"
+        self._box(x, y, "publish", f"delayed by {human(self.delay)}", hot=True)
+        anchor, at = ("middle", x + BOX_WIDTH / 2) if self.enters_queue else ("start", x)
+        key = shorten_key(self.key, WHOLE_KEY)
+        self._text(at, y - 9, key, "key", anchor, hot=True)
+        self._arrow(way, hot=True)
 
-    def _draw_exchange(self, exchange: str, y: int) -> None:
-        hot = exchange in self.taken
+    def _draw_exchange(self, exchange: str) -> None:
+        y, hot = self.y[exchange], exchange in self.taken
         self._box(EXCHANGE_X, y, self._short(exchange), "exchange", hot=hot, round_=BOX_HEIGHT // 2)
         if hot:
-            self._draw_address(exchange, y)
+            self._draw_address((exchange,), y)
 
-    def _draw_address(self, exchange: str, y: int) -> None:
+    def _draw_fold(self, row: _Row) -> None:
+        y, hot = self.y[row.exchanges[0]], self._is_hot(row)
+        waits = [self.below[each][0] for each in row.hidden if each in self.below]
+        count, [first, *_] = len(row.exchanges), row.exchanges
+        title = f"{count} more levels" if count > 1 else self._short(first)
+        note = f"waits {range_of(waits)}"
+        for depth in (6, 3) if count > 1 else ():
+            size = f'width="{FOLD_WIDTH}" height="{BOX_HEIGHT}" rx="{BOX_HEIGHT // 2}"'
+            self._add(f'<rect x="{EXCHANGE_X + depth}" y="{y + depth}" {size}/>', hot=hot)
+        self._box(EXCHANGE_X, y, title, note, hot=hot, round_=BOX_HEIGHT // 2, width=FOLD_WIDTH)
+        if hot:
+            self._draw_address(row.exchanges, y)
+            return
+        # Those of the queues in the box.
+        x, low = EXCHANGE_X + EXPIRE, y + BOX_HEIGHT + 6
+        self._arrow(f"M{x} {low} V{self.y[self._under(row.exchanges[-1])] - 3}")
+        self._text(x + 8, low + 20, "expires", "note")
+
+    def _is_hot(self, row: _Row) -> bool:
+        return any(each in self.taken for each in row.exchanges)
+
+    def _draw_address(self, exchanges: tuple[str, ...], y: int) -> None:
         words = self.key.split(".")
+        read = {at for each in exchanges if each in self.taken for at in self._read(each)}
         done = {at for each in self.taken if self.y[each] < y for at in self._read(each)}
-        spans = []
-        for position, word in enumerate(words):
-            is_read = position in self._read(exchange)
-            kind = "read" if is_read else "done" if position in done else ""
-            spans.append(f'<tspan class="{kind}">{escape(word)}</tspan>')
-        text = f'<text class="address" x="{ADDRESS_X}" y="{y + BOX_HEIGHT / 2 + 4}">'
-        self.cool.append(f"{text}{'.'.join(spans)}</text>")
+        if self.enters_queue:
+            # The publisher has read the first digit, which is the last of the key's.
+            done.add(len(self.topology.ladder.digits(self.delay)) - 1)
+        kinds = ["read" if at in read else "done" if at in done else "" for at in range(len(words))]
+        spans = [
+            f'<tspan class="{kind}">{escape(text)}</tspan>' if kind else escape(text)
+            for text, kind in shorten_words(words, kinds, ADDRESS)
+        ]
+        place = f'x="{ADDRESS_X}" y="{y + BOX_HEIGHT / 2 + 4:g}"'
+        self._add(f'<text class="address" {place}>{"".join(spans)}</text>', hot=False)
 
     def _read(self, exchange: str) -> set[int]:
         """Return the words of the key that the message's binding at an exchange looks at."""
@@ -209,26 +324,46 @@ class _Figure:
 
     def _draw_binding(self, binding: Binding) -> None:
         hot = self.taken.get(binding.source) == binding
-        y = self.y[binding.source]
-        near = self.near[binding.source]
-        if not hot and binding.destination not in near:
+        here, under = self.row[binding.source], self._under(binding.source)
+        if binding.to_queue:
+            near = binding.destination in here.queues
             # On a ladder with skip bindings, they would hide each other.
+            if binding.destination in self.queue_y and (hot or near):
+                self._draw_to_queue(binding, hot=hot, near=near)
+        elif self.row[binding.destination] != here and (
+            hot or (binding.destination == under and not (here.is_fold and self._is_hot(here)))
+        ):
+            self._draw_pass(binding, hot=hot)
+
+    def _draw_pass(self, binding: Binding, *, hot: bool) -> None:
+        y, to_y = self.y[binding.source], self.y[binding.destination]
+        here = self.row[binding.source]
+        low = y + BOX_HEIGHT + (6 if here.is_fold else 0)
+        key = shorten_key(binding.key, PASS_KEY)
+        places = [self.y[row.exchanges[0]] for row in self.rows]
+        if places.index(to_y) - places.index(y) > 1:
+            # Past the boxes of the levels between.
+            x, from_x = EXCHANGE_X - 12, EXCHANGE_X + 20
+            way = f"M{from_x} {low} v12 H{x} V{to_y - 16} H{from_x} V{to_y - 3}"
+            self._arrow(way, hot=hot)
+            self._text(x - 8, low + 31, key, "key", "end", hot=hot)
             return
-        if not binding.to_queue:
-            x, low = EXCHANGE_X + 42, y + BOX_HEIGHT
-            self._arrow(f"M{x} {low} V{self.y[binding.destination] - 3}", hot=hot)
-            self._text(x - 8, low + 31, binding.key, "key", "end", hot=hot)
-            return
-        x, middle, to_y = (
-            EXCHANGE_X + BOX_WIDTH,
-            y + BOX_HEIGHT / 2,
-            self.queue_y[binding.destination],
-        )
-        to_middle = to_y + BOX_HEIGHT / 2
+        x = EXCHANGE_X + PASS
+        self._arrow(f"M{x} {low} V{to_y - 3}", hot=hot)
+        self._text(x + 8, low + 20, key, "key", hot=hot)
+
+    def _draw_to_queue(self, binding: Binding, *, hot: bool, near: bool) -> None:
+        y, to_y = self.y[binding.source], self.queue_y[binding.destination]
+        x, middle, to_middle = EXCHANGE_X + BOX_WIDTH, y + BOX_HEIGHT / 2, to_y + BOX_HEIGHT / 2
         bend = "" if to_y == y else f"H{x + 22} V{to_middle} "
-        self._arrow(f"M{x} {middle} {bend}H{QUEUE_X - 3}", hot=hot)
-        label_y = to_middle + (-7 if binding.destination in near else 16)
-        self._text((x + QUEUE_X) / 2, label_y, binding.key, "key", "middle", hot=hot)
+        if self.row[binding.source].is_fold:
+            middle, bend = y + BOX_HEIGHT + 6, f"V{to_middle} "
+            x += 22
+        self._arrow(f"M{x} {middle:g} {bend}H{QUEUE_X - 3}", hot=hot)
+        key = shorten_key(binding.key, KEY)
+        # Beside the line that leads to the level's other queues.
+        centre = (EXCHANGE_X + BOX_WIDTH + 26 + QUEUE_X - 14) / 2
+        self._text(centre, to_middle + (-7 if near else 16), key, "key", "middle", hot=hot)
         if binding.destination not in self.below:
             self._box(QUEUE_X, to_y, binding.destination, "the destination", hot=hot)
             self._text(TIME_X, to_middle + 4, f"at {human(self.delay)}", "title")
@@ -239,34 +374,51 @@ class _Figure:
         wait, below = self.below[queue]
         self._box(QUEUE_X, y, human(wait), self._short(queue), hot=hot)
         if hot:
-            begin, end = map(human, self.times[queue])
-            self._text(TIME_X, y + BOX_HEIGHT / 2 + 4, f"{begin} to {end}", "title")
-        x, to_x, to_y = QUEUE_X + BOX_WIDTH / 2, EXCHANGE_X + BOX_WIDTH - 18, self.y[below]
+            self._draw_times(queue)
+        x, to_x, to_y = QUEUE_X + BOX_WIDTH / 2, EXCHANGE_X + EXPIRE, self.y[below]
         low = y + BOX_HEIGHT
-        last = max(place for name, place in self.queue_y.items() if place < to_y)
+        last = max(place for place in self.queue_y.values() if place < to_y)
+        # As close to the queues as it can be: the publisher may stand below them.
+        turn = last + BOX_HEIGHT + 28
         if y == last:
-            self._arrow(f"M{x} {low} C{x} {low + 42} {to_x} {to_y - 48} {to_x} {to_y - 3}", hot=hot)
-            self._text(x + 8, low + 18, "expires", "note")
+            self._arrow(f"M{x} {low} Q{x} {turn} {x - 60} {turn} H{to_x} V{to_y - 3}", hot=hot)
+            self._text(x + 8, low + 17, "expires", "note")
             return
         # Around the queues below it.
         x, middle = QUEUE_X + BOX_WIDTH, y + BOX_HEIGHT / 2
-        self._arrow(f"M{x} {middle} h8 V{to_y - 26} H{to_x} V{to_y - 3}", hot=hot)
+        self._arrow(f"M{x} {middle} h8 V{turn} H{to_x} V{to_y - 3}", hot=hot)
 
-    def _draw_parking(self) -> int:
-        last = self.y[self.topology.delivery]
+    def _draw_times(self, queue: str) -> None:
+        y = self.queue_y[queue] + BOX_HEIGHT / 2 + 4
+        begin, end = map(human, self.times[queue])
+        # A short wait at the end of a long one does not show.
+        said = [f"{begin} to {end}" if begin != end else f"at {end}"]
+        if len(said[0]) > 14:
+            said, y = [begin, f"to {end}"], y - 9
+        hidden = next(row.hidden for row in self.rows if queue in row.queues)
+        for line in said:
+            self._text(TIME_X, y, line, "title")
+            y += 17
+        if hidden:
+            more = "1 more queue" if len(hidden) == 1 else f"{len(hidden)} more queues"
+            self._text(TIME_X, y, more, "note")
+
+    def _draw_parking(self) -> None:
         if not self.topology.parking:
-            return last + ROW
+            return
+        last = self.y[self.topology.delivery]
         x, y = EXCHANGE_X + BOX_WIDTH / 2, last + ROW - 22
         middle = y + BOX_HEIGHT / 2
         self._arrow(f"M{x} {last + BOX_HEIGHT} V{middle} H{QUEUE_X - 3}", kind="dashed")
         self._text((x + BOX_WIDTH / 2 + QUEUE_X) / 2, middle - 7, "no binding", "note", "middle")
         self._box(QUEUE_X, y, self._short(self.topology.parking), "what finds no way")
-        return y + BOX_HEIGHT + 10
 
     def _short(self, name: str) -> str:
         for prefix in (f"{self.topology.prefix}.", f"{self.topology.delivery_prefix}."):
             name = name.removeprefix(prefix)
-        return name
+        # A ladder of somebody else's has other prefixes.
+        first = next(iter(self.level))
+        return name.removeprefix(first[: first.rfind(".") + 1])
 
     # -- shapes ----------------------------------------------------------------------------
 
@@ -281,16 +433,27 @@ class _Figure:
     def _text(  # noqa: PLR0913 - as many as a text in SVG has
         self, x: float, y: float, text: str, kind: str, anchor: str = "start", *, hot: bool = False
     ) -> None:
-        svg = f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+        svg = (
+            f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
         self._add(svg, hot=hot)
 
     def _box(  # noqa: PLR0913 - as many as a box has
-        self, x: int, y: int, title: str, note: str, *, hot: bool = False, round_: int = 5
+        self,
+        x: int,
+        y: int,
+        title: str,
+        note: str,
+        *,
+        hot: bool = False,
+        round_: int = 5,
+        width: int = BOX_WIDTH,
     ) -> None:
-        size = f'width="{BOX_WIDTH}" height="{BOX_HEIGHT}"'
-        self._add(f'<rect x="{x}" y="{y}" {size} rx="{round_}"/>', hot=hot)
-        self._text(x + BOX_WIDTH / 2, y + 20, title, "title", "middle", hot=hot)
-        self._text(x + BOX_WIDTH / 2, y + 37, note, "note", "middle", hot=hot)
+        size = f'width="{width}" height="{BOX_HEIGHT}"'
+        full = f"<title>{escape(title)}</title>" if title != cut(title, 17) else ""
+        self._add(f'<rect x="{x}" y="{y}" {size} rx="{round_}">{full}</rect>', hot=hot)
+        self._text(x + width / 2, y + 18, cut(title, 17), "title", "middle", hot=hot)
+        self._text(x + width / 2, y + 34, cut(note, width // 7), "note", "middle", hot=hot)
 
 
 def _head(kind: str) -> str:

@@ -1,18 +1,18 @@
-"""What really happened to delayed messages, as events beside the ladder; off unless asked for.
+"""Record what happens to delayed messages as events; off by default.
 
-Three events: ``scheduled`` when a message is handed to the ladder, ``released`` when a consumer
-gets it, ``executed`` when Celery has run its task. They are compact JSON, with ids, times and the
-destination. Only ``scheduled`` has the arguments of a task, cut to a length, and it has none where
-the setting ``journal_arguments`` is off. They go to a stream queue of RabbitMQ or, where the broker
+There are three events: ``scheduled`` when a message is published to the ladder, ``released`` when a
+consumer gets it, and ``executed`` when Celery has run its task. They are compact JSON, with ids,
+times and the destination. Only ``scheduled`` has the arguments of a task, cut to a length; the
+setting ``journal_arguments`` turns them off. Events go to a stream on the broker or, if the broker
 has no streams, to a rotating local file.
 
-* ``events``: what an event says. Pure.
-* ``stream``, ``files``: the two places that events are written to.
+* ``events``: the content of events. Pure.
+* ``stream``, ``files``: the two places for events.
 * ``writer``: the journal of one connection.
-* ``celery``: what Celery's signals say of executed tasks.
+* ``celery``: events of executed tasks, from Celery's signals.
 
-To write the journal must never harm what it is about: what goes wrong is logged, once. This package
-must not import the transport or Celery.
+The journal must never harm the messages: a failure is logged once. This package must not import the
+transport or Celery.
 """
 
 from .celery import follow_celery

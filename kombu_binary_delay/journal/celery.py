@@ -1,4 +1,4 @@
-"""What Celery's signals say: which delayed tasks have been executed."""
+"""Record which delayed tasks Celery has executed, from its signals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .writer import Journal, warn_once
 
 
 def follow_celery(options: Any) -> None:
-    """Write down which delayed tasks are executed by the Celery that is loaded, if one is.
+    """Connect to Celery's signals for executed tasks, if Celery is loaded.
 
-    Each transport calls it as it is made, for a worker makes one before its children, in which
-    tasks are executed, and connects after.
+    Each transport calls this when it is created: a worker creates one before it starts the child
+    processes that execute tasks.
 
     :param options: the transport options.
     """
@@ -72,10 +72,10 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
 
 
 class ConfirmedWriter:
-    """A process's own connection for the tasks that it executes: each event is confirmed.
+    """A process's connection for the events of tasks that it executes; each event is confirmed.
 
-    A worker's child may be silent for hours. What it writes then to a connection that a restarted
-    broker has forgotten would be lost without a word, and its task be taken for lost.
+    A worker's child process may write nothing for hours. Without a confirm, an event that it writes
+    to a connection that a broker restart has broken would be lost, and its task would look lost.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ConfirmedWriter:
     def write(self, app: Any, event: dict[str, Any]) -> None:
         """Write an event to the journal of an app; an event that cannot be written is logged."""
         with self._lock:
-            # In an outage, one task waits for its end; each further one only checks whether it has.
+            # In an outage, one task waits until it ends; each further one only checks that.
             failure = self._try(app, event)
             for pause in () if self._is_unreachable else (0, 1):
                 if failure is not None:
@@ -99,7 +99,7 @@ class ConfirmedWriter:
                 warn_once(f"executed tasks are missing in the journal: {failure}")
 
     def close(self) -> None:
-        """Forget the connection, without a word to the broker: it may be the broker that failed."""
+        """Drop the connection without closing it: the broker may have failed."""
         connection, self._connection, self._batch = self._connection, None, None
         if connection is not None:
             connection.collect()
@@ -107,7 +107,7 @@ class ConfirmedWriter:
     def _try(self, app: Any, event: dict[str, Any]) -> Exception | None:
         try:
             self._write(app, event)
-        except Exception as exc:  # noqa: BLE001 - a task's result must not hang on this
+        except Exception as exc:  # noqa: BLE001 - a task's result must not depend on this
             self.close()
             return exc
         return None
@@ -125,19 +125,19 @@ class ConfirmedWriter:
         journal.stream.declare()
         if self._batch is None:
             self._batch = PublishBatch(channel, 1)
-        # Mandatory: of a stream that has been deleted, the broker would confirm it, and drop it.
+        # Mandatory: if the stream was deleted, the broker would drop the event and confirm it.
         self._batch.publish(to_message(event), "", journal.stream.name, mandatory=True, timeout=10)
         self._batch.flush()
 
     def _connect(self, app: Any) -> None:
         if self._owner != os.getpid():
-            # A connection that came by a fork is the parent's.
+            # After a fork, the connection is the parent's.
             self._owner, self._connection, self._batch = os.getpid(), None, None
         if self._connection is not None:
             return
         connection = self._connection = app.connection_for_write()
         if self._is_unreachable:
-            # Each of its URLs once.
+            # Try each of its URLs once.
             once = max(len(connection.alt) - 1, 0)
             connection.ensure_connection(max_retries=once, interval_start=0)
         else:

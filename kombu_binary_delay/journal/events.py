@@ -1,4 +1,4 @@
-"""What an event of the journal says: who a message is, where it goes, when it is due. Pure."""
+"""The journal's events: a message's identity, destination and due time. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kombu_binary_delay.model.topology import Topology
 SCHEDULED = "scheduled"
 RELEASED = "released"
 EXECUTED = "executed"
-#: What waits under this id waits no longer. The second is followed by another ``scheduled``.
+#: The message with this id does not wait any more. A new ``scheduled`` follows the second.
 CANCELLED = "cancelled"
 POSTPONED = "postponed"
-#: The arguments of a task, as Celery writes them out, are cut to so many characters each.
+#: The most characters of a task's args, and of its kwargs, as Celery writes them.
 MAX_ARGUMENTS = 256
 
 HEADERS = "application_headers"
-#: The headers that say which of several messages with one key or id is valid. Whoever lists what
-#: waits asks by them what was taken back.
+#: The headers that decide which of several messages with one key or id is valid. The list of
+#: waiting tasks uses them to leave out amended ones.
 _GENERATION = ("x-delay-key", "x-delay-replaces", "x-delay-generation")
 #: Celery's count of retries is 32 bits in the tables.
 _MAX_RETRIES = 2**31 - 1
@@ -37,12 +37,12 @@ def scheduled(
     *,
     arguments: bool = True,
 ) -> dict[str, Any] | None:
-    """Describe a message as it was published; None for one that was not delayed.
+    """Return the event of a publish; None if the message was not delayed.
 
-    A message that was already due when it was published has taken no level: it has zero hops.
+    A message that was already due when it was published has zero hops.
 
-    :param properties: those that it was published with.
-    :param arguments: whether to write down the arguments of a task that waits.
+    :param properties: as published.
+    :param arguments: whether to include the arguments of a task that waits.
     """
     headers = properties.get(HEADERS) or {}
     packed = headers.get(HEADER)
@@ -68,12 +68,12 @@ def scheduled(
 
 
 def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[str, Any]:
-    """Describe a message, by what Celery or its publisher calls it."""
+    """Return the fields of an event that identify a message."""
     headers = properties.get(HEADERS) or {}
     task = headers.get("id"), headers.get("task")
     is_task = all(isinstance(each, str) for each in task)
-    # Of a task without an eta, Celery does not know that it was delayed, and nobody writes down
-    # that it was executed. Who reads the name of a task waits for that.
+    # Celery does not know that a task without an eta was delayed, so there is no event when it is
+    # executed. Readers of the journal expect that event for each task with a name.
     has_eta = is_task and headers.get("eta") is not None
     retries = headers.get("retries")
     is_count = type(retries) is int and 0 <= retries <= _MAX_RETRIES
@@ -90,7 +90,7 @@ def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[s
 
 
 def _call(event: dict[str, Any], headers: dict[str, Any], *, arguments: bool) -> None:
-    """Add what a task that waits is called, if ``about`` has not, and its arguments."""
+    """Add the name of a waiting task, if ``about`` has not, and its arguments."""
     if "task" not in event:
         event["name"] = headers["task"]
     if not arguments:
@@ -102,12 +102,12 @@ def _call(event: dict[str, Any], headers: dict[str, Any], *, arguments: bool) ->
 
 
 def cut(written: str) -> str:
-    """Cut arguments that are written out, where they are longer than :data:`MAX_ARGUMENTS`."""
+    """Cut written arguments to :data:`MAX_ARGUMENTS` characters."""
     return written if len(written) <= MAX_ARGUMENTS else f"{written[: MAX_ARGUMENTS - 3]}..."
 
 
 def due(headers: dict[str, Any]) -> int | None:
-    """Read the due time, the earliest that the headers leave possible.
+    """Return the earliest due time that the headers allow.
 
     :returns: microseconds since the epoch; None for a message that was not delayed.
     """
@@ -126,6 +126,6 @@ def due(headers: dict[str, Any]) -> int | None:
 def to_line(event: dict[str, Any]) -> str:
     """Write an event as compact JSON.
 
-    :raises TypeError, ValueError: for an event that holds what JSON has no form for.
+    :raises TypeError, ValueError: if JSON cannot encode a value of the event.
     """
     return json.dumps(event, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""The journal on the broker: a stream queue."""
+"""The journal as a stream on the broker."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kombu_binary_delay.settings import STREAM, Settings
 from . import events
 
 _PURPOSE = "the journal"
-#: How long to wait, in seconds, until others have declared the stream.
+#: How long to wait for another program that declares the stream, in seconds.
 _LOCK_TIMEOUT = 10
 
 
 def stream_name(namespace: str) -> str:
-    """Name the stream queue of a namespace's journal."""
+    """Return the name of the stream of a namespace's journal."""
     return f"{namespace}.{VERSION}.journal"
 
 
 def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
-    """Compute what a journal needs on the broker: its stream queue, or nothing.
+    """Return the stream of the journal; nothing if the journal is not on the broker.
 
-    :param server: the properties that the broker has sent of itself.
+    :param server: the properties that the broker sent when the connection opened.
     """
     if settings.journal != STREAM or not has_streams(server):
         return Part()
@@ -40,14 +40,14 @@ def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
 
 
 def to_message(event: dict[str, Any]) -> Any:
-    """Make the message of an event."""
+    """Return the message for an event."""
     return amqp.Message(
         events.to_line(event), content_type="application/json", content_encoding="utf-8"
     )
 
 
 class Stream:
-    """The stream as one connection writes to it."""
+    """The stream, for the publishes of one connection."""
 
     def __init__(self, settings: Settings, executor: Executor, server: dict[str, Any]) -> None:
         self.name = stream_name(settings.namespace)
@@ -59,24 +59,24 @@ class Stream:
     def publish(self, event: dict[str, Any]) -> None:
         """Publish an event, without waiting for the broker.
 
-        :raises amqp.AMQPError, BinaryDelayError: where it cannot be published, or the broker
-            refused an earlier one: it would refuse this one as well.
+        :raises amqp.AMQPError, BinaryDelayError: if it cannot be published, or the broker refused
+            an earlier one.
         """
         if self._executor.refused_publish is not None:
             raise self._executor.refused_publish
         self.declare()
         with self._executor.channel(_PURPOSE) as channel:
-            # Where the connection has publisher confirms, basic_publish would wait for each.
+            # With publisher confirms on, basic_publish would wait for each event.
             amqp.Channel._basic_publish(channel, to_message(event), "", self.name)  # noqa: SLF001
 
     def declare(self) -> None:
         """Declare the stream, once.
 
-        Of two who declare it at the same time, one is answered before it has started; to publish
-        to it then would end the whole connection. So one declares it, and the others wait.
+        If two programs declare it at once, one gets the answer before the stream has started, and
+        its publish would end the connection. So one declares it, and the others wait.
 
-        :raises TopologyError: where the broker refuses, or others take too long; and where it does
-            not exist, and is not to be declared.
+        :raises TopologyError: if the broker refuses, or another program takes too long; or if the
+            stream does not exist and the setting ``declare`` is ``"never"``.
         """
         if not (self._declared or self._may_declare):
             self._require()
@@ -85,7 +85,8 @@ class Stream:
         while not (self._declared or self._is_in_use() or self._declare_alone()):
             if time.monotonic() > end:
                 raise TopologyError(
-                    f"{self.name} is being declared elsewhere for {_LOCK_TIMEOUT} s"
+                    f"another program has been declaring {self.name} for {_LOCK_TIMEOUT} s; "
+                    f"connect again later"
                 )
             time.sleep(0.02)
         self._declared = True
@@ -96,8 +97,8 @@ class Stream:
                 channel.queue_declare(self.name, passive=True)
             except NotFound:
                 raise TopologyError(
-                    f"the stream {self.name!r} does not exist, and declare is 'never': make it "
-                    f"beforehand, as kombu-binary-delay create does where journal is {STREAM!r}"
+                    f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
+                    f"with kombu-binary-delay create, with the setting journal {STREAM!r}"
                 ) from None
 
     def _is_in_use(self) -> bool:
@@ -112,6 +113,6 @@ class Stream:
             return bool(found.message_count)
 
     def _declare_alone(self) -> bool:
-        """Declare the stream if nobody else does at the moment."""
+        """Declare the stream, unless another program does at the moment."""
         answer = self._executor.do(Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock"))
         return answer is Answer.DONE

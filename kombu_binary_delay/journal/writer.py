@@ -1,4 +1,4 @@
-"""The journal of one connection: which event is written for a message, and where to."""
+"""The journal of one connection: which events it writes, and where."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ logger = get_logger(__package__)
 class Journal:
     """One connection's journal.
 
-    :param executor: of this connection; the journal's stream is written on its channel.
-    :param server: the properties that the broker has sent of itself.
+    :param executor: of this connection; the journal publishes on its channel.
+    :param server: the properties that the broker sent when the connection opened.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Journal:
         server: dict[str, Any],
     ) -> None:
         self.stream = Stream(settings, executor, server)
-        #: The folder that events are written to in place of the stream, if they are.
+        #: The folder for events; None if they go to the stream.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
         self._arguments = settings.journal_arguments
@@ -48,11 +48,11 @@ class Journal:
             warn_once(f"this broker has no streams: the journal is written to {self.folder}")
 
     def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:
-        """Note that a message has been handed to the ladder, or gone past it, being due already.
+        """Record that a message was published to the ladder, or was already due at the publish.
 
-        :param properties: those that it was published with.
-        :param exchange: where to.
-        :param key: the routing key it went with.
+        :param properties: as published.
+        :param exchange: as published.
+        :param key: the routing key, as published.
         """
         event = events.scheduled(
             self._topology, properties, exchange, key, arguments=self._arguments
@@ -61,25 +61,25 @@ class Journal:
             self._note(events.SCHEDULED, event)
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
-        """Note that a consumer has got a message, whose properties are as the ladder left them."""
+        """Record that a consumer got a message; its properties still have the ladder's header."""
         self._note(
             events.RELEASED,
             events.about(properties, destination.exchange, destination.routing_key),
         )
 
     def received(self, properties: dict[str, Any], destination: Destination) -> None:
-        """Note that a consumer has got a message from no ladder, if that one was due when sent."""
+        """Record that a consumer got a message from no ladder, if it was due when published."""
         due = events.due(properties.get(events.HEADERS) or {})
-        # One that is not due yet was sent by somebody who does not use the ladder.
+        # A message that is not due yet comes from a program without the transport.
         if due is not None and due <= time.time_ns() // 1000:
             self.released(properties, destination)
 
     def taken_back(
         self, properties: dict[str, Any], destination: Destination, *, again: bool
     ) -> None:
-        """Note that a message was amended as it arrived, so that no consumer has got it.
+        """Record that a message was dropped or delayed again instead of delivered.
 
-        :param again: whether it is delayed again, and not dropped.
+        :param again: whether it is delayed again.
         """
         self._note(
             events.POSTPONED if again else events.CANCELLED,
@@ -89,8 +89,8 @@ class Journal:
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.
 
-        :raises OSError, amqp.AMQPError, BinaryDelayError: where it cannot be written.
-        :raises TypeError, ValueError: where it has no form in JSON.
+        :raises OSError, amqp.AMQPError, BinaryDelayError: if it cannot be written.
+        :raises TypeError, ValueError: if JSON cannot encode it.
         """
         if self.folder is not None:
             files.append(self.folder, events.to_line(event))
@@ -103,11 +103,11 @@ class Journal:
         try:
             self.write({"event": kind, "at": time.time_ns() // 1000, **event})
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
-            # The message itself is on its way; the connection's own trouble will show by itself.
+            # The message itself is published; an error of the connection will show by itself.
             self._failed = True
             warn_once(f"the journal ends on this connection: {exc}")
         except (TypeError, ValueError) as exc:
-            # Of this message alone, for something in its properties.
+            # Only for this message, because of a value in its properties.
             warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")
 
 

@@ -1,23 +1,23 @@
-"""Digits and a destination, to and from one routing key. Pure.
+"""Write digits and a destination as one routing key, and read them back. Pure.
 
 An address is ``d.d...d.@.<exchange>.<routing key>``: one word of bits per digit, the *lowest
 first*; the word ``@``; the exchange as exactly one word, an empty one for the default exchange;
 then the words of the original routing key. A delay of ten seconds is 80 ticks of 125 ms, in binary
 ``01 01 00 00``; to the queue ``orders``, its address is ``00.00.01.01.@..orders``.
 
-Lowest first, since then each level finds its digit at a fixed place and leading zeros need not be
-written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap hops. The ``@``
-is nowhere else, so a binding ``#.@.<exchange>.<key>`` says all that it means, whatever the
-number of digits: everything behind the levels is the same for every ladder.
+The lowest digit comes first so that each level finds its digit at a fixed place and leading zeros
+need not be written: RabbitMQ matches a topic word by word at every hop, so short keys are cheap
+hops. The ``@`` occurs nowhere else, so a binding ``#.@.<exchange>.<key>`` matches any number of
+digits: everything behind the levels is the same for every ladder.
 
-A word that a binding would read as a wildcard or as this mark is escaped with ``%`` and
-two hexadecimal digits, and so are ``%`` itself, a dot in an exchange's name, and a leading ``!``.
-Word by word the mapping is one to one, hence a topic pattern matches the escaped key exactly where
-the pattern, escaped alike, matches the original.
+Words that a binding would read as a wildcard or as the mark are escaped with ``%`` and two
+hexadecimal digits; so are ``%`` itself, a dot in an exchange's name, and a leading ``!``. The
+mapping is one to one for each word. So a topic pattern that is escaped in the same way matches the
+escaped key exactly where the original pattern matches the original key.
 
-AMQP allows 255 bytes for an exchange and again for a key, an address has 255 for both. What does
-not fit is replaced by ``!`` and a digest; then the destination travels beside the address, in a
-header. A topic key must stay readable to wildcards, so there a key that does not fit is an error.
+AMQP allows 255 bytes for an exchange and 255 for a key; an address has 255 for both. A name that
+does not fit is replaced by ``!`` and a digest, and a header carries the destination. The key of a
+topic exchange must stay readable to wildcards, so there a key that does not fit is an error.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from kombu_binary_delay.errors import AddressError
 from .ladder import MAX_DIGITS, MAX_KEY
 
 MARK = "@"
-#: Another mark, of the form v1: of an address that led to a queue through its relay.
+#: The mark of the form v1 in an address that leads to a queue through its relay.
 _MARK_V1 = "@!"
-#: The bytes of a routing key that are left to the destination, the mark included.
+#: The bytes of a routing key that are left for the destination, with the mark.
 ROOM = MAX_KEY - MAX_DIGITS
 
-#: What the words of digits look like in any form that the address has had.
+#: An address in any form, with its digits in any figures.
 _ADDRESS = re.compile(r"((?:[0-9]+\.)*)(@!?)\.([^.]*)(?:\.(.*))?", re.DOTALL)
 _DIGEST = re.compile(r"![0-9a-f]{40}")
 #: A longer exchange word becomes a digest, so that there is always room for a key's digest.
@@ -46,7 +46,7 @@ _MAX_EXCHANGE_WORD = 64
 
 
 class Destination(NamedTuple):
-    """What the publisher asked for: an exchange (``""`` is the default one) and a routing key."""
+    """The exchange (``""`` is the default one) and the routing key that the publisher gave."""
 
     exchange: str
     routing_key: str
@@ -60,9 +60,9 @@ def format_address(
 ) -> str:
     """Write digits, highest first and without leading zeros, and a destination as a routing key.
 
-    :param digits: each a word of bits, as :meth:`~kombu_binary_delay.Ladder.digits` gives them.
+    :param digits: each a word of bits, as :meth:`~kombu_binary_delay.Ladder.digits` returns them.
     :param topic: whether bindings may match the key with wildcards, so that it must stay readable.
-    :raises AddressError: where a topic key does not fit.
+    :raises AddressError: if a topic key does not fit.
     """
     return _prefix(digits) + route(destination, topic)
 
@@ -72,12 +72,11 @@ def parse_address(
 ) -> tuple[tuple[str, ...], Destination]:
     """Read digits and destination back from a routing key: the inverse of :func:`format_address`.
 
-    Whether a ladder has these digits, only that ladder knows:
-    :meth:`Topology.parse <kombu_binary_delay.Topology.parse>` asks it.
+    This does not check whether a ladder has these digits;
+    :meth:`Topology.parse <kombu_binary_delay.Topology.parse>` does.
 
-    :param carried: the destination that travelled beside the address, needed where it has
-        a digest, ignored elsewhere.
-    :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
+    :param carried: the destination from the message's header; needed if the address has a digest.
+    :raises AddressError: if ``key`` is not an address, or its digests are not those of ``carried``.
     """
     digits, destination = read_address(key, carried)
     if "".join(digits).strip("01"):
@@ -90,8 +89,8 @@ def read_address(
 ) -> tuple[tuple[str, ...], Destination]:
     """Read an address whose digits may be written in any figures, bits or others.
 
-    :param carried: as :func:`parse_address` has it.
-    :raises AddressError: where ``key`` is no address, or its digests are not those of ``carried``.
+    :param carried: as for :func:`parse_address`.
+    :raises AddressError: if ``key`` is not an address, or its digests are not those of ``carried``.
     """
     match = _ADDRESS.fullmatch(key)
     if match is None:
@@ -105,16 +104,16 @@ def read_address(
         or exchange_word(exchange) != word
         or (exchange and mark != MARK)
     ):
-        raise AddressError(f"{key!r} is not spelled as an address is")
+        raise AddressError(f"{key!r} is not an address in its standard spelling")
     return digits, Destination(exchange, routing_key)
 
 
 def has_digest(key: str) -> bool:
-    """Whether an address may hold a digest, so that its destination must travel beside it."""
+    """Whether an address may hold a digest, so that a header must carry its destination."""
     return ".!" in key
 
 
-# As those of the ladder, delays repeat.
+# Delays repeat, and so do their digits.
 @lru_cache(maxsize=4096)
 def _prefix(digits: tuple[str, ...]) -> str:
     return ".".join((*reversed(digits), ""))
@@ -127,7 +126,7 @@ def route(
 ) -> str:
     """Write what follows the digits of an address: the mark, the exchange and the key.
 
-    :raises AddressError: where a topic key does not fit.
+    :raises AddressError: if a topic key does not fit.
     """
     exchange = f"{MARK}.{exchange_word(destination.exchange)}"
     text = exchange + key_words(destination.routing_key)
@@ -136,8 +135,8 @@ def route(
     if topic:
         given, left = (length - _length(exchange) - 1 for length in (_length(text), ROOM))
         raise AddressError(
-            f"the routing key {destination.routing_key!r} takes {given} bytes, a delayed message "
-            f"to the exchange {destination.exchange!r} has {left} left for it; use a shorter key, "
+            f"the routing key {destination.routing_key!r} takes {given} bytes; a delayed message "
+            f"to the exchange {destination.exchange!r} has room for {left}; use a shorter key, "
             f"or declare the exchange on this connection if it is not a topic exchange"
         )
     return f"{exchange}.{digest(destination.routing_key)}"
@@ -151,7 +150,7 @@ def exchange_word(exchange: str) -> str:
 
 def key_words(routing_key: str) -> str:
     """Write the words of a literal routing key, each with a dot before it."""
-    # To RabbitMQ, an empty key has no words.
+    # RabbitMQ takes an empty key for a key without words.
     if not routing_key:
         return ""
     return "".join("." + _escape(word) for word in routing_key.split("."))
@@ -194,11 +193,11 @@ def _read_key(words: str | None, carried: Destination | None) -> str:
         return _carried(words, None if carried is None else carried.routing_key)
     key = unquote(words)
     if key_words(key) != f".{words}":
-        raise AddressError(f"{words!r} is not spelled as the routing key in an address is")
+        raise AddressError(f"{words!r} is not a routing key in its standard spelling")
     return key
 
 
 def _carried(word: str, name: str | None) -> str:
     if name is None or digest(name) != word:
-        raise AddressError(f"the name behind the digest {word!r} does not travel beside it")
+        raise AddressError(f"the message has no header with the name behind the digest {word!r}")
     return name

@@ -1,13 +1,13 @@
-"""The ways to ask for a delay: what a message's headers say about when it is due. Pure.
+"""Read the delay that a message's headers ask for. Pure.
 
-* ``x-delay``: milliseconds from now, as the delayed-message plugin had it.
-* ``eta``: an ISO 8601 time, in a message of Celery's task protocol 2 (one with a ``task`` header);
-  that is where ``countdown``, ``eta``, retries, beat and canvas all end up.
+* ``x-delay``: milliseconds from now, as for the delayed-message plugin.
+* ``eta``: an ISO 8601 time, in a message of Celery's task protocol 2 (one with a ``task`` header).
+  Celery writes ``countdown``, ``eta``, retries, beat and canvas to this header.
 
-A message of Celery's task protocol 1 has its ``eta`` in the body, where :func:`headers_of_body`
-finds it for those who ask for that.
+A message of Celery's task protocol 1 has its ``eta`` in the body; :func:`headers_of_body` reads it
+if the setting ``protocol_1`` is on.
 
-An exchange of the plugin's type asks for no delay, but says that its messages may.
+An exchange of the plugin's type does not delay a message that has neither header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kombu_binary_delay.errors import DelayError
 X_DELAY = "x-delay"
 ETA = "eta"
 TASK = "task"
-#: The exchange type of the delayed-message plugin, and its argument for the type to route like.
+#: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"
 
@@ -33,7 +33,7 @@ PLUGIN_ARGUMENT = "x-delayed-type"
 _TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-#: What ``isoformat()`` writes, and Celery with it.
+#: The form that ``isoformat()`` and Celery write.
 _CANONICAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{6})?(?:[+-]\d\d:\d\d)?", re.ASCII)
 _ISO_8601 = re.compile(
     r"""
@@ -50,16 +50,16 @@ _ISO_8601 = re.compile(
 
 
 def due_time(headers: Mapping[str, Any], now: int) -> int | None:
-    """Return when a message is due, in microseconds since the epoch; None where no delay is asked.
+    """Return when a message is due, in microseconds since the epoch; None if it asks for no delay.
 
-    Microseconds, as ``eta`` has them: rounded to milliseconds, a countdown of eight seconds that
-    is published at once would be a little longer than eight, and wait a tick more.
-    Where both headers ask, the later time counts, so that neither is broken.
+    The unit is that of ``eta``. Rounded to milliseconds, a countdown of eight seconds that is
+    published at once would be a little longer than eight, and wait a tick more.
+    If both headers ask for a delay, the later time counts.
 
     :param now: the publisher's clock, in microseconds since the epoch.
-    :raises DelayError: where a header asks for a delay that cannot be read, or for a negative one.
-        A negative ``x-delay`` is an error, an ``eta`` in the past is not: time may have passed
-        between the asking and the publish, so such a message is simply due.
+    :raises DelayError: if a header cannot be read, or ``x-delay`` is negative. An ``eta`` in the
+        past is not an error: time may have passed between the call and the publish, so the message
+        is due now.
     """
     due = None
     if headers.get(ETA) is not None and TASK in headers:
@@ -72,7 +72,7 @@ def due_time(headers: Mapping[str, Any], now: int) -> int | None:
 
 
 def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
-    """Read out of a JSON body of task protocol 1 what protocol 2 has in headers: task and eta."""
+    """Read the task and the eta, which are headers in protocol 2, from a body of protocol 1."""
     if properties.get("content_type") != "application/json":
         return {}
     try:
@@ -83,16 +83,16 @@ def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[st
 
 
 def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Return the type and arguments of the plain exchange that a plugin's exchange becomes.
+    """Return the type and arguments of the exchange to declare in place of the plugin's.
 
-    :raises DelayError: where ``x-delayed-type`` is missing, or is the plugin's own type.
+    :raises DelayError: if ``x-delayed-type`` is missing, or is the plugin's own type.
     """
     rest = dict(arguments or {})
     routes_like = rest.pop(PLUGIN_ARGUMENT, None)
     if not isinstance(routes_like, str) or routes_like in ("", PLUGIN_TYPE):
         raise DelayError(
-            f"an exchange of type {PLUGIN_TYPE!r} needs the argument {PLUGIN_ARGUMENT!r} to be the "
-            f"type that it routes like, such as 'direct' or 'topic', got {routes_like!r}"
+            f"an exchange of type {PLUGIN_TYPE!r} needs an argument {PLUGIN_ARGUMENT!r} with the "
+            f"type to route by, such as 'direct' or 'topic', got {routes_like!r}"
         )
     return routes_like, rest
 
@@ -103,7 +103,7 @@ def _is_task(body: object) -> bool:
 
 def _microseconds(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _TOO_LONG:
-        # Nearly always it is one.
+        # The common case.
         return value * 1000
     wrong = DelayError(
         f"{X_DELAY} must be a number of milliseconds >= 0, got {value!r}; "
@@ -133,7 +133,7 @@ def _epoch_microseconds(eta: object) -> int:
 def _parse(eta: object) -> datetime:
     if isinstance(eta, str):
         try:
-            # Python 3.10 reads the canonical form only, later ones read what is no ISO 8601 too.
+            # Python 3.10 reads only the canonical form; later ones also read other formats.
             return datetime.fromisoformat(eta if _CANONICAL.fullmatch(eta) else _canonical(eta))
         except ValueError:
             pass
@@ -145,7 +145,7 @@ def _parse(eta: object) -> datetime:
 def _canonical(eta: str) -> str:
     """Rewrite an ISO 8601 time to the form that every Python reads.
 
-    :raises ValueError: for what is not such a time.
+    :raises ValueError: if ``eta`` is not an ISO 8601 time.
     """
     found = _ISO_8601.fullmatch(eta)
     if found is None:

@@ -1,14 +1,14 @@
-"""What travels with a delayed message, and how it is taken off again. Pure.
+"""Add the ladder's header to a delayed message, and remove it on delivery. Pure.
 
-One header, :data:`HEADER`, holds a table: the absolute ``due`` time in milliseconds since the
-epoch, and whatever the ladder would spoil on its way and the consumer must find as it was:
+The header :data:`HEADER` holds a table: the absolute ``due`` time in milliseconds since the epoch,
+and the properties that the ladder cannot keep in place but the consumer must get back:
 
 * ``expiration``: the per-message TTL, which would cut the delay short.
 * ``death``: the ``x-death`` headers that were there before. RabbitMQ before 4.0.1 takes them for a
   dead-letter cycle and drops the message.
 * ``to``: the destination, where the address holds only its digest.
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
-* ``as``: the destination that the consumer is told, where the address leads to its queue alone.
+* ``as``: the destination to show to the consumer, where the address names its queue instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .delay import X_DELAY
 HEADER = "x-binary-delay"
 _HEADERS = "application_headers"
 _DEATHS = "x-death"
-#: The newest death is the first in the list; these repeat its two ends.
+#: The newest death comes first in the list; these headers repeat its first and last entry.
 _ENDS = {
     f"x-{end}-death-{part}": (position, part)
     for end, position in (("first", -1), ("last", 0))
@@ -31,7 +31,7 @@ _ENDS = {
 _DEATH_HEADERS = (_DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
-#: What a message on its first way out seldom has.
+#: Headers that a message seldom has at its first publish.
 _RARE = frozenset({HEADER, *_DEATH_HEADERS, *COPIES})
 
 Owns = Callable[[object], bool]
@@ -44,11 +44,11 @@ def wrap(
     address: Callable[[Destination], str],
     owns: Owns,
 ) -> tuple[dict[str, Any], str]:
-    """Pack a message's properties for the ladder, without changing the ones given.
+    """Return a message's properties and routing key for the ladder; the ones given do not change.
 
     :param due: milliseconds since the epoch.
     :param address: writes the routing key for a destination.
-    :param owns: returns whether a queue's name is a ladder's.
+    :param owns: returns whether a queue belongs to a ladder, by its name.
     :returns: the properties and the routing key to publish with.
     """
     headers = dict(properties.get(_HEADERS) or {})
@@ -75,16 +75,16 @@ def wrap(
 
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
-    """List the routing keys that a message has besides its own."""
+    """List the routing keys in a message's ``CC`` and ``BCC`` headers."""
     if headers.keys().isdisjoint(COPIES):
         return []
     return [key for _, keys in _copies(headers) for key in keys]
 
 
 def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str, Any]) -> None:
-    """Note, in place, how a wrapped message was published that now goes to one queue alone.
+    """Record, in place, how a wrapped message was published that now goes to one queue only.
 
-    :param copies: its headers with further routing keys, which were taken off.
+    :param copies: its ``CC`` and ``BCC`` headers, which were removed.
     """
     packed = {**(headers.get(HEADER) or {}), "as": list(destination)}
     if _is_list_of_str(copies.get("CC")):
@@ -93,7 +93,7 @@ def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str,
 
 
 def published_as(headers: dict[str, Any]) -> Destination | None:
-    """Read what :func:`seen_as` noted, if it did."""
+    """Return the destination that :func:`seen_as` recorded; None if it did not."""
     packed = headers.get(HEADER)
     noted = packed.get("as") if isinstance(packed, dict) else None
     if not _is_list_of_str(noted) or len(noted) != 2:
@@ -102,7 +102,7 @@ def published_as(headers: dict[str, Any]) -> Destination | None:
 
 
 def carried(headers: dict[str, Any]) -> Destination | None:
-    """Read the destination that travels beside an address with a digest, if one does."""
+    """Return the destination in the ladder's header; None if it has none."""
     packed = headers.get(HEADER)
     to = packed.get("to") if isinstance(packed, dict) else None
     if not _is_list_of_str(to) or len(to) != 2:
@@ -111,9 +111,9 @@ def carried(headers: dict[str, Any]) -> Destination | None:
 
 
 def unwrap(properties: dict[str, Any], owns: Owns) -> None:
-    """Take off, in place, all that the ladder added, and put back what it kept.
+    """Remove, in place, everything that the ladder added, and restore what its header kept.
 
-    What is not as :func:`wrap` packs it is somebody else's doing, and is left out quietly.
+    Values that :func:`wrap` would not write come from another program; they are ignored.
     """
     headers = properties[_HEADERS]
     packed = headers.get(HEADER)
@@ -131,13 +131,13 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
     found = ((name, headers.get(name)) for name in COPIES)
-    # RabbitMQ itself refuses what is no list of strings; amqp writes a tuple as one.
+    # RabbitMQ refuses anything but a list of strings; amqp writes a tuple as a list.
     listed = ((name, list(keys) if isinstance(keys, tuple) else keys) for name, keys in found)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]
 
 
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:
-    """Remove our header and every death on a ladder; a user's own deaths stay, in their order."""
+    """Remove our header and every death on a ladder; other deaths stay, in their order."""
     headers.pop(HEADER, None)
     deaths = headers.get(_DEATHS)
     if not isinstance(deaths, list):
@@ -155,7 +155,7 @@ def _take_off(headers: dict[str, Any], owns: Owns) -> None:
 
 
 def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
-    """Put deaths that are older than the ladder behind those that came after it."""
+    """Put the deaths from before the ladder behind those that came after it."""
     newer = headers.get(_DEATHS)
     if isinstance(newer, list) and isinstance(deaths.get(_DEATHS), list):
         last = {name: headers[name] for name in _ENDS if "last" in name and name in headers}

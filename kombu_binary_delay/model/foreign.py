@@ -1,12 +1,12 @@
-"""The ladders that ours descends from, in their own wire formats. Pure.
+"""The ladders of NServiceBus and Celery, in their own wire formats. Pure.
 
-NServiceBus and Celery each keep delays in 28 binary levels of whole seconds, with names, arguments
-and keys of their own. As a :class:`ForeignLadder` such a ladder can be declared, walked, exported
-and read like ours, so that a program can send through it, receive from it, and move what waits.
+Both have 28 binary levels of whole seconds, with names, arguments and keys of their own. A
+:class:`ForeignLadder` can be declared, walked, exported and read like ours, so that a program can
+send through it, receive from it, and move its messages.
 
-Its key is 28 digits, the *highest first* and leading zeros written, then the address: the name of a
-queue or, in Celery's case, a routing key. It has no parking queue, does not know exchanges, and
-binds ``#.<address>``, so that a message for ``a.b`` also reaches the address ``b``.
+Its key has 28 digits, the *highest first*, with leading zeros, and then the address: the name of a
+queue or, for Celery, a routing key. It has no parking queue, does not know exchanges, and binds
+``#.<address>``, so a message for ``a.b`` also reaches the address ``b``.
 
 Sources: NServiceBus.Transport.RabbitMQ, ``DelayInfrastructure``, in its versions before and since
 8; Kombu, ``kombu.transport.native_delayed_delivery``.
@@ -32,12 +32,12 @@ _KEY = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ForeignLadder(Topology):
-    """Another system's ladder; its instances are the constants of this module.
+    """Another system's ladder. The constants of this module are its instances.
 
-    :param namespace: what all its names begin with.
+    :param namespace: the prefix of all its names.
     :param level: the name of a level's exchange and of its queue, with the level's number.
-    :param arguments: of every level's queue, besides its TTL and dead-letter exchange.
-    :param enters_at_top: whether each message enters at the highest level, whatever its delay.
+    :param arguments: of each level's queue, in addition to its TTL and dead-letter exchange.
+    :param enters_at_top: whether messages of any delay enter at the highest level.
     :param seconds_header: see :attr:`delay_header`.
     """
 
@@ -51,12 +51,12 @@ class ForeignLadder(Topology):
 
     @property
     def delay_header(self) -> str | None:
-        """A header that says the delay in whole seconds, where its own tools read it."""
+        """The header with the delay in whole seconds that the system's tools read, if any."""
         return self.seconds_header
 
     @cached_property
     def prefix(self) -> str:
-        """What every name begins with."""
+        """The prefix of every name."""
         return self.namespace
 
     @cached_property
@@ -66,11 +66,11 @@ class ForeignLadder(Topology):
 
     @property
     def parking(self) -> str:
-        """The empty name: what finds no destination has no place to wait."""
+        """The empty name: there is no parking queue."""
         return ""
 
     def level_name(self, level: int) -> str:
-        """Name a level, exchange and queue alike; -1 is what is below the lowest: delivery."""
+        """Return the name of a level's exchange and queue; -1 is the delivery exchange."""
         return self.level.format(level) if level >= 0 else self.delivery
 
     def owns(self, name: object) -> bool:
@@ -78,7 +78,7 @@ class ForeignLadder(Topology):
         return isinstance(name, str) and name.startswith(self.namespace)
 
     def is_named_in(self, text: str) -> bool:
-        """Whether the broker's words are about this ladder."""
+        """Whether an error text of the broker is about this ladder."""
         return f"'{self.namespace}" in text
 
     @cached_property
@@ -91,11 +91,11 @@ class ForeignLadder(Topology):
         return LEVELS - 1 if self.enters_at_top else max(len(digits) - 1, 0)
 
     def entry_exchange(self, digits: tuple[str, ...]) -> str:
-        """Name the exchange where a message enters: a level's."""
+        """Return the exchange where a message enters: a level's."""
         return self.level_of(digits)
 
     def needs(self, digits: tuple[str, ...]) -> int:
-        """Return the highest level that has to exist: all, as its own programs rely on."""
+        """Return the highest level that has to exist: the top one, since its programs need all."""
         del digits
         return LEVELS - 1
 
@@ -106,23 +106,23 @@ class ForeignLadder(Topology):
         *,
         topic: bool = False,
     ) -> str:
-        """Write a delay and a queue's name, or in Celery's case a routing key, as a routing key.
+        """Write a delay and a queue's name (for Celery, a routing key) as a routing key.
 
-        :raises AddressError: for an exchange, which it cannot say, or an empty or too long name.
+        :raises AddressError: for an exchange, or a name that is empty or too long.
         """
         del topic
         # Its own delivery exchange leads by the same names.
         if destination.exchange not in ("", self.delivery):
             raise AddressError(
-                f"the ladder {self.namespace}* leads to queues by their names, and does not know "
-                f"the exchange {destination.exchange!r}; publish to the default exchange ''"
+                f"the ladder {self.namespace}* reaches queues by name only, not the exchange "
+                f"{destination.exchange!r}; publish to the default exchange ''"
             )
         name = destination.routing_key
         room = MAX_KEY - 2 * LEVELS
         if not 0 < len(name.encode()) <= room:
             raise AddressError(
-                f"the name {name!r} takes {len(name.encode())} bytes, an address of the ladder "
-                f"{self.namespace}* has 1 to {room} for it; use another name"
+                f"the name {name!r} takes {len(name.encode())} bytes; an address of the ladder "
+                f"{self.namespace}* has room for 1 to {room}; use another name"
             )
         zeros = ("0",) * (LEVELS - len(digits))
         return "".join(f"{digit}." for digit in (*zeros, *digits)) + name
@@ -132,7 +132,7 @@ class ForeignLadder(Topology):
     ) -> tuple[tuple[str, ...], Destination]:
         """Read a routing key: the inverse of :meth:`address`.
 
-        :raises AddressError: where ``key`` is none of this ladder.
+        :raises AddressError: if ``key`` is not an address of this ladder.
         """
         del carried
         match = _KEY.fullmatch(key)
@@ -145,12 +145,12 @@ class ForeignLadder(Topology):
     def destination(self, key: str, carried: Destination | None = None) -> Destination:
         """Read the destination in a routing key of this ladder.
 
-        :raises AddressError: where ``key`` is none.
+        :raises AddressError: if ``key`` is not an address of this ladder.
         """
         return self.parse(key, carried)[1]
 
     def to_queue(self, queue: str) -> Part:
-        """Lead from delivery to a queue, as an endpoint of that system binds itself."""
+        """Return the binding from delivery to a queue, as an endpoint of that system makes it."""
         return Part(bindings=(Binding(self.delivery, queue, f"#.{queue}"),))
 
     def _level(self, level: int) -> Part:
@@ -193,7 +193,7 @@ CELERY = ForeignLadder(
     enters_at_top=True,
 )
 
-#: By the names that users give them.
+#: By the names that the setting ``foreign_ladder`` takes.
 FOREIGN_LADDERS = {
     "nservicebus": NSERVICEBUS,
     "nservicebus-v1": NSERVICEBUS_V1,

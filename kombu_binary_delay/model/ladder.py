@@ -1,4 +1,4 @@
-"""The numeral system: a delay is a binary number of ticks, and a level reads some of its bits.
+"""The ladder's numeral system: a delay is a binary number of ticks; a level reads some of its bits.
 
 A :class:`Ladder` writes delays in digits, and each digit in bits. Pure: it must not import anything
 that does I/O, reads a clock, or knows Kombu beyond the root of our errors.
@@ -14,24 +14,26 @@ from operator import mul
 
 from kombu_binary_delay.errors import DelayError, LadderError
 
+from .durations import in_words
+
 #: RabbitMQ refuses an ``x-message-ttl`` above ten years of 365 days.
 MAX_TTL = 315_360_000_000
-#: The longest wait of a digit, in milliseconds: a level queue's TTL may be one more than its wait.
+#: The longest wait of a digit, in milliseconds: the TTL of its queue can be one longer.
 MAX_WAIT = MAX_TTL - 1
 #: AMQP 0-9-1 writes a routing key as a short string: one octet of length.
 MAX_KEY = 255
-#: The most of it that digits take, dots included: no ladder that keeps to MAX_WAIT needs more. A
+#: The most bytes of a key that digits take, with dots: no ladder within MAX_WAIT needs more. A
 #: digit of b bits takes b + 1 bytes and has a radix above 2**(b - 1), and the lower radices, times
 #: the highest less one, are at most MAX_WAIT < 2**38.2. So a lower level takes at most 2 bytes for
 #: each factor of 2, and the highest, of b bits, b + 1 bytes for b - 1 of them; together, in whole
 #: bytes, b + 1 + floor(2 * (38.2 - (b - 1))): at most 2 + 76, for 39 levels of radix 2.
-#: What is left to the destination is thus the same on all ladders.
+#: So all ladders leave the same room for the destination.
 MAX_DIGITS = 78
 
-#: The ticks that a ladder reaches by default: 8.5 years in steps of an eighth second.
+#: The longest delay of the default ladder, in ticks: 8.5 years in steps of 125 ms.
 REACH = 2**31
-#: Two bits a level: half as many levels as with one bit, so fewer waits, and bursts leave through
-#: more queues side by side.
+#: Two bits a level: half as many levels as with one bit, so fewer waits, and more queues in
+#: parallel for bursts.
 RADIX = 4
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
@@ -42,15 +44,15 @@ class Ladder:
     """A tick and a radix for each level, highest level first.
 
     A digit is a word of bits, as wide as the highest digit of its level: ``"00"`` to ``"11"`` for a
-    radix of 4, ``"0"`` and ``"1"`` for 2, ``"0000"`` to ``"1001"`` for 10. Where every radix is a
-    power of two, the digits of a delay, one behind the other, are its number of ticks in binary.
+    radix of 4, ``"0"`` and ``"1"`` for 2, ``"0000"`` to ``"1001"`` for 10. If every radix is a
+    power of two, the digits of a delay, joined, are its number of ticks in binary.
 
     The *weight* of a level is the tick times the radices of all levels below it. The digit of value
     ``d`` means a wait of ``d`` times the weight.
 
     :param tick: the smallest delay, in whole milliseconds, at least 1.
     :param radices: one radix per level, each at least 2, highest level first.
-    :raises LadderError: where such a ladder cannot be built on RabbitMQ.
+    :raises LadderError: if the ladder is invalid, or RabbitMQ cannot hold it.
     """
 
     tick: int
@@ -63,7 +65,7 @@ class Ladder:
                 f"tick must be a whole number of milliseconds >= 1, got {self.tick!r}"
             )
         if not self.radices:
-            raise LadderError("a ladder needs at least one level, got no radix")
+            raise LadderError("a ladder needs at least one level, got no radix; give one per level")
         for radix in self.radices:
             if not _whole(radix) or radix < 2:
                 raise LadderError(f"every radix must be a whole number >= 2, got {radix!r}")
@@ -78,19 +80,19 @@ class Ladder:
 
     @classmethod
     def uniform(cls, radix: int = RADIX, levels: int | None = None, tick: int = 125) -> Ladder:
-        """Give every level the same radix.
+        """Return a ladder whose levels all have the same radix.
 
-        :param radix: how many digits a level has, 4 where it reads two bits. It has one queue for
-            each but zero: ``radix - 1`` of them.
-        :param levels: the number of levels, N; None for as many as reach ``2**31`` ticks, or as
-            RabbitMQ can have where that is fewer. The highest then has no more digits than that.
+        :param radix: the number of digits of a level: 4 if it reads two bits. A level has a queue
+            for each digit except zero: ``radix - 1`` queues.
+        :param levels: the number of levels, N. By default, enough for ``2**31`` ticks, or as many
+            as RabbitMQ's longest TTL allows; the highest level can then have a lower radix.
         :param tick: the smallest delay in milliseconds.
         """
         if levels is not None:
             if not _whole(levels) or levels < 1:
                 raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
             return cls(tick, (radix,) * levels)
-        # The lowest level has every check that does not depend on their number.
+        # One level runs every check that does not depend on the number of levels.
         ladder = cls(tick, (radix,))
         while (reached := ladder.maximum // tick + 1) < REACH:
             highest = min(radix, -(-REACH // reached), MAX_WAIT // (reached * tick) + 1)
@@ -101,14 +103,14 @@ class Ladder:
 
     @classmethod
     def binary(cls, levels: int | None = None, tick: int = 125) -> Ladder:
-        """Let every level read one bit: :meth:`uniform` of radix 2."""
+        """Return a ladder whose levels read one bit each: :meth:`uniform` with radix 2."""
         return cls.uniform(2, levels, tick)
 
     @classmethod
     def from_name(cls, name: str) -> Ladder:
         """Read a ladder back from :attr:`name`.
 
-        :raises LadderError: where ``name`` is not what :attr:`name` writes.
+        :raises LadderError: if ``name`` is not the name of a ladder.
         """
         match = _NAME.fullmatch(name)
         if match is None:
@@ -120,7 +122,7 @@ class Ladder:
 
     @cached_property
     def name(self) -> str:
-        """The ladder in a word that says all of it: ``125ms-2x31`` is 31 levels of radix 2."""
+        """The ladder's name, which defines it: ``125ms-2x31`` is 31 levels of radix 2."""
         runs = (f"{radix}x{len(list(run))}" for radix, run in groupby(self.radices))
         return "-".join([f"{self.tick}ms", *runs])
 
@@ -131,7 +133,7 @@ class Ladder:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """What a digit 1 at each level waits, in milliseconds, highest level first."""
+        """The wait of a digit of value 1 at each level, in milliseconds, highest level first."""
         weights = [self.tick]
         for radix in reversed(self.radices[1:]):
             weights.append(weights[-1] * radix)
@@ -139,7 +141,7 @@ class Ladder:
 
     @cached_property
     def maximum(self) -> int:
-        """The longest delay in milliseconds: every digit at its highest."""
+        """The longest delay in milliseconds."""
         return self.weights[0] * self.radices[0] - self.tick
 
     def word(self, level: int, digit: int) -> str:
@@ -149,21 +151,29 @@ class Ladder:
     def digits(self, delay: float) -> tuple[str, ...]:
         """Write a delay in milliseconds as digits, highest first, rounded *up* to whole ticks.
 
-        As numbers are, without leading zeros: a delay of 0 has no digits. Each digit is in bits.
+        Each digit is in bits. Leading zeros are left out, so a delay of 0 has no digits.
 
-        :raises DelayError: where the delay is negative or beyond :attr:`maximum`.
+        :raises DelayError: if the delay is negative or longer than :attr:`maximum`.
         """
         if not 0 <= delay <= self.maximum:
-            raise DelayError(
-                f"a delay of {delay} ms is outside of 0 to {self.maximum} ms, the range of the "
-                f"ladder {self.name}; use a shorter delay, or a ladder with more levels"
-            )
+            raise DelayError(self._out_of_range(delay))
         return _digits(self.radices, -int(-delay // self.tick))
+
+    def _out_of_range(self, delay: float) -> str:
+        if not delay >= 0:
+            return f"a delay of {delay:g} ms is not 0 or more"
+        given, longest = in_words(delay), in_words(self.maximum)
+        if given == longest:
+            given, longest = f"{delay:.0f} ms", f"{self.maximum} ms"
+        return (
+            f"a delay of {given} is longer than {longest}, the longest of the ladder {self.name}; "
+            f"use a shorter delay, or a ladder with more levels"
+        )
 
     def delay(self, digits: tuple[str, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.
 
-        :raises LadderError: where there are more digits than levels, or one that its level has not.
+        :raises LadderError: if there are more digits than levels, or a level has no such digit.
         """
         above = max(self.levels - len(digits), 0)
         values = [*map(_value, digits, self.radices[above:])]
@@ -173,11 +183,11 @@ class Ladder:
 
 
 def hops(digits: tuple[str, ...]) -> int:
-    """Count the queues that a delay of these digits waits in: one for each digit but zero."""
+    """Count the queues in which a delay with these digits waits: one per digit above zero."""
     return sum("1" in digit for digit in digits)
 
 
-# Delays repeat: those of retries, say, or whole seconds.
+# Delays repeat, such as those of retries.
 @lru_cache(maxsize=4096)
 def _digits(radices: tuple[int, ...], rest: int) -> tuple[str, ...]:
     digits = []

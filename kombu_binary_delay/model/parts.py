@@ -20,19 +20,19 @@ class Exchange:
 class Queue:
     """A durable queue.
 
-    :param wait: how long its messages are to wait, in milliseconds, where its ``x-message-ttl`` may
-        be longer; None where they do not expire.
+    :param wait: the intended wait of its messages in milliseconds (its ``x-message-ttl`` may be
+        longer); None if they do not expire.
     """
 
     name: str
     arguments: Arguments
-    # A broker does not know of it: two queues that are the same to a broker are equal.
+    # The broker does not know it, so queues that differ only in it are equal.
     wait: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Binding:
-    """From an exchange to a queue or, where ``to_queue`` is false, to another exchange."""
+    """A binding from an exchange to a queue or, if ``to_queue`` is false, to an exchange."""
 
     source: str
     destination: str
@@ -43,7 +43,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Part:
-    """Some exchanges, queues and bindings that belong together, in the order of declaring."""
+    """Exchanges, queues and bindings that belong together, in the order of declaration."""
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
@@ -52,7 +52,7 @@ class Part:
     @property
     def entry_exchanges(self) -> frozenset[str]:
         """The names of the entry exchanges, each before a level queue of the same name."""
-        # The parking queue has such an exchange, too, but it has no alternate.
+        # The parking queue also has such an exchange, but without an alternate exchange.
         return frozenset(
             each.name
             for each in self.exchanges

@@ -1,4 +1,4 @@
-"""Which ladder a name or an exchange belongs to: ours, an older one, a foreign one. Pure."""
+"""Find the ladder that a name or an exchange belongs to: ours, an older or a foreign one. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BY_EXCHANGE: dict[str, ForeignLadder] = {
 
 
 def topology_of_name(name: str) -> Topology | None:
-    """Return the topology of whose ladder side an exchange or queue is a part, by its name.
+    """Return the topology whose ladder side has an exchange or queue of this name.
 
-    One of an older form is of a class of its own.
+    A topology of an older form has its own class.
     """
     match = _NAME.match(name)
     if match is None:
@@ -46,20 +46,20 @@ def topology_of_name(name: str) -> Topology | None:
 def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
     """Return the ladder that a message comes from, by the exchange in its delivery.
 
-    A dead letter names the exchange that its *last* wait led to: the delivery exchange, if that was
-    at the lowest level, else the exchange of the level below. A message without any wait names the
-    exchange that it was published to.
+    A dead letter has the exchange that its *last* wait led to: the delivery exchange if that wait
+    was at the lowest level, otherwise the exchange of the level below. A message that did not wait
+    has the exchange that it was published to.
 
-    :returns: ``ours`` for every ladder of its namespace, of whatever form; another system's ladder;
-        or None, where the exchange is the user's.
+    :returns: ``ours`` for every ladder of its namespace, of any form; another system's ladder; or
+        None if the exchange belongs to no ladder.
     """
     return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)
 
 
 def parking_of(name: str) -> str | None:
-    """Name the parking queue of the ladder, of whatever namespace, that an exchange is a part of.
+    """Return the parking queue of the ladder, of any namespace, that an exchange belongs to.
 
-    :returns: None where the name is none of a ladder's.
+    :returns: None if the name belongs to no ladder.
     """
     ladder = topology_of_name(name)
     if ladder is not None:

@@ -1,7 +1,7 @@
-"""The executable specification: take an address through a topology, as a broker would. Pure.
+"""Route a message through a topology as RabbitMQ would: the executable specification. Pure.
 
-It knows topic matching, alternate exchanges and dead-lettering, and nothing of ladders: that the
-delays come out right is a property of the table that it is given.
+The simulation implements topic matching, alternate exchanges and dead-lettering, and knows nothing
+of ladders: whether the delays are right depends only on the topology that it is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .parts import Binding, Exchange, Part
 
 @dataclass(frozen=True)
 class Wait:
-    """One queue on the way, and the milliseconds that a message waits in it."""
+    """A queue on a message's way, and the milliseconds that the message waits in it."""
 
     queue: str
     milliseconds: int
@@ -24,7 +24,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Walk:
-    """Where a message waited, in order, and the queues in which it came to rest."""
+    """The waits of a message, in order, and the queues where it arrives."""
 
     waits: tuple[Wait, ...]
     arrived: frozenset[str]
@@ -36,9 +36,9 @@ class Walk:
 
 
 def walk(part: Part, exchange: str, key: str) -> Walk:
-    """Publish ``key`` to ``exchange`` and follow the message until it rests.
+    """Publish ``key`` to ``exchange`` and follow the message until it arrives.
 
-    :raises ValueError: where one copy would wait in two queues at once, or go round in a circle.
+    :raises ValueError: if the message would wait in two queues at once, or go in a circle.
     """
     exchanges = {each.name: each for each in part.exchanges}
     queues = {each.name: each for each in part.queues}
@@ -66,9 +66,9 @@ def route_message(
     keys: Sequence[str],
     headers: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """Return the queues that a message published to ``exchange`` reaches at once.
+    """Return the queues that a message published to ``exchange`` reaches without waiting.
 
-    :param keys: its routing keys; an alternate exchange gets what none of them finds a way for.
+    :param keys: its routing keys; the alternate exchange is used if none of them matches.
     """
     reached: set[str] = set()
     seen: set[str] = set()

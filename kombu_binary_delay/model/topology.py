@@ -1,20 +1,20 @@
 """The exchanges, queues and bindings of a ladder, computed from its numeral system. Pure.
 
-Declaring, exporting, drawing, verifying and walking are readers of this one table.
+The code that declares, exports, draws, verifies and simulates a ladder reads this one table.
 
-The ladder side is one topic exchange per level, and per digit above 0 one queue whose messages
-expire after the digit's wait into the exchange of the level below. Before each of these queues
-is its *entry exchange*, a fanout of the same name: the publisher knows the first digit, and a
-topic exchange would take as long to read it out of the address as to store the message, or longer.
+The ladder side has one topic exchange per level. Each level has one queue per digit above 0, whose
+messages expire after the digit's wait into the exchange of the level below. Each of these queues
+has an *entry exchange* before it, a fanout exchange of the same name: the publisher knows the first
+digit, and for a topic exchange to read it from the address takes as long as to store the message.
 
-The delivery side, which all ladders of a namespace share, is the delivery exchange and what is
-behind it: for a destination on the default exchange the queue itself; for any other exchange its
-*mirror*, a topic exchange with the same bindings behind the digits. A headers exchange, which a
-topic exchange cannot imitate, has a *relay* behind its mirror: a queue that expires at once into
-the real exchange. So has a destination queue that may refuse messages: what it refuses waits in its
-own relay, at least once, and not in the levels, where it would hold up all others. Every exchange
-here has the parking queue as its alternate: what finds no way waits there, and never blocks the
-level that it came from.
+The delivery side, which all ladders of a namespace share, is the delivery exchange and everything
+behind it. For a destination on the default exchange, that is the queue itself; for any other
+exchange its *mirror*, a topic exchange with the same bindings behind the digits. A topic exchange
+cannot imitate a headers exchange, so behind the mirror of one is a *relay*: a queue whose messages
+expire at once into the real exchange. A destination queue that may reject messages also has a
+relay: rejected messages wait there, and not in the levels, where they would hold up all others. The
+alternate exchange of every exchange here leads to the parking queue: messages that cannot be routed
+wait there, and never block the level that they came from.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ from .ladder import MAX_DIGITS, MAX_KEY, Ladder
 from .parts import Arguments, Binding, Exchange, Part, Queue
 from .versions import lets_urgent_hold_up
 
-#: Changes when names, keys or arguments do: an upgrade never redeclares anything differently.
+#: Changes when names, keys or arguments do, so that an upgrade redeclares nothing with differences.
 VERSION = "v2"
-#: The forms that a ladder may have on a broker; the older one is in :mod:`.v1`.
+#: The forms of a ladder that a broker can have; the older one is in :mod:`.v1`.
 VERSIONS = (VERSION, "v1")
 QUEUE_TYPES = ("quorum", "classic")
-#: How a message gets from one level to the next: past every level between, or straight.
+#: How a message gets to the next level where it waits: through every level between, or directly.
 LAYOUTS = ("chain", "skip")
 #: The exchange types whose bindings a topic exchange can imitate.
 IMITABLE = ("direct", "topic", "fanout")
-#: A quorum queue's dead-letter worker has at most so many messages that nobody has confirmed.
+#: The most unconfirmed messages that a quorum queue's dead-letter worker can have.
 WORKER_HOLDS = 32
 
-#: A name that is not ASCII is said in a broker's errors, which are best kept short.
+#: RabbitMQ repeats names in its errors, and cuts long ones, which is not safe within a character.
 _MAX_NAME_NOT_ASCII = 128
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A ladder as it is declared on a broker: same value, same names, on every machine.
+    """A ladder as declared on a broker. Equal topologies have equal names on every machine.
 
     :param ladder: the numeral system; by default :meth:`Ladder.uniform`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
     :param queue_type: ``"quorum"`` or ``"classic"``.
     :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
-        where each level is bound straight to the queues of every level below: fewer exchanges to
+        where each level is bound directly to the queues of every level below: fewer exchanges to
         pass, more bindings.
-    :param lane: 0, or the number of one among several such ladders that lead to the same delivery
-        side. The broker then spreads the leaders of its queues over the nodes of a cluster.
-    :param urgent: whether it is the one for messages of a priority above 4, on releases of RabbitMQ
-        where these would hold up the others: 4.0 to 4.2.
+    :param lane: 0, or the number of this lane among several ladders with the same delivery side.
+        RabbitMQ then spreads the leaders of its queues over the nodes of a cluster.
+    :param urgent: whether this is the ladder for messages of a priority above 4, which would hold
+        up the others on RabbitMQ 4.0 to 4.2.
     """
 
     ladder: Ladder = field(default_factory=Ladder.uniform)
@@ -82,23 +82,23 @@ class Topology:
 
     #: Whether bindings made by users are repeated on the delivery side.
     mirrors = True
-    #: The form of its names and keys.
+    #: The version of its names and keys.
     version = VERSION
     numerals = Ladder
 
     @property
     def delay_header(self) -> str | None:
-        """A header that says the delay in whole seconds, where somebody else's tools read it."""
+        """The header with the delay in whole seconds that another system's tools read, if any."""
         return None
 
     def lanes(self, count: int) -> list[Topology]:
-        """Return the ladders of this kind, side by side; one alone has no number."""
+        """Return ``count`` lanes of this ladder; a single one has no number."""
         if count == 1:
             return [self]
         return [replace(self, lane=number) for number in range(1, count + 1)]
 
     def keeps_urgent_apart(self, server: Mapping[str, Any]) -> bool:
-        """Whether messages of a high priority have a ladder of their own, beside this one.
+        """Whether messages of a high priority use a separate ladder.
 
         :param server: the properties that the broker sends when a connection opens.
         """
@@ -106,26 +106,26 @@ class Topology:
 
     @cached_property
     def can_have_relays(self) -> bool:
-        """Whether what a queue refuses comes back, and would hold up others without a relay."""
-        # Only at least once does it.
+        """Whether messages that a queue rejects come back, and hold up others without a relay."""
+        # Only with at-least-once dead-lettering.
         return self.mirrors and self.queue_type == "quorum"
 
     def wants_relay(self, queue: str, patterns: Iterable[str]) -> bool:
-        """Whether a queue is to have a relay whoever declares it.
+        """Whether a queue needs a relay even if the connection declares it without reject-publish.
 
-        :param patterns: of such queues' names, as the setting ``relays`` has them.
+        :param patterns: glob patterns of queue names, as in the setting ``relays``.
         """
         return self.can_have_relays and any(fnmatchcase(queue, each) for each in patterns)
 
     def for_urgent(self) -> Topology:
-        """Return the ladder beside this one for messages of a high priority."""
+        """Return the separate ladder for messages of a high priority."""
         return replace(self, lane=0, urgent=True)
 
     # -- names ---------------------------------------------------------------------------------
 
     @cached_property
     def prefix(self) -> str:
-        """What the names of the levels begin with; the ladder can be read back from it."""
+        """The prefix of the names of the levels; the ladder can be read back from it."""
         layout = "" if self.layout == "chain" else f"-{self.layout}"
         lane = f"-lane{self.lane}" if self.lane else ""
         urgent = "-urgent" if self.urgent else ""
@@ -135,7 +135,7 @@ class Topology:
 
     @cached_property
     def delivery_prefix(self) -> str:
-        """What the names of the delivery side begin with."""
+        """The prefix of the names of the delivery side."""
         return f"{self.namespace}.{self.version}{self._kind}"
 
     @cached_property
@@ -145,10 +145,10 @@ class Topology:
 
     @cached_property
     def to_queues(self) -> str:
-        """The name of the exchange that leads straight to queues, by their names.
+        """The name of the exchange that routes directly to queues, by their names.
 
-        It is the alternate of the delivery exchange, so it sees what finds no way there: a queue
-        with a relay is reached by the relay, and never both ways.
+        It is the alternate exchange of the delivery exchange, so it gets only messages that have no
+        route there: a queue with a relay is reached by its relay, and never by both.
         """
         return f"{self.delivery_prefix}.to-queues"
 
@@ -158,7 +158,7 @@ class Topology:
         return f"{self.delivery_prefix}.parking"
 
     def level_name(self, level: int) -> str:
-        """Name the exchange of a level; 0 is the lowest, -1 what is below it: delivery."""
+        """Return the name of a level's exchange; 0 is the lowest, -1 the delivery exchange."""
         return self._level_names[level]
 
     @cached_property
@@ -167,19 +167,19 @@ class Topology:
         return (*names, self.delivery)
 
     def mirror_name(self, exchange: str) -> str:
-        """Name the mirror of an exchange."""
+        """Return the name of the mirror of an exchange."""
         return self._behind("mirror", exchange)
 
     def exchange_relay_name(self, exchange: str) -> str:
-        """Name the queue that leads back to an exchange."""
+        """Return the name of the relay of an exchange."""
         return self._behind("relay-to-exchange", exchange)
 
     def owns(self, name: object) -> bool:
-        """Whether an exchange or queue is a part of any ladder in this namespace, of any form."""
+        """Whether an exchange or queue belongs to a ladder of this namespace, of any version."""
         return isinstance(name, str) and name.startswith(self._owned)
 
     def is_named_in(self, text: str) -> bool:
-        """Whether the broker's words are about a ladder of this namespace, or its delivery side."""
+        """Whether an error text of the broker is about this namespace's ladders or delivery."""
         return any(f"'{owned}" in text for owned in self._owned)
 
     # -- the ladder side -----------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Topology:
 
     @cached_property
     def levels(self) -> tuple[Part, ...]:
-        """One part per level, lowest first, as they have to be declared."""
+        """One part per level, lowest first, in the order of declaration."""
         return tuple(self._level(level) for level in range(self.ladder.levels))
 
     @cached_property
@@ -210,11 +210,11 @@ class Topology:
         return sum(self.levels, self.base)
 
     def entry_exchange(self, digits: tuple[str, ...]) -> str:
-        """Name the exchange where a message enters: that before the queue of its first digit."""
+        """Return the exchange where a message enters: the one before its first digit's queue."""
         return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery
 
     def level_of(self, digits: tuple[str, ...]) -> str:
-        """Name the exchange of the level where a message enters, which leads to the same queue."""
+        """Return the exchange of the level where a message enters; it leads to the same queue."""
         return self.level_name(self.height(digits))
 
     def height(self, digits: tuple[str, ...]) -> int:
@@ -232,10 +232,10 @@ class Topology:
         *,
         topic: bool = False,
     ) -> str:
-        """Write the routing key with which a message enters.
+        """Return the routing key with which a message enters.
 
         :param topic: whether the destination is a topic exchange, or may be one.
-        :raises AddressError: where the destination cannot be written.
+        :raises AddressError: if the destination does not fit.
         """
         return format_address(digits, destination, topic=topic)
 
@@ -244,7 +244,7 @@ class Topology:
     ) -> tuple[tuple[str, ...], Destination]:
         """Read a routing key of this ladder: the inverse of :meth:`address`.
 
-        :raises AddressError: where ``key`` is none, or has digits that this ladder has not.
+        :raises AddressError: if ``key`` is not an address, or has digits of another ladder.
         """
         digits, destination = read_address(key, carried)
         try:
@@ -256,7 +256,7 @@ class Topology:
     def destination(self, key: str, carried: Destination | None = None) -> Destination:
         """Read the destination in a routing key of any ladder with this delivery side.
 
-        :raises AddressError: where ``key`` is no address.
+        :raises AddressError: if ``key`` is not an address.
         """
         return read_address(key, carried)[1]
 
@@ -264,7 +264,7 @@ class Topology:
 
     @cached_property
     def direct(self) -> str:
-        """The name of the exchange before the direct queues, which serve one whole delay each."""
+        """The name of the exchange before the direct queues, which hold one whole delay each."""
         return f"{self.prefix}.direct"
 
     @cached_property
@@ -274,11 +274,10 @@ class Topology:
 
     @cached_property
     def direct_base(self) -> Part:
-        """The exchange before the direct queues, and the one for delays that have none.
+        """The exchange before the direct queues, and the one for delays without a direct queue.
 
-        The latter is the alternate exchange of the former, and every address enters the ladder from
-        it at its level: so a delay without a queue, or whose queue has been pruned, walks as any
-        other does.
+        The second is the alternate exchange of the first, and routes each address to its level. So
+        a delay without a queue, or whose queue has been pruned, passes the levels as usual.
         """
         alternate = (("alternate-exchange", self.direct_fallback),)
         return Part(
@@ -286,7 +285,7 @@ class Topology:
         )
 
     def direct_bindings(self, level: int) -> tuple[Binding, ...]:
-        """Let delays without a direct queue, whose highest digit is at ``level``, enter there."""
+        """Return the bindings by which delays without a direct queue enter at ``level``."""
         lower = "*." * level
         return tuple(
             Binding(
@@ -299,7 +298,7 @@ class Topology:
         )
 
     def direct_queue(self, digits: tuple[str, ...]) -> Part:
-        """Lead one delay through one queue, straight to delivery."""
+        """Return the direct queue of one delay, with the binding that leads to it."""
         delay = self.ladder.delay(digits)
         queue = self._waiting(f"{self.direct}.{delay}ms", delay, self.delivery)
         lowest_first = "".join(f"{digit}." for digit in reversed(digits))
@@ -308,10 +307,10 @@ class Topology:
     # -- the delivery side ---------------------------------------------------------------------
 
     def unwrap(self, destination: Destination, carried: Destination | None = None) -> Destination:
-        """Start from the destination of what is an address already, so that retries never grow.
+        """Return the destination in an address, so that an address never contains another one.
 
-        A key is taken for an address only where the exchange is a ladder's: a user's own key that
-        looks like an address stays what it is.
+        A key is read as an address only if the exchange is a ladder's. A key of the user's that
+        looks like an address stays as it is.
         """
         if not self.owns(destination.exchange):
             return destination
@@ -321,32 +320,32 @@ class Topology:
             return destination
 
     def to_queue(self, queue: str) -> Part:
-        """Lead straight to a queue that is addressed through the default exchange."""
+        """Return the direct binding to a queue that is addressed through the default exchange."""
         return Part(
             bindings=(Binding(self.to_queues, queue, f"#.{route(Destination('', queue))}"),)
         )
 
     def queue_relay_name(self, queue: str) -> str:
-        """Name the relay of a queue, and the exchange behind it."""
+        """Return the name of the relay of a queue, and of the exchange behind it."""
         return self._behind("relay-to-queue", queue)
 
     def queue_relay(self, queue: str) -> Part:
-        """Lead from delivery to a queue through its relay, at least once.
+        """Return the relay of a queue and its bindings; it delivers at least once.
 
-        The exchange behind the relay has this one queue, so that the routing key, which says
-        where the message was published to, stays as it is.
+        The exchange behind the relay has this one queue, so that the routing key, which is the
+        address, does not change.
         """
         name = self.queue_relay_name(queue)
         relay = self._waiting(name, 0, name)
         way = f"#.{route(Destination('', queue))}"
-        # Where the queue was made anew, a program that knows its arguments leads straight to it.
+        # If the queue was recreated, a program that knows its arguments binds it directly.
         behind = Exchange(name, "fanout", (("alternate-exchange", self.to_queues),))
         return Part(
             (behind,), (relay,), (Binding(self.delivery, name, way), Binding(name, queue, ""))
         )
 
     def mirror(self, exchange: str) -> Part:
-        """Lead from delivery to the mirror of an exchange."""
+        """Return the mirror of an exchange, and its binding to delivery."""
         name = self.mirror_name(exchange)
         key = f"#.{MARK}.{exchange_word(exchange)}.#"
         return Part(
@@ -354,7 +353,7 @@ class Topology:
         )
 
     def exchange_relay(self, exchange: str) -> Part:
-        """Lead from the mirror of an exchange back to the exchange itself, at most once."""
+        """Return the relay from the mirror of an exchange to the exchange; at most once."""
         relay = Queue(
             self.exchange_relay_name(exchange),
             (
@@ -370,16 +369,16 @@ class Topology:
     def mirror_bindings(
         self, exchange: str, exchange_type: str, destination: str, key: str, *, to_queue: bool
     ) -> tuple[Binding, ...]:
-        """Repeat a binding of an exchange on its mirror.
+        """Return the bindings of a mirror that repeat a binding of its exchange.
 
         :param exchange_type: one of :data:`~kombu_binary_delay.model.topology.IMITABLE`.
         :param destination: a queue, or an exchange, whose mirror is then bound.
-        :raises AddressError: where a topic pattern is too long to be written behind the digits.
+        :raises AddressError: if a topic pattern is too long to be written behind the digits.
         """
         target = destination if to_queue else self.mirror_name(destination)
         source = self.mirror_name(exchange)
         if exchange_type == "fanout":
-            # A fanout ignores its keys, yet each is a binding of its own, to be undone by itself.
+            # A fanout ignores keys, but a binding with another key is unbound separately.
             arguments = (("x-binary-delay-key", key),)
             return (Binding(source, target, "#", to_queue, arguments),)
         patterns = self._patterns(exchange, key, topic=exchange_type == "topic")
@@ -389,7 +388,7 @@ class Topology:
 
     @cached_property
     def _kind(self) -> str:
-        # Queues of two types cannot share a name, and an upgraded broker may come to have both.
+        # Queues of two types cannot share a name, and an upgraded broker can have both.
         return "" if self.queue_type == "quorum" else f"-{self.queue_type}"
 
     @cached_property
@@ -397,7 +396,7 @@ class Topology:
         return tuple(f"{self.namespace}.{each}{end}" for each in VERSIONS for end in "-.")
 
     def _patterns(self, exchange: str, key: str, *, topic: bool) -> list[str]:
-        # On a mirror, the exchange's word may be that of another one, bound to this one.
+        # The exchange's word may be that of another exchange, which is bound to this one.
         behind = f"{MARK}.*"
         if not topic:
             whole = route(Destination(exchange, key))
@@ -406,21 +405,21 @@ class Topology:
         if words.split(".").count("#") < 2:
             patterns = [f"#.{behind}{words}"]
         else:
-            # RabbitMQ 4.3 takes two # in a binding key at most, so ours is spelled out: one
+            # RabbitMQ 4.3 allows at most two # in a binding key, so ours is replaced by one
             # pattern for each number of digits.
             patterns = ["*." * digits + behind + words for digits in range(1, MAX_DIGITS // 2 + 1)]
         excess = len(patterns[-1].encode()) - MAX_KEY
         if excess > 0:
             raise AddressError(
                 f"the binding key {key!r} of the exchange {exchange!r} is {excess} bytes too long "
-                f"behind the digits; delayed messages for it will be parked"
+                f"to follow the digits; delayed messages for it will be parked; use a shorter key"
             )
         return patterns
 
     def _behind(self, what: str, exchange: str) -> str:
         prefix = f"{self.delivery_prefix}.{what}."
         name = prefix + exchange
-        # So that a broker can say that it is not there, see can_be_denied.
+        # So that the broker can report that it does not exist, see can_be_denied.
         room = MAX_KEY if name.isascii() else _MAX_NAME_NOT_ASCII
         return name if len(name.encode()) <= room else prefix + digest(exchange)
 
@@ -444,11 +443,11 @@ class Topology:
             waits = self._waits(level, level)
             key = f"{'*.' * level}{self._zeros(level, level)}#"
             down = Binding(name, below, key, to_queue=False)
-        # The level last: where it exists, publishers rely on all else.
+        # The level last: if it exists, publishers rely on all the others.
         return Part((*fanouts, self._exchange(name)), queues, (*waits, down, *enter))
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
-        """Bind a level to the queues of a lower one, or its own, past the zeros in between."""
+        """Return the bindings of a level to the queues of a lower level, or its own."""
         name, zeros = self.level_name(level), self._zeros(lower + 1, level)
         return [
             Binding(name, f"{self.level_name(lower)}.{word}", f"{'*.' * lower}{word}.{zeros}#")
@@ -465,10 +464,10 @@ class Topology:
         return "".join(f"{self.ladder.word(level, 0)}." for level in range(lowest, highest + 1))
 
     def _ttl(self, wait: int) -> int:
-        """Return the ``x-message-ttl`` of a queue whose messages are to wait, in milliseconds."""
-        # A quorum queue takes both the time of a message's arrival and the time now in whole
-        # milliseconds, cut off, so its messages leave up to one millisecond before their TTL is
-        # over. A relay waits for nothing.
+        """Return the ``x-message-ttl`` of a queue with this wait, in milliseconds."""
+        # A quorum queue truncates both the time of arrival and the current time to whole
+        # milliseconds, so a message can leave up to one millisecond before its TTL is over. A
+        # relay has no wait.
         return wait + 1 if wait and self.queue_type == "quorum" else wait
 
     def _waiting(self, name: str, wait: int, below: str) -> Queue:
@@ -478,7 +477,7 @@ class Topology:
             ("x-dead-letter-exchange", below),
         )
         if self.queue_type == "quorum":
-            # At least once needs reject-publish, or RabbitMQ falls back to at most once.
+            # Without reject-publish, RabbitMQ falls back to at-most-once dead-lettering.
             arguments += (
                 ("x-dead-letter-strategy", "at-least-once"),
                 ("x-overflow", "reject-publish"),

@@ -1,7 +1,7 @@
-"""The form that ladders had before: ``v1``, for what still waits on one. Pure.
+"""Ladders of the earlier form ``v1``, for messages that still wait on one. Pure.
 
-Its digits are written in decimal figures, and some of its names are others; in all else it is as a
-ladder of today. Programs neither make one nor publish to one: it can be moved from, and removed.
+Their digits are decimal figures, and some of their names differ; all else is as in ``v2``. Programs
+neither declare such a ladder nor publish to it. Operators can move its messages and remove it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LadderV1(Ladder):
     def delay(self, digits: tuple[str, ...]) -> int:
         """Read digits back as a delay in milliseconds.
 
-        :raises LadderError: where there are more digits than levels, or one that its level has not.
+        :raises LadderError: if there are more digits than levels, or a level has no such digit.
         """
         if len(digits) > self.levels or not all(map(_is_decimal, digits)):
             raise LadderError(f"{digits!r} are not the digits of a delay on the ladder {self.name}")
@@ -51,7 +51,7 @@ def _is_decimal(digit: str) -> bool:
 
 @dataclass(frozen=True)
 class TopologyV1(Topology):
-    """A ladder of the form ``v1`` as it is declared on a broker."""
+    """A ladder of the form ``v1`` as declared on a broker."""
 
     ladder: Ladder = field(default_factory=LadderV1.uniform)
 
@@ -60,7 +60,7 @@ class TopologyV1(Topology):
 
     @property
     def to_queues(self) -> str:
-        """The name of the delivery exchange, which leads to queues itself."""
+        """The name of the delivery exchange, which routes to queues itself."""
         return self.delivery
 
     @cached_property
@@ -70,23 +70,23 @@ class TopologyV1(Topology):
         return replace(base, exchanges=(base.exchanges[0], self._exchange(self.delivery)))
 
     def _ttl(self, wait: int) -> int:
-        """Return the wait itself: its quorum queues can be up to a millisecond early."""
+        """Return the wait itself: quorum queues of this form can be a millisecond early."""
         return wait
 
     def mirror_name(self, exchange: str) -> str:
-        """Name the mirror of an exchange."""
+        """Return the name of the mirror of an exchange."""
         return self._behind("to", exchange)
 
     def exchange_relay_name(self, exchange: str) -> str:
-        """Name the queue that leads back to an exchange."""
+        """Return the name of the relay of an exchange."""
         return self._behind("outlet", exchange)
 
     def queue_relay_name(self, queue: str) -> str:
-        """Name the relay of a queue, and the exchange behind it."""
+        """Return the name of the relay of a queue, and of the exchange behind it."""
         return self._behind("into", queue)
 
     def queue_relay(self, queue: str) -> Part:
-        """Lead from delivery to a queue through its relay, by a mark of its own in the address."""
+        """Return the relay of a queue; addresses for it have a mark of their own."""
         part, name = super().queue_relay(queue), self.queue_relay_name(queue)
         behind = Exchange(name, "fanout", (("alternate-exchange", self.parking),))
         lead, *rest = part.bindings

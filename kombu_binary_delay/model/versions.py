@@ -1,4 +1,4 @@
-"""What a broker can, by the release that it says it is. Pure."""
+"""What a broker supports, by its version. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 #: Quorum queues have a message TTL, and dead-letter at least once, since RabbitMQ 3.10.
 QUORUM_SINCE = (3, 10)
-#: RabbitMQ has stream queues since 3.9.
+#: Streams exist since RabbitMQ 3.9.
 STREAMS_SINCE = (3, 9)
-#: The most bytes of a text with which a broker refuses.
+#: The most bytes of the text of a broker's error.
 MAX_REPLY = 255
-#: The least priority that quorum queues take for a high one, since they know two of them.
+#: The lowest priority that quorum queues treat as high; they have two priorities.
 URGENT = 5
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Read the release, its major and minor number, out of a version such as ``"3.10.8"``."""
+    """Return the major and minor number of a version such as ``"3.10.8"``."""
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
 def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
-    """Whether a broker is a RabbitMQ of some release or a later one.
+    """Whether a broker is a RabbitMQ of the version ``since`` or later.
 
     :param server: the properties that it sends when a connection opens.
     """
@@ -36,20 +36,20 @@ def has_streams(server: Mapping[str, Any]) -> bool:
 
 
 def can_be_denied(name: str, vhost: str) -> bool:
-    """Whether a broker can say that an exchange or queue of this name does not exist.
+    """Whether a broker can report that an exchange or queue of this name does not exist.
 
-    What it says takes 255 bytes at most. It cuts a longer text; where that has a character that is
-    not ASCII, RabbitMQ 4.3 closes the connection instead, and earlier releases may cut within the
-    character, so that no client can read the answer.
+    The error text has at most 255 bytes, and a longer one is cut. If it has a character that is not
+    ASCII, RabbitMQ 4.3 closes the connection instead, and earlier releases can cut within the
+    character, so that no client can read the text.
     """
     text = f"NOT_FOUND - no exchange '{name}' in vhost '{vhost}'"
     return text.isascii() or len(text.encode()) <= MAX_REPLY
 
 
 def lets_urgent_hold_up(server: Mapping[str, Any]) -> bool:
-    """Whether messages of a high priority keep the others in a quorum queue from expiring.
+    """Whether messages of a high priority keep other messages in a quorum queue from expiring.
 
-    From RabbitMQ 4.0 to 4.2, a quorum queue looks only at the message that it would deliver next,
-    two of a high priority before one of the others; what has expired behind it has to wait.
+    On RabbitMQ 4.0 to 4.2, a quorum queue checks only the message that it would deliver next, and
+    it delivers two of a high priority before each other one; expired messages behind it wait.
     """
     return is_since(server, (4, 0)) and not is_since(server, (4, 3))

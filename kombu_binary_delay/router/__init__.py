@@ -1,13 +1,13 @@
-"""What one connection knows about the broker, and every decision taken from it. Pure.
+"""Every decision of one connection, and what it knows about the broker. Pure.
 
-For a publish, the router returns a :class:`Plan`; for a delivery, its :class:`Delivery`; for what a
-program declares, binds or deletes, the commands that this calls for, see
-:mod:`kombu_binary_delay.commands`. What exists on the broker is one set, :attr:`Router.existing`: a
-plan needs what is missing from it, which is nearly always nothing.
+For a publish, the router returns a :class:`Plan`; for a delivery, a :class:`Delivery`; for what a
+program declares, binds or deletes, the commands to run, see :mod:`kombu_binary_delay.commands`. The
+set :attr:`Router.existing` has what exists on the broker; a plan's needs are what is missing from
+it, which is nearly always nothing.
 
-What it knows is in :mod:`.knowledge`; the decisions about levels and about destinations are in
-:mod:`.ladder_side` and :mod:`.delivery_side`. It must not do I/O, read a clock, or know Kombu,
-py-amqp or Celery.
+The state is in :mod:`.knowledge`; the decisions about levels and about destinations are in
+:mod:`.ladder_side` and :mod:`.delivery_side`. The router must not do I/O, read a clock, or know
+Kombu, py-amqp or Celery.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from kombu_binary_delay.model.versions import URGENT
 from .delivery_side import DeliverySide
 from .knowledge import ATTEMPTS, BINDINGS, KINDS
 
-#: After how many microseconds to look whether what existed still does.
+#: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
-#: The ways to so many destinations are declared again after a look: to the next ones each time.
+#: The number of destinations whose routes are declared again after each check, in rotation.
 MAX_RENEWED = 16
 
 _HEADERS = "application_headers"
 
 
 class Plan(NamedTuple):
-    """How to publish a message, and what has to exist before: keys of :attr:`Router.existing`."""
+    """How to publish a message, and what must exist before (keys of :attr:`Router.existing`)."""
 
     exchange: str
     routing_key: str
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Where a message that came by a ladder had been published to."""
+    """The destination and properties with which a message that a ladder delivers was published."""
 
     destination: Destination
     properties: dict[str, Any]
@@ -67,7 +67,7 @@ _NOTHING: frozenset[tuple[Any, ...]] = frozenset()
 
 
 class Router(DeliverySide):
-    """The mind of one connection.
+    """The decisions of one connection.
 
     :param settings: of the transport.
     :param server: the properties that the broker sent when the connection opened.
@@ -75,15 +75,17 @@ class Router(DeliverySide):
     """
 
     def opened(self) -> Steps:
-        """Warn of what a connection that has just been opened cannot promise."""
+        """Warn about the guarantees that a new connection cannot give."""
         asked = self._settings.queue_type == "classic"
         if asked or (self._settings.queue_type is None and not self._can_quorum):
             product = f"{self._server.get('product')} {self._server.get('version', '')}"
-            reason = "the settings ask for it" if asked else f"{product} has no better"
+            reason = (
+                "queue_type is 'classic'" if asked else f"{product} has no quorum queues with TTL"
+            )
             yield Warn(
                 f"delayed messages wait in classic queues, since {reason}: a broker that crashes "
-                f"can lose those that are moving between levels; quorum queues (RabbitMQ 3.10 and "
-                f"later) do not",
+                f"can lose messages that move between levels; use quorum queues on RabbitMQ 3.10 "
+                f"or later",
                 once=True,
             )
 
@@ -97,14 +99,14 @@ class Router(DeliverySide):
         now: int,
         lane: int | None = None,
     ) -> Plan:
-        """Plan how to publish a message that asks for a delay.
+        """Return the plan for a delayed publish.
 
         :param due: microseconds since the epoch; None for a delay of zero.
-        :param now: the same, of the publisher's clock.
-        :param lane: that of a plan for the same message, whose needs exist by now.
-        :raises DelayError: where the delay is longer than the ladder.
-        :raises AddressError: where the destination does not fit into the routing key.
-        :raises TopologyError: where a delayed message cannot reach the exchange.
+        :param now: microseconds since the epoch, by the publisher's clock.
+        :param lane: the lane of an earlier plan for the same message, whose needs exist by now.
+        :raises DelayError: if the delay is longer than the ladder's maximum.
+        :raises AddressError: if the destination does not fit into the routing key.
+        :raises TopologyError: if a delayed message cannot reach the exchange.
         """
         headers = properties.get(_HEADERS) or {}
         if due is None or due <= now:
@@ -119,7 +121,7 @@ class Router(DeliverySide):
             lane = self._lane(properties)
         ladder = self._ladders[lane]
         digits = ladder.ladder.digits((due - now) / 1000)
-        # To be safe, an exchange whose type is not known is taken for one that reads wildcards.
+        # To be safe, an exchange of unknown type is treated as a topic exchange.
         exchange = destination.exchange
         topic = bool(exchange) and self._types.get(exchange, "topic") == "topic"
         properties, key = wrap(
@@ -137,14 +139,14 @@ class Router(DeliverySide):
     def plan_through(
         self, exchange: str, queue: str, properties: dict[str, Any], due: int, now: int
     ) -> tuple[Plan, Part]:
-        """Plan how a message of ours reaches a queue of ours later, by an exchange of ours.
+        """Return the plan for a delayed message through an exchange of ours to a queue of ours.
 
-        The levels are behind that exchange, so that a user who may write to them, and not to it,
-        cannot write to the queue unseen: the first death of a message names where it entered.
+        The levels are bound behind that exchange. So a user that may write to the levels but not to
+        the exchange cannot forge such a message: its first death names the exchange it entered by.
 
         :param due: microseconds since the epoch.
-        :returns: the plan, and the bindings that it takes besides its needs.
-        :raises DelayError: where the delay is longer than the ladder.
+        :returns: the plan, and the bindings that it requires in addition to its needs.
+        :raises DelayError: if the delay is longer than the ladder's maximum.
         """
         ladder = self._ladders[0]
         digits = ladder.ladder.digits((due - now) / 1000)
@@ -163,9 +165,9 @@ class Router(DeliverySide):
         return plan, ladder.to_queue(queue) + Part(bindings=(enter,))
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
-        """Read what a retry of a delayed message is published to.
+        """Return the destination of a publish, also if it is a retry to a ladder's address.
 
-        A foreign ladder leads to queues by their names; a retry to such a name takes our own.
+        A foreign ladder reaches queues by name; a retry to such a name uses our own ladder.
         """
         ladder = ladder_of_exchange(destination.exchange, self.topology)
         if ladder is None or ladder is self.topology:
@@ -176,7 +178,7 @@ class Router(DeliverySide):
             return Destination("", destination.routing_key)
 
     def _lane(self, properties: Mapping[str, Any]) -> int:
-        """Choose the ladder for a message: by its id, so that a message keeps its lane."""
+        """Return the lane for a message; it depends on the id, so that a message keeps its lane."""
         if self._keeps_urgent_apart and (properties.get("priority") or 0) >= URGENT:
             return self._lanes
         if self._lanes == 1:
@@ -186,12 +188,12 @@ class Router(DeliverySide):
         return (crc32(str(name).encode()) if name else self._published) % self._lanes
 
     def _first_exchange(self, ladder: Topology, digits: tuple[str, ...]) -> str:
-        """Name the exchange of the ladder to publish a message to."""
+        """Return the exchange of the ladder to publish a message to."""
         if self._queue_per_delay:
             return ladder.direct
         if self._declares:
             return ladder.entry_exchange(digits)
-        # Who may do no more than publish does that where RabbitMQ checks topic permissions.
+        # For users that may only publish: RabbitMQ checks topic permissions at a topic exchange.
         return ladder.level_of(digits)
 
     def _missing(
@@ -211,12 +213,12 @@ class Router(DeliverySide):
             ("target", exchange) if exchange else ("way", key),
         )
         if not exchange and (copies := further_keys(headers)):
-            # An alternate exchange gets what no key of a message finds a way for. So beside a queue
-            # with a relay, one without would get nothing.
+            # The alternate exchange gets a message only if none of its keys matches. So with one
+            # key for a queue with a relay, a queue without a relay would get nothing.
             wanted += tuple(("relay", each) for each in (key, *copies))
         if self._queue_per_delay:
             wanted += (("direct", lane, digits),)
-        # A clock that was set back makes it look sooner, never later.
+        # A clock that was set back causes the check sooner, never later.
         if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
             return _NOTHING
         return frozenset(wanted)
@@ -226,8 +228,8 @@ class Router(DeliverySide):
         if kind not in (*IMITABLE, "headers"):
             raise TopologyError(
                 f"the exchange {exchange!r} is of {f'the type {kind!r}' if kind else 'a type'} "
-                f"that reads routing keys in its own way, while a delayed message arrives with "
-                f"another; delay to a direct, topic, fanout or headers exchange instead"
+                f"that delayed messages cannot reach, since their routing key is an address; "
+                f"delay to a direct, topic, fanout or headers exchange instead"
             )
         if kind != "headers":
             return
@@ -236,14 +238,14 @@ class Router(DeliverySide):
             if bound.exchange == exchange and not bound.to_queue and reads_keys:
                 raise TopologyError(
                     f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
-                    f"reads routing keys, and a delayed message arrives there with another; bind "
+                    f"reads routing keys, but the key of a delayed message is an address; bind "
                     f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
                 )
 
     def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
-        """Let all exist that a plan needs.
+        """Declare what a plan needs.
 
-        :raises TopologyError: where the broker refuses.
+        :raises TopologyError: if the broker refuses.
         """
         wanted = set(needs)
         if not 0 <= now - self._looked < LOOK_AGAIN:
@@ -261,18 +263,21 @@ class Router(DeliverySide):
                 yield from makers[each[0]](*each[1:])
             if BINDINGS in self.existing:
                 return
-        raise TopologyError("a part of the ladder is deleted as fast as it is declared")
+        raise TopologyError(
+            f"a part of the ladder was deleted during {ATTEMPTS} attempts to declare it; stop the "
+            f"program that deletes it, and publish again"
+        )
 
     def _look_again(self, now: int) -> Steps:
-        """Look whether what this connection relies on still exists: nothing else would show it."""
+        """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""
         mirrors = [each[1] for each in self.existing if each[0] == "mirror" and len(each) == 2]
         part = Part(tuple(Exchange(self.topology.mirror_name(each)) for each in mirrors))
         look = self._look_at(self._heights, self.topology.base + part)
         if self._heights and (yield look) is Answer.MISSING:
             self.lost()
         self._looked = now
-        # A queue may have been deleted, and made anew, by a program that we do not see. So the way
-        # to it is declared again: to a few after each look, and not to hundreds.
+        # Another program may have deleted and recreated a queue, without its bindings. So the route
+        # to it is declared again: to a few queues after each check, not to hundreds at once.
         ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))
         first = self._looks * MAX_RENEWED % max(len(ways), 1)
         self.existing.difference_update(ways[first : first + MAX_RENEWED])
@@ -283,12 +288,12 @@ class Router(DeliverySide):
     def received(
         self, exchange: str, routing_key: str, properties: dict[str, Any], queue: str
     ) -> Delivery | None:
-        """Return how a message was published that came by a ladder; None where it came by none.
+        """Return how a message that a ladder delivers was published; None if no ladder did.
 
-        :param queue: the queue that it was taken from, so far as that is known.
+        :param queue: the queue that it was taken from; empty if it is not known.
         """
         headers = properties.get(_HEADERS)
-        # A ladder of another system, of an older form, or of another namespace may lead here, too.
+        # The ladder can also be another system's, of an older form, or of another namespace.
         by = ladder_of_exchange(exchange, self.topology)
         if by is None:
             if not (headers and HEADER in headers):
@@ -302,7 +307,7 @@ class Router(DeliverySide):
         except AddressError:
             pass
         else:
-            # Elsewhere, the exchange is the user's: a relay led to it, or a dead letter.
+            # Otherwise the exchange is the user's: it came by a relay, or as a dead letter.
             found = Destination(exchange, destination.routing_key)
             if on_ladder:
                 found = self._published_to(ladder, destination, found, queue)
@@ -317,10 +322,10 @@ class Router(DeliverySide):
     def _published_to(
         self, ladder: Topology, written: Destination, arrived: Destination, queue: str
     ) -> Destination:
-        """Return the destination that the consumer sees: a retry is published there.
+        """Return the destination that the consumer sees, and that a retry is published to.
 
         A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
-        a retry of what came that way goes to the queue that it came from, by our own ladder.
+        a retry of such a message goes to the queue that it came from, by our own ladder.
         """
         if ladder.mirrors or written.routing_key in self._queues:
             return written

@@ -1,4 +1,4 @@
-"""The decisions about the ways from delivery to queues and exchanges. Pure."""
+"""The decisions about the routes from delivery to queues and exchanges. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .ladder_side import LadderSide
 
 
 class DeliverySide(LadderSide):
-    """The ways to destinations, as one connection makes and follows them."""
+    """The routes to destinations that one connection declares."""
 
     def _refuses(self, queue: str) -> bool:
-        """Whether a queue is to be reached by a relay, since it may refuse messages.
+        """Whether a queue needs a relay, since it may reject messages.
 
-        One whose arguments are not known may; so may one that the settings name, by a policy.
+        That is so if it is declared with reject-publish, if the connection does not know its
+        arguments, or if it matches the setting ``relays``.
         """
         return self.topology.can_have_relays and (
             self._refusing.get(queue, True)
@@ -30,25 +31,25 @@ class DeliverySide(LadderSide):
         )
 
     def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
-        """Lead to a queue that is addressed through the default exchange.
+        """Bind a queue that is addressed through the default exchange.
 
-        :param by_relay: whether by a relay even if the queue needs none.
+        :param by_relay: whether to use a relay even if the queue needs none.
         """
-        # No queue has an empty name; to bind, that is the one that a channel declared last.
+        # No queue has an empty name; in a binding, that is the queue that a channel declared last.
         if not queue or ("relay" if by_relay else "way", queue) in self.existing:
             return
         if queue not in self._queues and not can_be_denied(queue, self._vhost):
             raise TopologyError(
-                f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII: "
-                f"if it does not exist, RabbitMQ cannot say so, and may close the connection; "
-                f"declare the queue on this connection before you delay to it"
+                f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII, "
+                f"too long for RabbitMQ to report that the queue does not exist; declare the queue "
+                f"on this connection before you delay to it"
             )
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
         if by_relay and queue not in self._queues:
-            # A queue that does not exist is not to leave a relay behind. On RabbitMQ 4.3, who may
-            # publish may not ask.
+            # Make no relay for a queue that does not exist. On RabbitMQ 4.3, a user that may only
+            # publish gets a refusal here.
             with suppress(TopologyError):
                 answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
@@ -61,13 +62,13 @@ class DeliverySide(LadderSide):
             self._warned.discard(queue)
         elif answer is Answer.LOCKED:
             raise TopologyError(
-                f"the queue {queue!r} is exclusive to another connection, which RabbitMQ lets "
-                f"nobody else bind; delay to a queue that is not exclusive"
+                f"the queue {queue!r} is exclusive to another connection, and only that connection "
+                f"can bind it; delay to a queue that is not exclusive"
             )
         elif not self.topology.parking:
             raise TopologyError(
-                f"the queue {queue!r} does not exist, and this ladder has no place where a "
-                f"message without a destination could wait; declare the queue first"
+                f"the queue {queue!r} does not exist, and this ladder has no parking queue for "
+                f"messages without a destination; declare the queue first"
             )
         else:
             self._queues.pop(queue, None)
@@ -76,13 +77,13 @@ class DeliverySide(LadderSide):
             )
 
     def _reach(self, exchange: str) -> Steps:
-        """See to it that an exchange exists, and has a relay where it routes by headers."""
+        """Check that an exchange exists, and make a relay if it is a headers exchange."""
         if not can_be_denied(exchange, self._vhost):
-            # To ask for one that does not exist could end the connection.
+            # If the exchange does not exist, the question could end the connection.
             self.existing.add(("target", exchange))
             return
         answer = Answer.DONE
-        # On RabbitMQ 4.3, who may publish may not ask.
+        # On RabbitMQ 4.3, a user that may only publish gets a refusal here.
         with suppress(TopologyError):
             answer = yield Look((exchange,))
         if answer is Answer.MISSING:
@@ -91,11 +92,11 @@ class DeliverySide(LadderSide):
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
             )
             return
-        # Who may not ask for its type may still publish.
+        # A user that may not ask for the type may still publish.
         with suppress(TopologyError):
             yield from self._type_of(exchange)
         if self._types.get(exchange) == "headers" and self.topology.mirrors:
-            # The mirrors of others are for those who bind queues to them.
+            # Programs that bind queues to other exchanges make the mirrors of those.
             yield from self._mirror_exchange(exchange)
         self.existing.add(("target", exchange))
         self._warned.discard(exchange)
@@ -127,7 +128,7 @@ class DeliverySide(LadderSide):
             return
         kind = yield from self._type_of(bound.exchange)
         if kind is Answer.MISSING:
-            # It went away since, and its bindings with it.
+            # The exchange was deleted since, and its bindings with it.
             self._bound.pop(bound, None)
             return
         if not bound.to_queue:
@@ -147,17 +148,17 @@ class DeliverySide(LadderSide):
         )
         answer = yield from self._on_the_base(command)
         if answer is not Answer.DONE:
-            # What it binds went away since, and its bindings with it.
+            # The destination was deleted since, and its bindings with it.
             self._bound.pop(bound, None)
             return
         if bound.to_queue and self.topology.can_have_relays:
-            # By one of the two ways only: somebody who knew less, or more, may have made the other.
+            # Only one of the two routes may exist; another program may have made the other one.
             other = self._mirrors_of(bound, by_relay=not by_relay)
             yield Unbind(other, command.what)
         self.existing.add(bound)
 
     def _unmirror(self, bound: Bound) -> Steps:
-        """Undo what :meth:`_mirror_binding` did, here or in another process."""
+        """Remove what :meth:`_mirror_binding` made, here or in another process."""
         self.existing.discard(bound)
         kind = yield from self._type_of(bound.exchange)
         if kind is not Answer.MISSING and kind not in IMITABLE:
@@ -178,7 +179,7 @@ class DeliverySide(LadderSide):
         )
 
     def _on_the_base(self, command: Ensure) -> Any:
-        """Ensure a part that the delivery side carries; where that is gone, make it first."""
+        """Declare a part of the delivery side; if the base is missing, declare that first."""
         yield from self._lay_base()
         answer = yield command
         if answer is not Answer.MISSING:
@@ -194,7 +195,7 @@ class DeliverySide(LadderSide):
         return (yield command)
 
     def _type_of(self, exchange: str) -> Any:
-        """Ask for the type of an exchange, if nobody here has declared it."""
+        """Ask for the type of an exchange, unless this connection has declared it."""
         if exchange not in self._types:
             answer = yield AskType(exchange)
             if answer is Answer.MISSING:
@@ -215,7 +216,7 @@ class DeliverySide(LadderSide):
         try:
             yield from self._repeat_bindings()
         except TopologyError as exc:
-            # Once is enough: what is consumed next would only be refused the same again.
+            # Once is enough: the next consumer would only get the same refusal.
             self.existing.add(BINDINGS)
             yield Warn(f"delayed messages may not reach the queues bound here: {exc}")
 
@@ -228,13 +229,13 @@ class DeliverySide(LadderSide):
                 yield from quietly(self._lead_to(queue))
             for bound in list(self._bound):
                 yield from quietly(self._mirror_binding(bound))
-            # Else a part of the whole was found to be gone, and what came before is missing.
+            # Otherwise a part was found to be missing, and the earlier repetitions are lost.
             if REPEATING in self.existing:
                 break
         self.existing.add(BINDINGS)
 
     def declared_exchange(self, exchange: str, exchange_type: str) -> None:
-        """Take note of an exchange's type."""
+        """Remember an exchange's type."""
         if exchange:
             self._types[exchange] = exchange_type
 
@@ -246,10 +247,10 @@ class DeliverySide(LadderSide):
         passive: bool,
         mailbox: bool = False,
     ) -> Steps:
-        """Take note of a queue, and lead to it.
+        """Remember a queue, and bind it for delayed messages.
 
-        :param passive: whether it was only looked for, so that its arguments are not known.
-        :param mailbox: whether nobody else addresses it by its name.
+        :param passive: whether the declaration was passive, so that the arguments are not known.
+        :param mailbox: whether no other connection addresses it by its name.
         """
         if self.is_private(queue):
             return
@@ -258,28 +259,28 @@ class DeliverySide(LadderSide):
         if not passive:
             refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
             self._refusing[queue] = refuses
-            # Whoever declares it may have made it anew; whoever looks has not.
+            # A declaration may have created the queue again; a passive one has not.
             self.existing -= {("way", queue), ("relay", queue)}
             if refuses and self.topology.queue_type == "classic":
                 yield Warn(
-                    f"the queue {queue!r} rejects messages while it is full: delayed ones that "
-                    f"come from classic queues are lost then; quorum queues keep them",
+                    f"the queue {queue!r} rejects messages while it is full: delayed messages "
+                    f"from classic queues are then lost; quorum queues (RabbitMQ 3.10) keep them",
                     once=True,
                 )
         if not mailbox:
             yield from self._followed(self._lead_to(queue))
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
-        """Take note of a binding, and repeat it if this connection delays or consumes."""
+        """Remember a binding, and repeat it if this connection delays or consumes."""
         if self._mirrors(exchange, destination):
             bound = Bound(exchange, destination, key, to_queue)
             self._bound[bound] = None
-            # Whoever binds again may know that what we made has gone meanwhile.
+            # The program may bind again because our bindings were deleted.
             self.existing -= {bound, ("mirror", exchange), ("mirror", destination)}
             yield from self._followed(self._mirror_binding(bound))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
-        """Undo what :meth:`bound` did, here or in another process."""
+        """Remove what :meth:`bound` made, here or in another process."""
         if self._mirrors(exchange, destination):
             bound = Bound(exchange, destination, key, to_queue)
             self._bound.pop(bound, None)
@@ -287,14 +288,14 @@ class DeliverySide(LadderSide):
                 yield from quietly(self._unmirror(bound))
 
     def deleted_queue(self, queue: str) -> Steps:
-        """Forget a queue; the broker has removed its bindings, but not those of its relay."""
+        """Forget a queue, and remove the bindings of its relay, which the broker keeps."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
         self.existing -= {("way", queue), ("relay", queue)}
         bound = [each for each in self._bound if each.to_queue and each.destination == queue]
         self._forget(bound)
         if self._declares and self.topology.can_have_relays:
-            # Its relay outlives it, and would hand on to a queue that is made anew.
+            # The relay still exists, and would deliver to a new queue of the same name.
             for each in bound:
                 yield from quietly(self._unmirror(each))
 
@@ -310,7 +311,7 @@ class DeliverySide(LadderSide):
             if exchange in (each.exchange, None if each.to_queue else each.destination)
         )
         if self._declares:
-            # What a relay held would expire into nothing, now that its exchange is gone.
+            # Messages of a relay would expire to an exchange that does not exist any more.
             command = Delete(
                 (self.topology.mirror_name(exchange),),
                 (self.topology.exchange_relay_name(exchange),),
@@ -319,17 +320,17 @@ class DeliverySide(LadderSide):
             yield from quietly(one(command))
 
     def _followed(self, steps: Steps) -> Steps:
-        """Do what the program's own call, which has succeeded already, does not depend on."""
+        """Run steps after the program's own call, which has already succeeded."""
         if not self._is_active:
             return
-        # What is interrupted is left to the next publish.
+        # If this is interrupted, the next publish does it.
         self.existing -= {BINDINGS}
         self.existing |= {REPEATING}
         yield from quietly(steps)
         if REPEATING in self.existing:
             self.existing.add(BINDINGS)
         else:
-            # It has shown that a part of the whole is gone.
+            # The steps have shown that a part is missing.
             yield from quietly(self._repeat_bindings())
 
     def _forget(self, gone: Iterable[Bound]) -> None:
@@ -338,11 +339,11 @@ class DeliverySide(LadderSide):
             self.existing.discard(bound)
 
     def _mirrors(self, *names: str) -> bool:
-        """Whether what is between these exchanges and queues is repeated on the delivery side."""
+        """Whether bindings between these names are repeated on the delivery side."""
         return self.topology.mirrors and not any(self.is_private(name) for name in names)
 
     def is_private(self, name: str) -> bool:
-        """Whether it is no business of ours: the ladder itself, or Celery's control and events."""
+        """Whether a name is not followed: of the ladder itself, or Celery's control and events."""
         return (
             not name
             or self.topology.owns(name)

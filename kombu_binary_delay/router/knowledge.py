@@ -1,4 +1,4 @@
-"""What one connection knows about the broker: all of the router's state. Pure."""
+"""The router's state: what one connection knows about the broker. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
 from kombu_binary_delay.settings import Settings
 
-#: How often to begin anew where the ladder is deleted while it is declared.
+#: How often to start again if the ladder is deleted while it is declared.
 ATTEMPTS = 3
 
-#: The types of the exchanges that every RabbitMQ has.
+#: The types of the exchanges that exist in every virtual host.
 _BUILT_IN: dict[str, str | None] = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
@@ -35,22 +35,22 @@ class Bound(NamedTuple):
 
 
 # What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
-# tuple that begins with its kind: its names are in `KINDS`. No classes: to call one for each
-# publish would take longer than all that is decided.
+# tuple that begins with its kind: its names are in `KINDS`. No classes: calling one for each
+# publish would take longer than the decision itself.
 
 #: What all levels need: the delivery exchanges and the parking queue.
 BASE = ("base",)
-#: All that this connection has declared and bound is repeated on the delivery side.
+#: The delivery side repeats everything that this connection has declared and bound.
 BINDINGS = ("bindings",)
-#: They are repeated now, and nothing was found to be gone since that began.
+#: The repetition is in progress, and nothing was found to be missing since it began.
 REPEATING = ("repeating",)
-#: In the order in which they are made: the levels after the delivery side, which finds out whether
-#: a part of the whole is gone.
+#: In the order of declaration: the levels after the delivery side, which shows whether a part of
+#: the topology is missing.
 KINDS = (
     "bindings",
     "way",  # queue: from the delivery exchange to a queue that is addressed by its name
     "relay",  # queue: the same by a relay, even if the queue needs none
-    "target",  # exchange: one to delay to, with a relay where it routes by headers
+    "target",  # exchange: one to delay to, with a relay if it is a headers exchange
     "level",  # lane, height: a level, and all below it, of one of the connection's ladders
     "direct",  # lane, digits: the queue that serves one whole delay
     "mirror",  # exchange: its mirror
@@ -76,35 +76,35 @@ class Knowledge:
         self._keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
         if self._keeps_urgent_apart:
             self._ladders.append(self.topology.for_urgent())
-        #: What is known to exist on the broker.
+        #: The parts that are known to exist on the broker.
         self.existing: set[tuple[Any, ...]] = set()
         #: The types of exchanges; None for one that delayed messages cannot reach.
         self._types = dict(_BUILT_IN)
-        #: Of queues that this connection declared, whether they refuse messages while full.
+        #: Whether the queues that this connection declared reject messages while they are full.
         self._refusing: dict[str, bool] = {}
-        #: Queues that can be addressed by their names, and bindings: those made here, in order.
+        #: The queues and bindings that this connection made, in order; mailboxes are left out.
         self._queues: dict[str, None] = {}
         self._bound: dict[Bound, None] = {}
         self._heights: dict[int, int] = {}
-        #: When it looked whether all that still exists, and how often.
+        #: The time of the last check that everything still exists, and the number of checks.
         self._looked = 0
         self._looks = 0
-        #: Whether a level that exists may be taken to have all that is below it.
+        #: Whether an existing level proves that everything below it exists.
         self._trusts = True
         self._published = 0
         self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._warned: set[str] = set()
 
     def lost(self) -> None:
-        """Forget what exists: the broker has shown that something of ours is gone."""
+        """Forget what exists: the broker has reported that something of ours is missing."""
         self.existing.clear()
         self._delays.clear()
         self._trusts = False
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
-        """Return the command to look whether levels exist, and what they need.
+        """Return the command that checks whether levels, and what they need, exist.
 
-        :param heights: the highest of them for each lane.
+        :param heights: the highest level of each lane.
         """
         exchanges, queues = names_of(base)
         for lane, height in heights.items():
@@ -117,18 +117,18 @@ class Knowledge:
 
 
 def names_of(part: Part) -> tuple[list[str], list[str]]:
-    """Return the names of the exchanges and of the queues of a part."""
+    """Return the names of the exchanges and the names of the queues of a part."""
     return [each.name for each in part.exchanges], [each.name for each in part.queues]
 
 
 def one(command: Delete) -> Steps:
-    """Ask for one command alone."""
+    """Yield one command."""
     yield command
 
 
 def quietly(steps: Steps) -> Steps:
-    """Do steps; where the broker refuses one, warn and leave out the rest."""
+    """Run steps; if the broker refuses one, warn and skip the rest."""
     try:
         yield from steps
     except (TopologyError, AddressError) as exc:
-        yield Warn(f"delayed messages may not arrive as others do: {exc}")
+        yield Warn(f"delayed messages may not reach every destination that others reach: {exc}")

@@ -1,6 +1,6 @@
-"""The decisions about levels: which exist, and which have to be made. Pure.
+"""The decisions about levels: which exist, and which to declare. Pure.
 
-It must not know destinations.
+This module must not know destinations.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from kombu_binary_delay.model.parts import Part
 
 from .knowledge import BASE, Knowledge
 
-#: The most queues for one delay each that a connection makes, and the delays that it counts.
+#: The most direct queues that a connection declares, and the most delays that it counts.
 MAX_DIRECT_QUEUES = 64
 MAX_DELAYS = 1024
 
 
 class LadderSide(Knowledge):
-    """The levels, as one connection makes them."""
+    """The levels that one connection declares."""
 
     def _lay_base(self) -> Steps:
         if BASE not in self.existing:
@@ -26,11 +26,11 @@ class LadderSide(Knowledge):
             self.existing.add(BASE)
 
     def _raise_to(self, lane: int, wanted: int) -> Steps:
-        """Declare the levels up to a height, lowest first, and as high as they once were.
+        """Declare the levels up to a height, lowest first, or up to an earlier, greater height.
 
-        A level's exchange is declared after all that is below it. So where all of them exist, and
-        the highest takes its own bindings again, the rest exists too: one question for a new
-        connection. Unless somebody has deleted a part of it: then all are declared again.
+        A level's exchange is declared after everything below it. So if the exchanges exist, and the
+        highest level accepts its bindings again, everything else exists: a new connection needs one
+        check. If a part was deleted, all levels are declared again.
         """
         if ("level", lane, wanted) in self.existing:
             return
@@ -44,14 +44,14 @@ class LadderSide(Knowledge):
             base = Part() if BASE in self.existing else self.topology.base
             found = yield self._look_at({lane: height}, base)
             if found is Answer.DONE and height >= 0:
-                # The lowest one, too: the delivery exchange alone may have been made anew.
+                # The lowest level, too: the delivery exchange alone may have been recreated.
                 bindings = levels[0].bindings + levels[height].bindings
                 found = yield Ensure(Part(bindings=bindings), what)
         if found is Answer.MISSING:
             self.existing.discard(BASE)
             yield from self._lay_base()
             found = yield Ensure(part, what)
-            # Whoever makes a level sees to it that the one above leads there, if it exists.
+            # A new level also needs the bindings of the level above, if that exists.
             for above in levels[height + 1 :] if found is Answer.DONE else ():
                 if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
                     break
@@ -60,16 +60,16 @@ class LadderSide(Knowledge):
             ways = ladder.direct_base + Part(bindings=enter)
             found = yield Ensure(ways, "the ways into the levels")
         if found is Answer.MISSING:
-            # Somebody deletes it at the same time.
+            # Another program deletes it at the same time.
             self.lost()
             return
         self._heights[lane] = height
         self.existing.update(("level", lane, each) for each in range(-1, height + 1))
 
     def _serve(self, lane: int, digits: tuple[str, ...]) -> Steps:
-        """Give a delay a queue of its own, from its second use on, and to the first few only.
+        """Declare a direct queue for a delay at its second use, up to a number of queues.
 
-        An application whose delays hardly ever repeat would litter the broker with queues.
+        Otherwise an application whose delays rarely repeat would fill the broker with queues.
         """
         delay = lane, digits
         if delay not in self._delays:
@@ -78,7 +78,7 @@ class LadderSide(Knowledge):
             self._delays[delay] = False
         elif sum(self._delays.values()) < MAX_DIRECT_QUEUES:
             ladder = self._ladders[lane]
-            # Held by whoever makes such a queue or prunes one: none is pruned while it is made.
+            # The pruning of such queues takes the same lock.
             part, lock = ladder.direct_queue(digits), f"{ladder.direct}.lock"
             if (yield Ensure(part, "a queue for one delay", lock=lock)) is Answer.DONE:
                 self._delays[delay] = True

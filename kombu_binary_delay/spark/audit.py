@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from . import schema as s
+from .checks import check_not_negative
 
 #: The percentiles of the lateness that are reported.
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -33,6 +34,8 @@ class Thresholds:
     :param unpublished: receipts that say the broker does not have the message.
     :param unknown: tasks whose fate the journal does not show.
     :param p99: the lateness in seconds that 99 of 100 tasks do not exceed.
+    :param judged: how many tasks at least must have a verdict other than "unknown"; 0 allows an
+        audit that judges nothing.
     """
 
     early: float | None = 0
@@ -42,6 +45,7 @@ class Thresholds:
     unpublished: float | None = None
     unknown: float | None = None
     p99: float | None = None
+    judged: float | None = 1
 
 
 def audit(
@@ -65,8 +69,7 @@ def audit(
     :raises ValueError: for a negative time.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
-        if not value >= 0:
-            raise ValueError(f"{name} must be a number of seconds >= 0, got {value!r}")
+        check_not_negative(name, value)
     events = _events_of_journal(journal)
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
@@ -169,12 +172,13 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
         "unpublished": counted[s.NOT_PUBLISHED],
         "unknown": counted[s.UNDECIDED],
         "p99": late["p99"] or 0.0,
+        "judged": sum(counted.values()) - counted[s.UNDECIDED],
     }
     held = {
         name: {
             "measured": measured[name],
             "allowed": allowed,
-            "passed": measured[name] <= allowed,
+            "passed": allowed <= measured[name] if name == "judged" else measured[name] <= allowed,
         }
         for name, allowed in asdict(thresholds).items()
         if allowed is not None

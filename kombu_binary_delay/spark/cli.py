@@ -39,7 +39,7 @@ input_format = click.option(
     type=click.Choice(_FORMATS),
     default="parquet",
     show_default=True,
-    help="Of the input; CSV with a header.",
+    help="The format of the files at PATH; CSV needs a header line.",
 )
 broker = click.option(
     "--broker", "-b", metavar="URL", envvar="BINARY_DELAY_BROKER", help="Where RabbitMQ is."
@@ -76,14 +76,24 @@ def spark() -> None:
     multiple=True,
     default=[Ladder.uniform().name],
     show_default=True,
-    help="As in the names of its queues; repeat it to compare.",
+    help="A ladder, as the names of its queues have it; repeat it to compare several.",
 )
-@click.option("--horizon", type=float, metavar="SECONDS", help="Compare with a rolling horizon.")
-@click.option("--queue-per-delay", is_flag=True, help="Compare with a queue for each delay.")
 @click.option(
-    "--limit", "limits", metavar="NAME=NUMBER", multiple=True, help="Such as waiting=5000000."
+    "--horizon",
+    type=float,
+    metavar="SECONDS",
+    help="Compare with publishing each message no sooner than so long before it is due.",
 )
-@click.option("--output", metavar="PATH", help="Write the plan there, as Parquet.")
+@click.option("--queue-per-delay", is_flag=True, help="Compare with the setting queue_per_delay.")
+@click.option(
+    "--limit",
+    "limits",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="Exit with 1 above it, such as waiting=5000000. NAME is waiting, queue_waiting, bytes, "
+    "hops_per_second, published_per_second, queues, beyond or undated; may be repeated.",
+)
+@click.option("--output", metavar="PATH", help="Also write the plan there, as Parquet.")
 @conf
 def plan(
     path: str,
@@ -151,19 +161,62 @@ def plan(
 @click.argument("path")
 @input_format
 @broker
-@click.option("--job-id", required=True, help="With the key, what a task's id is made of.")
-@click.option("--receipts", required=True, metavar="PATH", help="A Parquet table to add to.")
-@click.option("--rejects", metavar="PATH", help="[default: <receipts>-rejects]")
+@click.option(
+    "--job-id", required=True, help="The job's name. A task's id is made of it and the key."
+)
+@click.option(
+    "--receipts",
+    required=True,
+    metavar="PATH",
+    help="The Parquet table to which a receipt for each message is added.",
+)
+@click.option(
+    "--rejects",
+    metavar="PATH",
+    help="The Parquet table for rows that cannot be published.  [default: <receipts>-rejects]",
+)
 @click.option("--app", metavar="MODULE:NAME", help="A Celery app that executors can import.")
 @click.option("--key", default="key", show_default=True, help="The column of the keys.")
-@click.option("--settings", metavar="JSON", help="Of the transport, such as '{\"radix\": 4}'.")
-@click.option("--resume", is_flag=True, help="Publish only what has no receipt.")
-@click.option("--dry-run", is_flag=True, help="Count only.")
-@click.option("--max-rate", type=float, metavar="PER SECOND")
-@click.option("--horizon", type=float, metavar="SECONDS", help="Only what is due within it.")
-@click.option("--past", type=click.Choice(["send", "reject"]), default="send", show_default=True)
-@click.option("--publishers", type=int, default=2, show_default=True)
-@click.option("--slice-rows", type=int, default=200_000, show_default=True)
+@click.option(
+    "--settings", metavar="JSON", help="Settings of the transport, such as '{\"radix\": 4}'."
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on with a job: publish only what has no receipt yet."
+)
+@click.option("--dry-run", is_flag=True, help="Count only; publish and write nothing.")
+@click.option(
+    "--max-rate",
+    type=float,
+    metavar="NUMBER",
+    help="Messages a second at most, of all publishers together.",
+)
+@click.option(
+    "--horizon",
+    type=float,
+    metavar="SECONDS",
+    help="Publish only what is due within so long; the rest with --resume later.",
+)
+@click.option(
+    "--past",
+    type=click.Choice(["send", "reject"]),
+    default="send",
+    show_default=True,
+    help="What to do with a task that is due already.",
+)
+@click.option(
+    "--publishers",
+    type=int,
+    default=2,
+    show_default=True,
+    help="How many of Spark's tasks publish at once.",
+)
+@click.option(
+    "--slice-rows",
+    type=int,
+    default=200_000,
+    show_default=True,
+    help="Rows to publish between two commits of receipts.",
+)
 @conf
 def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
     """Publish a delayed Celery task for each row at PATH."""
@@ -178,6 +231,11 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
         with _Watch() as watch:
             done = publish(_read(_session(conf), path, kind), on_progress=watch.show, **options)
     _console().print(watch.line(done))
+    if done.by_send_task:
+        _console().print(
+            f"{done.by_send_task:,} messages were made by send_task, one by one, which takes "
+            f"longer: {'; '.join(done.reasons)}"
+        )
     if done.failed or done.rejected:
         sys.exit(FAILED)
 
@@ -187,8 +245,8 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
     help="""Add to a Parquet table what the journal has got since the last export.""",
 )
 @broker
-@click.option("--namespace", default="kbd", show_default=True)
-@click.option("--output", required=True, metavar="PATH", help="A Parquet table to add to.")
+@click.option("--namespace", default="kbd", show_default=True, help="The namespace of the ladder.")
+@click.option("--output", required=True, metavar="PATH", help="The Parquet table to add to.")
 @conf
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
     """Add to a Parquet table what the journal has got since the last export."""
@@ -203,15 +261,36 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
 @spark.command(
     help="""Give a verdict on each task, and write data, summary.json and report.html.
 
-    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early. So it does
+    where no task is judged, unless --allow judged=0 says that this may be.
     """
 )
 @click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
-@click.option("--journal", required=True, metavar="PATH OR URL", help="Parquet, files, a broker.")
+@click.option(
+    "--journal",
+    required=True,
+    metavar="PATH OR URL",
+    help="Parquet that journal-export has written, a folder of the journal's files, or a "
+    "broker's URL.",
+)
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
 @click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
-@click.option("--late-after", type=float, default=5.0, show_default=True, metavar="SECONDS")
-@click.option("--patience", type=float, default=300.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--late-after",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that comes so long after it was due is late.",
+)
+@click.option(
+    "--patience",
+    type=float,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that has not come so long after it was due is lost.",
+)
 @click.option(
     "--complete",
     is_flag=True,
@@ -219,10 +298,18 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     "of a broker always has.",
 )
 @click.option(
-    "--allow", metavar="NAME=NUMBER", multiple=True, help="Such as duplicates=10 or p99=5."
+    "--allow",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="Allow so many, or so many seconds, such as duplicates=10 or p99=5. NAME is early, "
+    "lost, duplicates, late, unpublished, unknown or p99; may be repeated.",
 )
 @click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
-@click.option("--depths", metavar="PATH", help="What was seen: at, queue, waiting, as Parquet.")
+@click.option(
+    "--depths",
+    metavar="PATH",
+    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+)
 @conf
 def audit(
     receipts: str | None,
@@ -270,12 +357,18 @@ def audit(
     verdicts = session.read.parquet(f"{output}/verdicts")
     lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
     page = folder / "report.html"
-    summary = _report(session, verdicts, page, planned, depths, thresholds)
+    summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for name, count in summary["verdicts"].items():
         if count:
             _console().print(f"{count:>12,}  {name}")
     _console().print(str(page))
+    judged = summary["thresholds"].get("judged")
+    if judged and not judged["passed"]:
+        _console().print(
+            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
+            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
+        )
     if not summary["passed"]:
         sys.exit(FAILED)
 
@@ -286,7 +379,11 @@ def audit(
 @click.argument("path")
 @click.option("--output", required=True, metavar="FILE", help="The HTML file.")
 @click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
-@click.option("--depths", metavar="PATH", help="What was seen: at, queue, waiting, as Parquet.")
+@click.option(
+    "--depths",
+    metavar="PATH",
+    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+)
 @conf
 def report(
     path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]
@@ -296,7 +393,8 @@ def report(
     file = _local(output)
     session = _session(conf)
     verdicts = session.read.parquet(f"{path}/verdicts")
-    _report(session, verdicts, file, planned, depths, None)
+    thresholds, jobs = _judged(path)
+    _report(session, verdicts, file, planned, depths, thresholds, jobs)
     _console().print(str(file))
 
 
@@ -420,6 +518,7 @@ def _report(
     planned: str | None,
     depths: str | None,
     thresholds: Any,
+    jobs: list[str],
 ) -> dict[str, Any]:
     from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
     from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
@@ -429,11 +528,34 @@ def _report(
         thresholds=thresholds,
         plan=session.read.parquet(planned) if planned else None,
         depths=session.read.parquet(depths) if depths else None,
+        jobs=jobs,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page(found), encoding="utf-8")
-    summary: dict[str, Any] = found["summary"]
+    summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
     return summary
+
+
+def _jobs(receipts: DataFrame | None) -> list[str]:
+    """Name the jobs of receipts; more than a title has room for are not named one by one."""
+    if receipts is None:
+        return []
+    rows = receipts.select("job_id").dropna().distinct().sort("job_id").limit(4).collect()
+    names = [row["job_id"] for row in rows]
+    return names if len(names) < 4 else [*names[:2], "others"]
+
+
+def _judged(path: str) -> tuple[Any, list[str]]:
+    """Read back against what an audit has judged, and which jobs; none where that is not here."""
+    from kombu_binary_delay.spark.audit import Thresholds  # noqa: PLC0415 - see above
+
+    try:
+        summary = json.loads((_local(path) / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, click.BadParameter):
+        return None, []
+    limits = {name: each["allowed"] for name, each in summary["thresholds"].items()}
+    none = dict.fromkeys(each.name for each in fields(Thresholds))
+    return Thresholds(**{**none, **limits}), summary.get("jobs", [])
 
 
 def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import kombu
@@ -33,6 +35,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
+from .tables import append
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +45,12 @@ _PREFETCH = 2000
 _BATCH = 10_000
 #: How long to wait for what is known to be in the stream, in seconds.
 _PATIENCE = 60.0
-#: How long to look at the end of a stream that is being written to, in seconds.
-_GLANCE = 3.0
+#: How long to wait for the first event of a stream that exists, and for the next where there may
+#: be none, in seconds. How many it holds, RabbitMQ says some seconds later.
+_FIRST, _NEXT = 10.0, 1.0
+#: How long to look at the end of a stream that is being written to, in seconds: then until nothing
+#: is there at once, and at the very most.
+_GLANCE, _STARE = 3.0, 60.0
 _RAW = (
     "event string, id string, task string, retries int, exchange string, key string, "
     "due bigint, at bigint, ladder string, hops int, state string"
@@ -62,18 +69,29 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         return spark.read.format(FORMAT).options(**options).load()
     if _has_lines(spark, where):
         return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
-    return spark.read.schema(s.JOURNAL).parquet(where)
+    table = spark.read.schema(s.JOURNAL).parquet(where)
+    return table.dropDuplicates(["offset"]) if _overlaps(table) else table
+
+
+def _overlaps(table: DataFrame) -> bool:
+    """Whether several exports, at once, have written the same events."""
+    file = F.col("_metadata.file_path").alias("file")
+    offsets = table.where(F.col("offset").isNotNull()).select(file, "offset").groupBy("file")
+    found = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
+    ranges = sorted((row["first"], row["last"]) for row in found)
+    return any(first <= last for (_, last), (first, _) in pairwise(ranges))
 
 
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
     """Add to a Parquet table what the stream has got since the last export.
 
-    How far the last one came is read from the table itself, by the offsets of the stream. One
-    export at a time.
+    How far the last one came is read from the table itself, by the offsets of the stream. Two
+    exports at once add the same events, which :func:`read_journal` then reads once.
     """
     spark.dataSource.register(JournalSource)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
-    spark.read.format(FORMAT).options(**options).load().write.mode("append").parquet(path)
+    # In one partition, whose one file is there or not: the last offset says that all others are.
+    append(spark.read.format(FORMAT).options(**options).load(), path)
 
 
 def _behind(spark: SparkSession, path: str) -> int:
@@ -151,19 +169,20 @@ class _Stream:
 
     def end(self) -> int:
         """Return the offset behind the last event as of now; 0 where there is none."""
-        last, late = -1, 0.0
+        last = -1
+        begun = time.monotonic()
         with self.consume("last") as messages:
-            for offset, _ in messages(wait=0.5):
-                last, late = offset, late or time.monotonic() + _GLANCE
-                # It may be written to all the while.
-                if time.monotonic() > late:
+            # It may be written to all the while.
+            for offset, _ in messages(wait=_NEXT, glance=_GLANCE):
+                last = offset
+                if time.monotonic() > begun + _STARE:
                     break
         return last + 1
 
     def start(self) -> int:
         """Return the first offset that the stream still has."""
         with self.consume("first") as messages:
-            for offset, _ in messages(wait=0.5):
+            for offset, _ in messages(wait=_NEXT):
                 return int(offset)
         return 0
 
@@ -246,9 +265,8 @@ class _Stream:
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)
 
-            def messages(wait: float) -> Iterator[tuple[int, str]]:
+            def messages(wait: float, glance: float = math.inf) -> Iterator[tuple[int, str]]:
                 try:
-                    # A busy broker may need longer to give the first event than between two.
                     held = channel.queue_declare(self.queue, passive=True).message_count
                     channel.basic_consume(
                         self.queue,
@@ -259,14 +277,22 @@ class _Stream:
                 except NotFound:
                     # Nobody has written to it yet.
                     return
-                quiet = time.monotonic() + (_PATIENCE if held else wait)
-                while time.monotonic() < quiet:
-                    with suppress(TimeoutError):
-                        connection.drain_events(timeout=0.2)
+                # A busy broker may need longer to give the first event than between two.
+                quiet = time.monotonic() + (_PATIENCE if held else max(_FIRST, wait))
+                hasty = math.inf
+                while True:
+                    # Whatever has come while this process stood still is taken first.
+                    is_hasty = time.monotonic() > hasty
+                    try:
+                        connection.drain_events(timeout=0.01 if is_hasty else 0.2)
+                    except TimeoutError:
+                        if is_hasty or time.monotonic() >= quiet:
+                            return
                     taken, received[:] = list(received), []
                     if not taken:
                         continue
                     quiet = time.monotonic() + wait
+                    hasty = min(hasty, time.monotonic() + glance)
                     for message in taken:
                         headers = message.properties.get("application_headers") or {}
                         yield headers["x-stream-offset"], message.body

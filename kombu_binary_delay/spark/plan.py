@@ -20,7 +20,8 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.model.topology import Topology
 
-from .columns import due_micros, has
+from .checks import check_number, check_whole
+from .columns import due_micros, has, named, tried
 
 #: One row for each scope and minute in which something entered or left.
 PLAN_SCHEMA = (
@@ -39,9 +40,16 @@ QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
 
 _COUNTS = (
     "variant int, scope int, level int, digit bigint, wait_ms bigint, bin bigint, "
-    "entered bigint, left bigint, bytes_in bigint, bytes_out bigint"
+    "entered bigint, left bigint, bytes_in bigint, bytes_out bigint, peak bigint, peak_bytes bigint"
 )
+_SUMS = ("entered", "left", "bytes_in", "bytes_out", "peak", "peak_bytes")
 _NONE = np.iinfo(np.int64).min
+#: Into how many parts a minute is cut to find its greatest number waiting, and all minutes of a
+#: level in a chunk, at most; and from how many minutes of waiting on it is not: those that leave in
+#: a minute are then few among those that wait.
+_PARTS = 600
+_MOST_PARTS = 600_000
+_LONG = 10
 _CHUNK = 500_000  # rows that are counted at once: sorting many costs less than merging often
 _Counts = list[tuple[int, ...]]
 
@@ -113,15 +121,13 @@ def plan(
     :raises ValueError: where a parameter or a column is not as said here.
     """
     variants = _variants(ladders)
-    if every < 1:
-        raise ValueError(f"every must be at least 1 s, got {every!r}")
-    if message_bytes < 0:
-        raise ValueError(f"message_bytes must not be negative, got {message_bytes!r}")
+    check_whole("every", every, unit=" s")
+    check_whole("message_bytes", message_bytes, least=0)
     now = time.time_ns() // 1000
     published = F.lit(now)
     if has(df, "published"):
-        published = F.coalesce(F.unix_micros("published"), published)
-    size = F.col("bytes").cast("bigint") if has(df, "bytes") else F.lit(message_bytes)
+        published = F.coalesce(F.unix_micros(named(df, "published")), published)
+    size = tried(df, "bytes", "bigint") if has(df, "bytes") else F.lit(message_bytes)
     rows = df.select(
         published.cast("bigint").alias("published"),
         F.coalesce(due_micros(df, published), F.lit(_NONE)).cast("bigint").alias("due"),
@@ -138,7 +144,7 @@ def plan(
     counted = (
         rows.mapInArrow(count, _COUNTS)
         .groupBy(*keys)
-        .agg(*(F.sum(each).alias(each) for each in ("entered", "left", "bytes_in", "bytes_out")))
+        .agg(*(F.sum(each).alias(each) for each in _SUMS))
     )
     so_far = (
         Window.partitionBy("variant", "scope", "level", "digit")
@@ -159,9 +165,11 @@ def plan(
         "entered",
         "left",
         waiting.alias("waiting"),
-        (waiting + F.col("left")).alias("most"),
+        (waiting - F.col("entered") + F.col("left") + F.col("peak")).alias("most"),
         waiting_bytes.alias("waiting_bytes"),
-        (waiting_bytes + F.col("bytes_out")).alias("most_bytes"),
+        (waiting_bytes - F.col("bytes_in") + F.col("bytes_out") + F.col("peak_bytes")).alias(
+            "most_bytes"
+        ),
     )
 
 
@@ -270,15 +278,15 @@ def _count(
     delayed = ~(undated | at_once | beyond)
     for scope, mask in ((AT_ONCE, at_once), (BEYOND, beyond), (UNDATED, undated)):
         if mask.any():
-            bins = published[mask] // width
-            yield _rows(number, scope, -1, 0, bins, bins, size[mask])
+            at = published[mask]
+            yield _rows(number, scope, -1, 0, at, at, size[mask], width)
     at, ticks, size = published[delayed], ticks[delayed], size[delayed]
     if not len(at):
         return
     end = at + ticks * (ladder.tick * 1000)
-    yield _rows(number, LADDER, -1, 0, at // width, end // width, size)
+    yield _rows(number, LADDER, -1, 0, at, end, size, width)
     if variant.queue_per_delay:
-        yield _rows(number, QUEUE, -1, ticks, at // width, end // width, size, ladder.tick)
+        yield _rows(number, QUEUE, -1, ticks, at, end, size, width, ladder.tick)
         return
     highest = int(ticks.max())
     base = ladder.maximum // ladder.tick + 1
@@ -294,8 +302,7 @@ def _count(
         digit, enters, weight = digits[waits], at[waits], base * ladder.tick
         leaves = enters + digit * (weight * 1000)
         at[waits] = leaves
-        first, last = enters // width, leaves // width
-        yield _rows(number, QUEUE, level, digit, first, last, size[waits], weight)
+        yield _rows(number, QUEUE, level, digit, enters, leaves, size[waits], width, weight)
 
 
 def _rows(
@@ -303,13 +310,28 @@ def _rows(
     scope: str,
     level: int,
     digit: Any,
-    first: Any,
-    last: Any,
+    enters: Any,
+    leaves: Any,
     size: Any,
+    width: int,
     weight: int = 0,
 ) -> pa.RecordBatch:
+    first, last = enters // width, leaves // width
     digit_in, entered_at, entered, bytes_in = _tally(digit, first, size)
     digit_out, left_at, left, bytes_out = _tally(digit, last, size)
+    peak, peak_bytes = entered.copy(), bytes_in.copy()
+    # Where some leave in the minute in which others enter, not all of them are there at once.
+    low = first.min()
+    span = int(last.max() - low) + 1
+    cells_in, cells_out = digit_in * span + entered_at - low, digit_out * span + left_at - low
+    both = np.isin(cells_in, cells_out) & (entered > 1)
+    if weight * 1000 < _LONG * width and both.any():
+        cells = cells_in[both]
+        parts = max(min(_PARTS, _MOST_PARTS // len(cells)), 1)
+        came = _parts(cells, digit * span + first - low, enters % width * parts // width, parts)
+        went = _parts(cells, digit * span + last - low, leaves % width * parts // width, parts)
+        peak[both] = _peaks(came, went, None, len(cells), parts)
+        peak_bytes[both] = _peaks(came, went, size, len(cells), parts)
     ins, outs = np.zeros(len(entered_at), np.int64), np.zeros(len(left_at), np.int64)
     rows = len(ins) + len(outs)
     digits = np.concatenate([digit_in, digit_out])
@@ -325,8 +347,41 @@ def _rows(
             "left": np.concatenate([ins, left]),
             "bytes_in": np.concatenate([bytes_in, outs]),
             "bytes_out": np.concatenate([ins, bytes_out]),
+            "peak": np.concatenate([peak, outs]),
+            "peak_bytes": np.concatenate([peak_bytes, outs]),
         }
     )
+
+
+def _parts(cells: Any, of: Any, part: Any, parts: int) -> tuple[Any, Any]:
+    """Find in which part of which cell each message is, and whether it is in one of them at all."""
+    low, high = int(cells[0]), int(cells[-1])
+    if high - low <= 4 * len(of):
+        places = np.full(high - low + 1, -1)
+        places[cells - low] = np.arange(len(cells))
+        inside = (of >= low) & (of <= high)
+        place = np.where(inside, places[np.where(inside, of - low, 0)], -1)
+        found = place >= 0
+    else:
+        place = np.minimum(np.searchsorted(cells, of), len(cells) - 1)
+        found = cells[place] == of
+    return place[found] * parts + part[found], found
+
+
+def _peaks(came: tuple[Any, Any], went: tuple[Any, Any], size: Any, cells: int, parts: int) -> Any:
+    """Count how many more than at its beginning are in each cell at most.
+
+    Within a part, all come before any goes: it is never less than the truth. Messages of other
+    chunks have greatest numbers of their own, at other moments: the sum is not less, either.
+    """
+    ins, outs = (
+        np.bincount(
+            places, weights=None if size is None else size[found], minlength=cells * parts
+        ).reshape(cells, parts)
+        for places, found in (came, went)
+    )
+    present = np.cumsum(ins, axis=1) - np.cumsum(outs, axis=1) + outs
+    return present.max(axis=1).astype(np.int64)
 
 
 def _tally(digit: Any, bins: Any, size: Any) -> tuple[Any, Any, Any, Any]:
@@ -359,8 +414,8 @@ def _variants(given: Ladder | Variant | Sequence[Ladder | Variant]) -> tuple[Var
     if not names or len(set(names)) < len(names):
         raise ValueError(f"ladders to compare must be given, each once; got {names!r}")
     for variant in variants:
-        if variant.horizon is not None and not variant.horizon > 0:
-            raise ValueError(f"horizon must be above 0 s, got {variant.horizon!r}")
+        if variant.horizon is not None:
+            check_number("horizon", variant.horizon)
     return variants
 
 

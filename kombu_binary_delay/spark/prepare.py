@@ -15,14 +15,18 @@ from pyspark.sql import types as t
 
 from kombu_binary_delay.model.ladder import Ladder
 
-from .columns import check_needed, has
+from . import schema as s
+from .checks import check_number
+from .columns import check_needed, find, has, named, tried
 
 #: What is done with a row whose time has passed.
 PAST = ("send", "reject")
 #: What a datetime can say, in microseconds since the epoch.
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
-_OPTIONAL = {"queue": "string", "exchange": "string", "routing_key": "string", "priority": "int"}
+_NAMES = ("queue", "exchange", "routing_key")
+#: The value that replaces an invalid priority.
+_NONE = -1
 
 
 def job_uuid(job_id: str) -> UUID:
@@ -49,7 +53,7 @@ def prepare(
     :param df: ``key`` (or the column named so), ``task``, ``eta`` (timestamp) or ``countdown``
         (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps and structs),
         ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (timestamp) and
-        ``headers`` (JSON, or a map or struct).
+        ``headers`` (JSON, or a map or struct); each in whichever case.
     :param ladder: whose range the delays must be in.
     :param past: ``"send"`` sends at once what should have been sent before now; ``"reject"`` does
         not send it.
@@ -57,25 +61,27 @@ def prepare(
     :returns: the same columns under the same names with times as microseconds and JSON as text;
         ``task_id``; ``due``, microseconds as of now; ``later``, whether that is beyond the horizon;
         and ``reason``, null where nothing is wrong.
-    :raises ValueError: where a column is missing or of a type that cannot be.
+    :raises ValueError: where a column is missing or of a wrong type.
     """
     if past not in PAST:
         raise ValueError(f"past must be one of {PAST}, got {past!r}")
+    if horizon is not None:
+        check_number("horizon", horizon)
     check_needed(df.columns, key)
     now = time.time_ns() // 1000
     eta = _micros(df, "eta")
-    countdown = F.col("countdown").cast("double") if has(df, "countdown") else _null("double")
     rows = df.select(
-        F.col(key).cast("string").alias("key"),
-        F.col("task").cast("string").alias("task"),
+        named(df, key).cast("string").alias("key"),
+        named(df, "task").cast("string").alias("task"),
         _json(df, "args").alias("args"),
         _json(df, "kwargs").alias("kwargs"),
         eta.alias("eta"),
-        countdown.alias("countdown"),
+        _seconds(df, "countdown").alias("countdown"),
         *(
-            (F.col(name).cast(kind) if has(df, name) else _null(kind)).alias(name)
-            for name, kind in _OPTIONAL.items()
+            (named(df, name).cast("string") if has(df, name) else _null("string")).alias(name)
+            for name in _NAMES
         ),
+        _priority(df, "priority").alias("priority"),
         _micros(df, "expires").alias("expires"),
         _json(df, "headers").alias("headers"),
     )
@@ -113,8 +119,16 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         & F.json_object_keys("kwargs").isNull(),
         "headers is not a JSON object": F.col("headers").isNotNull()
         & F.json_object_keys("headers").isNull(),
-        f"longer than the ladder {ladder.name}": ~F.col("later") & (F.col("due") - now > longest),
+        "priority is not a whole number from 0 to 255": F.col("priority") == _NONE,
+        # Not the difference, which may be longer than 64 bits.
+        f"longer than the ladder {ladder.name}": ~F.col("later") & (F.col("due") > now + longest),
     }
+    for name in _NAMES:
+        is_long = F.octet_length(name) > s.LONGEST_NAME
+        found[f"{name} is longer than {s.LONGEST_NAME} bytes"] = is_long
+    names = F.json_object_keys("headers")
+    for name in s.RESERVED_HEADERS:
+        found[f"headers has {name!r}, which is set by the row"] = F.array_contains(names, name)
     if horizon is not None:
         # It begins anew with each run, and would be for a later one for ever.
         beyond = countdown.isNotNull() & eta.isNull() & F.col("later")
@@ -150,22 +164,52 @@ def _null(kind: str) -> Column:
 def _micros(df: DataFrame, column: str) -> Column:
     if not has(df, column):
         return _null("bigint")
-    kind = df.schema[column].dataType
+    kind = _type(df, column)
     if not isinstance(kind, (t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)):
         raise ValueError(
             f"the column {column} must be a timestamp, got {kind.simpleString()}; use to_timestamp"
         )
-    return F.unix_micros(F.col(column).cast("timestamp"))
+    value = named(df, column)
+    micros = F.unix_micros(value.cast("timestamp"))
+    if isinstance(kind, t.DateType):
+        # There are dates for which there is no timestamp.
+        micros = (
+            F.when(F.year(value) > 9999, F.lit(LAST + 1))
+            .when(F.year(value) < 1, F.lit(FIRST - 1))
+            .otherwise(micros)
+        )
+    return micros
+
+
+def _seconds(df: DataFrame, column: str) -> Column:
+    """Return a number of seconds; not a number where the value is none."""
+    if not has(df, column):
+        return _null("double")
+    unread = F.when(named(df, column).isNotNull(), F.lit(float("nan")))
+    return F.coalesce(tried(df, column, "double"), unread)
+
+
+def _priority(df: DataFrame, column: str) -> Column:
+    if not has(df, column):
+        return _null("int")
+    number = tried(df, column, "int")
+    is_one = number.between(0, 255) & (tried(df, column, "double") == number)
+    value = F.when(is_one, number).otherwise(F.lit(_NONE))
+    return F.when(named(df, column).isNotNull(), value)
+
+
+def _type(df: DataFrame, column: str) -> t.DataType:
+    return df.schema[find(df.columns, column) or column].dataType
 
 
 def _json(df: DataFrame, column: str) -> Column:
     if not has(df, column):
         return _null("string")
-    kind = df.schema[column].dataType
+    kind = _type(df, column)
     if isinstance(kind, (t.StringType, t.NullType)):
-        return F.col(column).cast("string")
+        return named(df, column).cast("string")
     if isinstance(kind, (t.ArrayType, t.MapType, t.StructType)):
-        return F.to_json(column, {"ignoreNullFields": "false"})
+        return F.to_json(named(df, column), {"ignoreNullFields": "false"})
     raise ValueError(
         f"the column {column} must be JSON, an array, a map or a struct, got {kind.simpleString()}"
     )

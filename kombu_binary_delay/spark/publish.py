@@ -2,8 +2,8 @@
 
 The rows are staged first: what is published is what was checked, also where the DataFrame would say
 something else when it is asked again. Then slice by slice, in the order of the due times, a Spark
-job publishes on the executors and writes the receipts with Spark's own commit: a task that is tried
-again leaves one receipt a message, and a driver that dies loses the receipts of one slice at most.
+job publishes on the executors and writes the receipts: a task that is tried again leaves one
+receipt a message, and a driver that dies loses the receipts of one slice at most.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
+from .checks import check_number, check_whole
+from .compiled import REASONS
 from .prepare import job_uuid, prepare
 from .send import Sender, Sent, Target
+from .tables import append
 
+_REASON = "reason"
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
     "countdown double, queue string, exchange string, routing_key string, priority int, "
@@ -43,6 +47,8 @@ class Progress:
     :param already: rows that have a receipt from before.
     :param later: rows beyond the horizon.
     :param seconds: since the first message.
+    :param by_send_task: messages that Celery's ``send_task`` made one by one, of this run.
+    :param reasons: why, each once.
     """
 
     published: int = 0
@@ -52,6 +58,8 @@ class Progress:
     already: int = 0
     later: int = 0
     seconds: float = 0.0
+    by_send_task: int = 0
+    reasons: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -100,12 +108,12 @@ def publish(
     :param slice_rows: about how many rows are published between two commits of receipts.
     :param patience: how long an executor waits for a broker that is away, in seconds.
     :param on_progress: called on the driver after each slice.
-    :raises ValueError: for a parameter or column that cannot be.
+    :raises ValueError: for an invalid parameter or column.
     :raises RuntimeError: under speculative execution, which would publish twice; and for a job that
         has receipts already.
     """
     spark = df.sparkSession
-    _check(spark, job_id, max_rate, horizon, publishers, slice_rows)
+    _check(spark, job_id, max_rate, publishers, slice_rows)
     rate = None if max_rate is None else max_rate / publishers
     target = Target(broker, app, settings, rate, patience)
     ladder = target.ladder()
@@ -128,35 +136,47 @@ def publish(
     # Nobody else's: jobs may share their receipts.
     of_job = f"{receipts}-staged/{job_uuid(job_id)}"
     staging = f"{of_job}/{uuid4()}"
-    marked.repartitionByRange("due").sortWithinPartitions("due").write.mode("overwrite").parquet(
-        staging
-    )
+    # Many may be due at the same time: what is cut into slices is each row's place.
+    order = ("due", "task_id")
+    placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
+    placed = placed.withColumn("place", F.monotonically_increasing_id())
+    placed.write.mode("overwrite").parquet(staging)
     staged = spark.read.parquet(staging)
     progress = _counted(staged)
     if progress.rejected:
-        staged.where("fate = 'rejected'").select(
+        rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
             "key",
             "task",
             "reason",
             F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
-        ).write.mode("append").parquet(rejects or f"{receipts}-rejects")
+        )
+        append(rejected, rejects or f"{receipts}-rejects")
     report = on_progress or (lambda _: None)
     report(progress)
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
         published = F.coalesce(F.sum((F.col("status") == s.PUBLISHED).cast("int")), F.lit(0))
-        _sent(part, job_id, target, publishers).observe(
-            seen, F.count("*").alias("all"), published.alias("published")
-        ).write.mode("append").parquet(receipts)
+        why = F.col(_REASON)
+        sent = _sent(part, job_id, target, publishers).observe(
+            seen,
+            F.count("*").alias("all"),
+            published.alias("published"),
+            F.count(why).alias("by_send_task"),
+            *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
+        )
+        append(sent.drop(_REASON), receipts)
         counts = seen.get
+        reasons = [each for place, each in enumerate(REASONS) if counts[f"reason_{place}"]]
         progress = replace(
             progress,
             published=progress.published + counts["published"],
             failed=progress.failed + counts["all"] - counts["published"],
             remaining=progress.remaining - counts["all"],
             seconds=time.monotonic() - begin,
+            by_send_task=progress.by_send_task + counts["by_send_task"],
+            reasons=tuple(dict.fromkeys((*progress.reasons, *reasons))),
         )
         report(progress)
     if progress.remaining:
@@ -173,18 +193,15 @@ def _check(
     spark: SparkSession,
     job_id: str,
     max_rate: float | None,
-    horizon: float | None,
     publishers: int,
     slice_rows: int,
 ) -> None:
     if not job_id:
         raise ValueError("job_id must name the job, got an empty one")
-    for name, value in (("max_rate", max_rate), ("horizon", horizon)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value!r}")
+    if max_rate is not None:
+        check_number("max_rate", max_rate)
     for name, number in (("publishers", publishers), ("slice_rows", slice_rows)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number!r}")
+        check_whole(name, number)
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise RuntimeError(
             "spark.speculation is on: Spark would run slow tasks twice and publish their messages "
@@ -223,22 +240,25 @@ def _counted(marked: DataFrame) -> Progress:
 
 
 def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]:
-    """Cut by due time, nearest first."""
+    """Cut by due time, nearest first, and what is due at once by its id."""
     if not rows:
         return
     number = -(-rows // slice_rows)
     shares = [index / number for index in range(1, number)]
     # Spark cannot be asked for no share at all.
-    found = ready.approxQuantile("due", shares, 0.1 / number) if shares else []
+    found = ready.approxQuantile("place", shares, 0.1 / number) if shares else []
     bounds = sorted({int(at) for at in found})
-    due = F.col("due")
+    place = F.col("place")
     for low, high in zip([None, *bounds], [*bounds, None], strict=True):
-        part = ready if low is None else ready.where(due >= low)
-        yield part if high is None else part.where(due < high)
+        part = ready if low is None else ready.where(place >= low)
+        yield part if high is None else part.where(place < high)
 
 
 def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:
-    """Publish as the receipts are read: once, by the one action that writes them."""
+    """Publish as the receipts are read: once, by the one action that writes them.
+
+    Beside them is why ``send_task`` made a message, where it did.
+    """
     columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
     # By the id, so that a task which is tried again has the same rows.
     rows = part.select(*columns).repartition(publishers, "task_id").sortWithinPartitions("due")
@@ -249,9 +269,17 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         attempt = context.attemptNumber() if context else 0
         each = (row for batch in batches for row in batch.to_pylist())
         for finished in Sender(target).send(each):
-            yield receipts_of(finished, job_id, partition, attempt)
+            reasons = pa.array([each.reason for each in finished], pa.int32())
+            found = receipts_of(finished, job_id, partition, attempt)
+            yield pa.RecordBatch.from_arrays(
+                [*found.columns, reasons], names=[*found.schema.names, _REASON]
+            )
 
-    return rows.mapInArrow(send, s.RECEIPTS)
+    return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
+
+
+def _any(condition: Column) -> Column:
+    return F.coalesce(F.bool_or(condition), F.lit(False))
 
 
 def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:

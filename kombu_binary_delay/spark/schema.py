@@ -19,6 +19,10 @@ PUBLISHED, RETURNED, NACKED, REFUSED = STATUSES = (
     "nacked",
     "refused",
 )
+#: Headers that say what a receipt says: a message whose headers say otherwise is not the receipt's.
+RESERVED_HEADERS = ("id", "task", "eta", "retries", "x-delay")
+#: The longest name of a queue or an exchange, and the longest routing key, in bytes.
+LONGEST_NAME = 255
 #: One row for each row that was not even tried, and why.
 REJECTS = "job_id string, key string, task string, reason string, rejected_at timestamp"
 

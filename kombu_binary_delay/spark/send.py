@@ -1,14 +1,15 @@
 """Rows become messages on an executor: sent in windows, each with its outcome. It knows no Spark.
 
-Each message is made by the application's own ``send_task``, so it is what a web server would have
-sent. Where the connection breaks, it is made again, and what the broker has not confirmed is sent
-again: a message may double, with the same task id, and is not lost.
+Each message is what the application's own ``send_task`` makes, so it is what a web server would
+have sent. Where the connection breaks, it is made again, and what the broker has not confirmed is
+sent again: a message may double, with the same task id, and is not lost.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 
 import amqp
 import kombu
+from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
@@ -29,15 +31,29 @@ from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings
 
 from . import schema as s
+from .checks import check_number
+from .compiled import Call, Compiler
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
+_NAMES = ("queue", "exchange", "routing_key")
+_OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: One message's own trouble, which is none of the next one's.
-_ROW_ERRORS = (KombuError, QueueNotFound, OverflowError, TypeError, ValueError)
+_ROW_ERRORS = (
+    FrameSyntaxError,
+    KombuError,
+    OverflowError,
+    QueueNotFound,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+#: The longest patience, in seconds: beyond it, an operating system does not wait.
+_MOST_PATIENCE = 1e6
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Target:
         application has.
     :param rate: messages per second at most; None without limit.
     :param patience: seconds for which to try to reach a broker that is away.
+    :raises ValueError: for an invalid rate or patience.
     """
 
     broker: str | None = None
@@ -58,6 +75,11 @@ class Target:
     settings: dict[str, Any] | None = None
     rate: float | None = None
     patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            check_number("rate", self.rate)
+        check_number("patience", self.patience, most=_MOST_PATIENCE)
 
     def application(self) -> Celery:
         """Give the application, as it is: the same for all targets of a process that name it."""
@@ -94,6 +116,8 @@ class Sent:
     hops: int | None = None
     status: str | None = None
     detail: str | None = None
+    #: Why ``send_task`` made its message: a place in ``REASONS``; None where there was no need.
+    reason: int | None = None
 
 
 @cache
@@ -109,12 +133,18 @@ class _Producer(kombu.Producer):
     """What ``send_task`` publishes with: into a batch instead of to the broker."""
 
     batch: PublishBatch
-    current: Sent
+    #: Whose message comes next; None behind it.
+    current: Sent | None = None
+    #: What it is given to publish is added here, where anybody wants to know it.
+    seen: list[Any] | None = None
     patience: float
     #: What has been declared, by its id, and why that was refused, where it was.
     declared: dict[int, tuple[Any, str | None]]
 
     def publish(self, body: Any, **options: Any) -> Any:
+        if self.seen is not None:
+            # Kombu writes into the headers, as it compresses.
+            self.seen.append((body, {**options, "headers": dict(options["headers"] or {})}))
         # Whoever tries again is the sender, which knows of all the messages in the window.
         return super().publish(body, **{**options, "retry": False})
 
@@ -145,10 +175,14 @@ class _Producer(kombu.Producer):
                 self.declared[id(entity)] = entity, refusal
             if refusal is not None:
                 raise TopologyError(refusal)
-        sent = self.current
+        sent, self.current = self.current, None
+        if sent is None:
+            # An event of Celery's, which says that the task was sent. Often nobody listens.
+            self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
+            return
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        # A message without a destination is to be reported, not dropped; and a broker that is away
-        # without a word is away all the same.
+        # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
+        # broker can be away without an error.
         self.batch.publish(
             message,
             exchange,
@@ -199,6 +233,7 @@ class Sender:
         """
         self._app = self.target.application()
         self._ladder = self.target.ladder()
+        self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
             # Celery asks it, and not our connection, whether the transport can delay.
             self._app.conf.broker_transport = _TRANSPORT
@@ -232,15 +267,7 @@ class Sender:
                 raise DelayError("neither eta nor countdown")
             delay = max(0, sent.due - sent.published_at) / 1000
             sent.hops = hops(self._ladder.digits(delay))
-            self._app.send_task(
-                row["task"],
-                args=_loaded(row, "args", list, "array"),
-                kwargs=_loaded(row, "kwargs", dict, "object"),
-                task_id=row["task_id"],
-                eta=_time(sent.due),
-                producer=producer,
-                **_options(row),
-            )
+            sent.reason = self._compiler.publish(producer, _call(row, sent.due))
         except UnconfirmedError:
             raise
         except _ROW_ERRORS as exc:
@@ -258,7 +285,10 @@ class Sender:
         self._finished.append(sent)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        sent: Sent = outcome.tag
+        sent: Sent | None = outcome.tag
+        if sent is None:
+            # An event of Celery's: what becomes of it is nobody's concern.
+            return
         if outcome.state in _STATUS:
             self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
         else:
@@ -379,17 +409,27 @@ def _is_refusal(exc: BaseException) -> bool:
     return isinstance(exc.__cause__, amqp.ChannelError)
 
 
-def _options(row: dict[str, Any]) -> dict[str, Any]:
-    options = {
-        name: row[name]
-        for name in ("queue", "exchange", "routing_key", "priority")
-        if row.get(name) is not None
-    }
-    if row.get("expires") is not None:
-        options["expires"] = _time(row["expires"])
-    if row.get("headers") is not None:
-        options["headers"] = _loaded(row, "headers", dict, "object")
-    return options
+def _call(row: dict[str, Any], due: int) -> Call:
+    get = row.get
+    options = {name: row[name] for name in _OPTIONS if get(name) is not None}
+    for name in _NAMES:
+        if name in options and len(str(options[name]).encode()) > s.LONGEST_NAME:
+            raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
+    headers = None if get("headers") is None else _loaded(row, "headers", dict, "object")
+    if headers:
+        for name in s.RESERVED_HEADERS:
+            if name in headers:
+                raise DelayError(f"headers has {name!r}, which is set by the row")
+    return Call(
+        row["task"],
+        row["task_id"],
+        _loaded(row, "args", list, "array"),
+        _loaded(row, "kwargs", dict, "object"),
+        _time(due),
+        None if get("expires") is None else _time(row["expires"]),
+        headers,
+        options,
+    )
 
 
 def _loaded(row: dict[str, Any], name: str, kind: type, word: str) -> Any:

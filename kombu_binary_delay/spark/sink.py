@@ -36,6 +36,7 @@ from pyspark.sql.datasource import (
 )
 
 from . import schema as s
+from .checks import check_number
 from .prepare import FIRST, LAST, PAST, task_id
 from .publish import receipts_of
 from .send import WINDOW, Sender, Sent, Target
@@ -92,8 +93,8 @@ class _Job:
         self._schema = schema
         settings = json.loads(given["settings"]) if "settings" in given else None
         rate = float(given["max_rate"]) if "max_rate" in given else None
-        if rate is not None and not rate > 0:
-            raise ValueError(f"max_rate must be above 0, got {rate!r}")
+        if rate is not None:
+            check_number("max_rate", rate)
         self._target = Target(given["broker"], given.get("app"), settings, rate)
         self._target.ladder()
         self._system, self._folder = _filesystem(given["receipts"])

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from .columns import check_needed
+from .columns import check_needed, find
 
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _NUMBERS = (*_INTEGERS, t.DoubleType, t.DecimalType)
@@ -39,16 +39,17 @@ _JSON = ("args", "kwargs", "headers")
 
 
 def check_types(schema: t.StructType, key: str) -> None:
-    """Refuse columns that are missing, or of a type that cannot be or would mean something else.
+    """Refuse columns that are missing, or of a wrong type, or would mean something else.
 
     :raises ValueError: names the column, its type and the remedy.
     """
     check_needed(schema.names, key)
     of_key = ((t.StringType, *_INTEGERS), "a string or an integer", _AS_TEXT)
     for name, (kinds, words, remedy) in [(key, of_key), *_COLUMNS.items()]:
-        if name not in schema.names:
+        spelled = find(schema.names, name)
+        if spelled is None:
             continue
-        kind = schema[name].dataType
+        kind = schema[spelled].dataType
         if not isinstance(kind, (*kinds, t.NullType)):
             raise ValueError(
                 f"the column {name} must be {words}, got {kind.simpleString()}; use {remedy}"
@@ -63,21 +64,23 @@ def check_types(schema: t.StructType, key: str) -> None:
 
 def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict[str, Any]]:
     """Give each row of a batch as a sender takes it: times in microseconds, JSON as text."""
-    names = [name for name in schema.names if name == key or name in _COLUMNS]
-    columns = [batch.column(name) for name in names]
+    found = ((name, find(schema.names, name)) for name in (key, *_COLUMNS))
+    spelled = {name: each for name, each in found if each is not None}
+    columns = [batch.column(each) for each in spelled.values()]
     # As numbers: there are timestamps for which Python has no datetime.
     columns = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in columns
     ]
-    for given in pa.RecordBatch.from_arrays(columns, names=names).to_pylist():
+    kinds = {name: schema[spelled[name]].dataType for name in _JSON if name in spelled}
+    for given in pa.RecordBatch.from_arrays(columns, names=list(spelled)).to_pylist():
         row = {name: given.get(name) for name in _COLUMNS}
         row["key"] = None if given[key] is None else str(given[key])
         if row["countdown"] is not None:
             row["countdown"] = float(row["countdown"])
         for name in _JSON:
             if row[name] is not None and not isinstance(row[name], str):
-                row[name] = json.dumps(_plain(row[name], schema[name].dataType))
+                row[name] = json.dumps(_plain(row[name], kinds[name]))
         yield row
 
 

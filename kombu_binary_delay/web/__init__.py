@@ -1,6 +1,7 @@
 """A page that shows what waits, and lets operators act on it.
 
-* ``site``: the ASGI application; ``guard``: who may come in, tokens, headers; ``passwords``: users.
+* ``application``: the ASGI application; ``guard``: users, hosts, headers, tokens; ``passwords``:
+  hashes of passwords.
 * ``pages``: what each address answers; ``drawing`` and ``templates``: how that looks.
 * ``reader``: a thread that reads for all pages; ``looks``: what it reads of a broker;
   ``index``: the tasks that were read last.

@@ -114,22 +114,6 @@ def rungs(ladder: admin.LadderStatus) -> list[Rung]:
     return sorted(drawn, key=lambda each: -each.longest)
 
 
-def remedy(difference: admin.Difference) -> str:
-    """Say what to do about a finding of ``verify``."""
-    what, found = difference.what.lower(), difference.found.lower()
-    if difference.severity == "note":
-        return "Nothing needs to be done."
-    if "polic" in what or "applies to" in found:
-        return "Change the policy's pattern so that it does not match the ladder's names."
-    if "permission" in what or "may not" in found:
-        return "Grant the user what is missing: see the how-to page on permissions."
-    if "missing" in found:
-        return "Run 'kombu-binary-delay create': it makes what is missing and leaves the rest."
-    if "bound" in found or "binding" in what:
-        return "Run 'kombu-binary-delay create', which makes the bindings of the ladder anew."
-    return "See 'When verify finds something' in the how-to page on operating a ladder."
-
-
 def environment() -> Environment:
     """Make what writes the pages; all that is put into one is escaped."""
     made = Environment(
@@ -140,7 +124,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    made.filters |= {
+    filters: dict[str, Any] = {
         "moment": moment,
         "short": short,
         "ahead": ahead,
@@ -149,8 +133,8 @@ def environment() -> Environment:
         "visible": visible,
         "count": lambda number: f"{number:,}",
         "rungs": rungs,
-        "remedy": remedy,
     }
+    made.filters.update(filters)
     return made
 
 

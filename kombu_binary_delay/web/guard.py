@@ -1,4 +1,4 @@
-"""Who may come in, and what browsers are told: users, hosts, headers, tokens against forgery."""
+"""Users, hosts, security headers, and tokens against forged forms."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,10 +127,10 @@ def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
 
 
 def by_header(name: str, proxies: Collection[str]) -> Callable[[Request], str | None]:
-    """Return what believes a header with the user's name, from some proxies and nobody else.
+    """Return what takes the user's name from a header, if one of these proxies sends it.
 
     :param proxies: addresses or networks, such as ``10.0.0.0/8``.
-    :raises ValueError: for one that is none.
+    :raises ValueError: for an invalid one.
     """
     networks = [ipaddress.ip_network(each) for each in proxies]
 
@@ -161,7 +161,7 @@ class Tokens:
         return hmac.new(self._key, f"{cookie}\0{user}".encode(), "sha256").hexdigest()
 
     def remember(self, request: Request, response: Response) -> None:
-        """Have the browser keep what the token was made of."""
+        """Set the cookie that the token was made of."""
         if cookie := request.scope["state"].get("cookie"):
             response.set_cookie(
                 _COOKIE,
@@ -190,7 +190,7 @@ class Tokens:
 
 
 def _host(request: Request) -> str:
-    """Return the name by which the page is asked for; an empty one where that is none."""
+    """Return the name by which the page is asked for; an empty one for an invalid name."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.reading import sources
+from kombu_binary_delay.admin.trouble import alarms
 from kombu_binary_delay.errors import AddressError, DelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
@@ -124,16 +125,14 @@ class Watch:
         lanes = self._broker.lanes(connection)
         topology = self._broker.topology(connection)
         try:
-            status = admin.status(connection, management, topology, [one.prefix for one in lanes])
+            settings = self._broker.settings
+            expected = admin.Expected(tuple(lanes), settings.declare != "never", settings.relays)
+            status = admin.status(connection, management, topology, expected)
         except admin.UnreachableError as exc:
             status = self._counted(connection, topology, lanes)
             missing = f"Rates, alarms, relays and findings are missing: {exc}."
             return Now(status, (), (missing,))
-        try:
-            alarms = tuple(_alarms(management.get("nodes")))
-        except admin.UnreachableError as exc:
-            return Now(status, (), (f"Alarms are missing: {exc}.",))
-        return Now(status, alarms)
+        return Now(status, tuple(alarms(management)))
 
     def _counted(self, connection: Any, topology: Topology, lanes: list[Topology]) -> admin.Status:
         """Count over AMQP what the levels hold; that is all there is without the API."""
@@ -178,19 +177,6 @@ class Watch:
             )
             for each in lanes
         )
-
-
-def _alarms(nodes: Any) -> list[str]:
-    said = []
-    for node in nodes:
-        name = node.get("name", "a node")
-        if not node.get("running", True):
-            said.append(f"{name} is down.")
-        if node.get("mem_alarm"):
-            said.append(f"{name} has a memory alarm: publishers are blocked until it uses less.")
-        if node.get("disk_free_alarm"):
-            said.append(f"{name} has a disk alarm: publishers are blocked until there is space.")
-    return said
 
 
 def read_index(place: Open, *, hide: bool) -> Index:

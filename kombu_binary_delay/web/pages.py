@@ -264,7 +264,7 @@ class Pages:
     def _plan(self, request: Request, form: Mapping[str, list[str]]) -> Plan:
         """Plan an act.
 
-        :raises ValueError: for a form that cannot be.
+        :raises ValueError: for an invalid form.
         """
         user = request.scope["state"]["user"]
         words = {name: values[0] for name, values in form.items()}

@@ -20,10 +20,21 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from kombu_binary_delay import register
-from tests.acceptance.journal import RAN, RECEIVED, REVOKED, Entry, Journal, wait_until
+from tests.acceptance.journal import (
+    PATIENCE,
+    RAN,
+    RECEIVED,
+    REVOKED,
+    Entry,
+    Journal,
+    wait_until,
+)
 
 OURS = "kombu_binary_delay:Transport"
 VARIABLE = "ACCEPTANCE_DEPLOYMENT"
+
+#: Longer than any test takes, in seconds.
+AT_MOST = 600.0
 
 _media = Exchange("media", "topic")
 
@@ -131,6 +142,11 @@ def make_app(deployment: Deployment) -> Celery:
     app.conf.result_backend = f"file://{deployment.results}"
     app.conf.result_chord_retry_interval = 0.5
     app.conf.broker_connection_retry_on_startup = True
+    # A machine that is busy with other tests may take longer than Celery waits for an answer, and
+    # for the reader of an event or of a reply.
+    app.conf.broker_connection_timeout = PATIENCE
+    app.conf.event_queue_ttl = app.conf.event_queue_expires = AT_MOST
+    app.conf.control_queue_expires = AT_MOST
     app.conf.update(SHAPES[deployment.shape])
     if deployment.transport:
         app.conf.broker_transport = deployment.transport  # the one line
@@ -184,7 +200,7 @@ def _add_tasks(app: Celery, journal: Journal) -> None:
     @app.task(name="hold", shared=False, bind=True, acks_late=True)
     def hold(self: Any, signal: str) -> None:
         write(self)
-        wait_until(Path(signal).exists, f"the file {signal}")
+        wait_until(Path(signal).exists, f"the file {signal}", AT_MOST)
 
     @app.task(name="delegate", shared=False, bind=True)
     def delegate(self: Any, countdown: float) -> str:
@@ -202,6 +218,14 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         if self.request.retries < times:
             raise self.retry(countdown=countdown)
         return int(self.request.retries)
+
+    # As "retry", once, when there is a file.
+    @app.task(name="retry_on", shared=False, bind=True, acks_late=True)
+    def retry_on(self: Any, signal: str, countdown: float) -> None:
+        write(self)
+        if not self.request.retries:
+            wait_until(Path(signal).exists, f"the file {signal}", AT_MOST)
+            raise self.retry(countdown=countdown)
 
     @app.task(
         name="back_off",

@@ -20,7 +20,7 @@ REVOKED = "revoked"  # a worker said so by Celery's signal
 
 PATIENCE = 60.0
 #: Lateness is the machine's as much as ours: it is only bounded.
-LATE = 20.0
+LATE = 60.0
 
 
 @dataclass(frozen=True)

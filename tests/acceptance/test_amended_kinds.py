@@ -25,24 +25,26 @@ def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, 
     system: LocalSystem = new_system(shape)
     worker = system.worker("--pool=threads")
     options = {"priority": 3} if shape == "priority" else {}
-    revoked, cancelled, other = (system.send("note", countdown=8, **options) for _ in range(3))
-    postponed = system.send("retry", 1, 0.5, countdown=8, **options)
-    keyed = [
-        system.send("note", number, countdown=8, headers={"x-delay-key": "k"}, **options)
-        for number in range(3)
-    ]
-    retried = system.send("retry", 2, 0.5, countdown=8, headers={"x-delay-key": "r"}, **options)
-    # when
-    start = time.time()
-    revoked.revoke()
-    cancel(cancelled)
-    reschedule(postponed, countdown=14)
+    with system.held(worker.name):
+        revoked, cancelled, other = (system.send("note", countdown=1, **options) for _ in range(3))
+        postponed = system.send("retry", 1, 0.5, countdown=1, **options)
+        keyed = [
+            system.send("note", number, countdown=1, headers={"x-delay-key": "k"}, **options)
+            for number in range(3)
+        ]
+        key = {"x-delay-key": "r"}
+        retried = system.send("retry", 2, 0.5, countdown=1, headers=key, **options)
+        # when
+        start = time.time()
+        revoked.revoke()
+        cancel(cancelled)
+        reschedule(postponed, countdown=4)
     # then
     system.journal.wait_for(other.id, keyed[2].id)
     system.journal.wait_for(retried.id, times=3)
     assert_revoked(system, [revoked, cancelled, *keyed[:2]], worker.log)
     runs = system.journal.wait_for(postponed.id, times=2)
-    assert runs[0].at >= start + 14
+    assert runs[0].at >= start + 4
     assert [run.retries for run in runs] == [0, 1]
     if shape == "priority":
         assert {run.priority for run in runs} == {3}
@@ -61,13 +63,17 @@ def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_sy
     system: LocalSystem = new_system("careful")
     first = system.worker("--pool=threads")
     held = system.send("hold", str(tmp_path / "never"), countdown=0.5)
-    retried = system.send("retry", 1, 4, countdown=0.5)
     system.journal.wait_for(held.id)
     first.kill()
     # It is given to the next worker, unless it was revoked.
     second = system.worker("--pool=threads", "--concurrency=2")
     system.journal.wait_for(held.id, times=2)
+    retried = system.send("retry_on", str(tmp_path / "now"), 0.5, countdown=0.5)
     system.journal.wait_for(retried.id)
+    # Its retry waits in the queue.
+    system.hold(second.name)
+    (tmp_path / "now").touch()
+    wait_until(lambda: system.vhost.waiting("celery") == {"celery": 1}, "the retry")
     second.kill()
     held.revoke()
     retried.revoke()
@@ -83,10 +89,12 @@ def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_sy
 
 def test_what_expires_before_its_new_time_does_not_run(new_system):
     system: LocalSystem = new_system()
-    system.worker("--pool=solo")
-    expired, kept = (system.send("note", countdown=8, expires=each) for each in (9, 60))
-    reschedule([expired, kept], countdown=14)
+    worker = system.worker("--pool=solo")
+    with system.held(worker.name):
+        expired, kept = (system.send("note", countdown=0.5, expires=each) for each in (2, 600))
+        reschedule([expired, kept], countdown=4)
     system.journal.wait_for(kept.id)
+    wait_until(partial(system.journal.revoked, expired.id), "the signal")
     assert not system.journal.ran(expired.id)
 
 

@@ -34,6 +34,8 @@ def test_what_was_cancelled_before_it_started_runs_in_no_pool(new_system, pool: 
     (run,) = system.journal.wait_for(postponed.id)
     assert run.at >= start + 4
     # And what is revoked while it runs.
-    late = system.send("note", countdown=1)
-    late.revoke()
+    with system.held(worker.name):
+        late = system.send("note", countdown=0.5)
+        late.revoke()
     assert_revoked(system, [late], worker.log)
+    worker.end_if_it_may_not_stop()

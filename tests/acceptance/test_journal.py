@@ -51,7 +51,7 @@ def executed(vhost, count):
         channel.basic_consume(
             "kbd.v2.journal", callback=take, arguments={"x-stream-offset": "first"}
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(found) < count and time.monotonic() < deadline:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.2)

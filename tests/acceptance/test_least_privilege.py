@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from tests.acceptance.journal import LATE
 from tests.acceptance.local_system import LocalSystem
 
 #: docs/how-to/permissions.md: a Celery application of the default queue, with the ladder.
@@ -38,6 +39,6 @@ def test_a_worker_needs_no_more_than_the_documented_permissions(broker, new_syst
     system.journal.wait_for(task)
     system.journal.wait_for(retried, times=2)
     system.journal.assert_on_time([task, retried])
-    assert system.app.control.ping(destination=[worker.name], timeout=5)
+    assert system.app.control.ping(destination=[worker.name], timeout=LATE)
     assert "delayed messages may not" not in worker.log()
     worker.stop()

@@ -6,6 +6,7 @@ import threading
 import uuid
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -20,7 +21,8 @@ from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked, skip_without_streams
 from tests.acceptance.worker import Worker
 
-WAIT = 4
+#: How long tasks wait here, in seconds; no worker takes one before it is amended.
+SHORT = 0.5
 
 
 @pytest.fixture
@@ -31,23 +33,24 @@ def _streams(broker) -> None:
 @pytest.mark.usefixtures("_streams")
 def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_system):
     system: LocalSystem = new_system()
-    results = [system.send("note", countdown=4) for _ in range(100)]
+    results = [system.send("note", countdown=SHORT) for _ in range(100)]
     ids = [result.id for result in results]
-    end = threading.Event()
 
     def revoke() -> None:
         for number, task_id in enumerate(ids):
             # Of a thousand each, as of a program that revokes all it has.
             others = [f"{number}-{each}" for each in range(1000 if number % 10 == 0 else 2)]
             system.app.control.revoke([task_id, *others])
-        end.set()
 
     thread = threading.Thread(target=revoke)
     thread.start()
-    worker = system.worker("--pool=threads")
+    # It reads amendments as soon as it consumes any queue.
+    worker = system.worker("--pool=threads", "--queues=other")
     thread.join()
-    other = system.send_note(countdown=4)
-    system.journal.wait_for(other, timeout=60)
+    system.release(worker.name)
+    system.wait_until_idle()
+    for task_id in ids:
+        wait_until(partial(system.journal.revoked, task_id), "the discarding")
     assert not [run for run in system.journal.ran() if run.id in ids]
     assert not worker.complaints()
 
@@ -57,15 +60,14 @@ def test_what_a_stock_app_revokes_or_is_revoked_for_some_workers_is_left_to_thos
     """The broadcast reaches who is up; the next worker knows nothing of it."""
     system: LocalSystem = new_system()
     first = system.worker("--pool=solo")
-    by_stock, for_some, for_others = (system.send("note", countdown=WAIT) for _ in range(3))
+    system.hold(first.name)
+    by_stock, for_some, for_others = (system.send("note", countdown=SHORT) for _ in range(3))
     with make_app(replace(system.deployment, transport=None)) as stock:
         stock.control.revoke(by_stock.id)
         stock.pool.force_close_all()
     system.app.control.revoke(for_some.id, destination=[first.name])
     system.app.control.revoke(for_others.id, destination=["nobody@nowhere"])
-    wait_until(
-        lambda: {by_stock.id, for_some.id} <= set(revoked_in(system, first)), "the broadcasts"
-    )
+    system.hears_of(first.name, by_stock.id, for_some.id)
     assert for_others.id not in revoked_in(system, first)
     assert not {name for name in system.exchanges() | system.queues() if "amendments" in name}
     first.kill()
@@ -97,13 +99,15 @@ def test_virtual_hosts_do_not_hear_of_each_others_revokes(new_system):
 def test_where_amendments_are_off_a_revoke_is_what_it_is_in_celery(new_system, caplog):
     system: LocalSystem = new_system("no amendments")
     worker = system.worker("--pool=solo")
-    revoked, other = (system.send("note", countdown=1) for _ in range(2))
-    revoked.revoke()
+    with system.held(worker.name):
+        revoked, other = (system.send("note", countdown=SHORT) for _ in range(2))
+        revoked.revoke()
+        system.hears_of(worker.name, revoked.id)
     system.journal.wait_for(other.id)
     assert_revoked(system, [revoked], worker.log)
     assert not {name for name in system.exchanges() | system.queues() if "amendments" in name}
-    assert "outlive" not in caplog.text
-    assert "amendments" not in worker.log()
+    assert "a revoke is not" not in caplog.text
+    assert "amendments are not read" not in worker.log()
 
 
 def test_without_streams_a_revoke_says_that_it_will_not_outlive_the_workers(
@@ -113,17 +117,21 @@ def test_without_streams_a_revoke_says_that_it_will_not_outlive_the_workers(
         pytest.skip("this RabbitMQ has streams")
     system: LocalSystem = new_system()
     worker = system.worker("--pool=solo")
-    revoked, other = (system.send("note", countdown=1) for _ in range(2))
-    revoked.revoke()
+    with system.held(worker.name):
+        revoked, other = (system.send("note", countdown=SHORT) for _ in range(2))
+        revoked.revoke()
+        system.hears_of(worker.name, revoked.id)
     system.journal.wait_for(other.id)
     assert_revoked(system, [revoked], worker.log)
-    (warning,) = [each for each in caplog.messages if "outlive" in each]
-    assert warning.startswith("a revoke will not outlive the workers that are up now: what waits ")
-    assert warning.endswith("which has no streams; RabbitMQ 3.9 has them")
+    (warning,) = [each for each in caplog.messages if "a revoke is not" in each]
+    assert warning.startswith("a revoke is not recorded, only sent to the running workers: amend")
+    assert warning.endswith("does not have; use RabbitMQ 3.9 or later")
     assert "amend" not in worker.log()
     # When the worker is gone, so is the revoke.
-    again = system.send("note", countdown=WAIT)
+    system.hold(worker.name)
+    again = system.send("note", countdown=SHORT)
     again.revoke()
+    system.hears_of(worker.name, again.id)
     worker.kill()
     system.worker("--pool=solo")
     system.journal.wait_for(again.id)
@@ -156,9 +164,10 @@ def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     system: LocalSystem = new_system()
     worker = system.worker("--pool=solo")
     url = limited_user(system, write=r"kbd\.v2\.amendments")
-    with make_app(replace(system.deployment, url=url)) as app:
-        revoked, kept = (app.tasks["note"].apply_async(countdown=1) for _ in range(2))
+    with system.held(worker.name), make_app(replace(system.deployment, url=url)) as app:
+        revoked, kept = (app.tasks["note"].apply_async(countdown=SHORT) for _ in range(2))
         app.control.revoke(revoked.id)
+        system.hears_of(worker.name, revoked.id)
         with pytest.raises(AmendmentError, match=r"grant the permission write on 'kbd.v2.amend"):
             cancel(kept)
         with pytest.raises(AmendmentError, match="may not amend"):
@@ -170,7 +179,7 @@ def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     system.journal.wait_for(kept.id)
     # Nothing was half-done.
     assert [run.args for run in system.journal.ran()] == [[]]
-    (warning,) = [each for each in caplog.messages if "outlive" in each]
+    (warning,) = [each for each in caplog.messages if "a revoke is not" in each]
     assert "grant the permission write on 'kbd.v2.amendments'" in warning
 
 
@@ -184,8 +193,10 @@ def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_syst
     worker = system.worker("--pool=solo", deployment=limited)
     system.journal.wait_for(cancelled.id)
     system.journal.wait_for(revoked.id)
-    later = system.send("note", countdown=1)
-    later.revoke()
+    with system.held(worker.name):
+        later = system.send("note", countdown=SHORT)
+        later.revoke()
+        system.hears_of(worker.name, later.id)
     assert_revoked(system, [later], worker.log)
     (line,) = [line for line in worker.log().splitlines() if "amendments" in line]
     assert "grant this user the permission read on names that begin with 'kbd.v2.amend" in line
@@ -199,7 +210,8 @@ def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(broker, new
     nobody = f"amqp://guest:guest@127.0.0.1:1/{uuid.uuid4().hex}"
     system: LocalSystem = new_system(url=f"{nobody};amqp://{{broker}}")
     worker = system.worker("--pool=solo")
-    results = [system.send("note", countdown=5 * WAIT) for _ in range(3)]
+    system.hold(worker.name)
+    results = [system.send("note", countdown=SHORT) for _ in range(3)]
     results[0].revoke()
     cancel(results[1])
     # The management API knows of a connection when its first figures have come.
@@ -210,11 +222,18 @@ def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(broker, new
             broker.api("DELETE", f"connections/{quote(name)}")
     wait_until(lambda: "Connection to broker lost" in worker.log(), "the loss of the connection")
     cancel(results[2])
-    other = system.send("note", countdown=2 * WAIT)
-    system.journal.wait_for(other.id)
+    wait_until(lambda: pings(system, worker), "the worker's new connection")
+    # Celery's own command: nothing but the new connection's first consumer has it read amendments.
+    options = {"destination": [worker.name], "reply": True, "timeout": LATE}
+    assert system.app.control.add_consumer("celery", **options)
+    system.wait_until_idle()
     assert_revoked(system, results, worker.log)
     # Its log has what it complained of.
     worker.kill()
+
+
+def pings(system: LocalSystem, worker: Worker) -> bool:
+    return bool(system.app.control.ping(destination=[worker.name], timeout=2))
 
 
 def connections(system: LocalSystem) -> list[str]:

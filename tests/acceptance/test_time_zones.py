@@ -35,4 +35,4 @@ def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_system, shape: str):
     (run,) = system.journal.wait_for(countdown)
     assert start + 0.5 <= run.at < start + 0.5 + LATE
     system.journal.assert_on_time([*tasks, countdown])
-    assert system.waiting() == 0
+    system.wait_for_waiting(0)

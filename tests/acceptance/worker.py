@@ -32,9 +32,10 @@ class Worker(dev.worker.Worker):
 
     def __init__(self, processes: Processes, deployment: Deployment, *options: str) -> None:
         self.alive = True
+        self._options = options
         self._asked = False
         super().__init__(
-            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=60
+            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=120
         )
 
     def kill(self) -> None:
@@ -54,6 +55,12 @@ class Worker(dev.worker.Worker):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE)
         self.kill()
+
+    def end_if_it_may_not_stop(self) -> None:
+        """Kill it if Celery may fail to stop it: with gevent and confirms, its heartbeats block."""
+        if "--pool=gevent" in self._options:
+            assert not self.complaints(), self.log()
+            self.kill()
 
     def complaints(self) -> list[str]:
         return complaints(self.log())

@@ -36,7 +36,9 @@ def connect(vhost):
     opened = []
 
     def connect(transport="kombu_binary_delay:Transport", url=None, **options):
-        connection = Connection(url or vhost.url, transport=transport, transport_options=options)
+        connection = Connection(
+            url or vhost.url, transport=transport, transport_options=options, connect_timeout=30
+        )
         opened.append(connection)
         return connection
 
@@ -55,9 +57,11 @@ def collect():
     """Consume from queues until ``count`` messages came, and then a little longer for more.
 
     The timeout is for what never comes: a message that a stuck level holds up takes three minutes.
+
+    until: what is to be true as well, before it ends; messages that are dropped come in any order.
     """
 
-    def collect(connection, queues, count, timeout=60, more=0.3):
+    def collect(connection, queues, count, timeout=60, more=0.3, until=lambda: True):  # noqa: PLR0913, PLR0917
         arrivals = []
 
         def take(queue):
@@ -85,9 +89,10 @@ def collect():
         for consumer in consumers:
             consumer.consume()
         end = time.monotonic() + timeout
-        while len(arrivals) < count and time.monotonic() < end:
+        while not (len(arrivals) >= count and until()) and time.monotonic() < end:
             _drain(connection, 0.1)
         assert len(arrivals) >= count, f"{len(arrivals)} of {count} arrived in {timeout} s"
+        assert until(), f"not so within {timeout} s"
         end = time.monotonic() + more
         while time.monotonic() < end:
             _drain(connection, 0.1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import patch
 
 import amqp
 import pytest
@@ -17,6 +18,8 @@ from kombu.mixins import ConsumerMixin
 from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
 from kombu_binary_delay.amendments import channel, door, parts
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
+from kombu_binary_delay.model.address import Destination
+from tests.waits import drain_until, wait_until
 
 QUEUE = Queue("mail")
 
@@ -79,6 +82,37 @@ def records_in_stream(connection):
     return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
 
 
+def first_record(connection):
+    """Read the first record as the broker has it."""
+    channel = connection.channel()
+    got: list[Any] = []
+    channel.basic_qos(0, 10, a_global=False)
+    channel.basic_consume(
+        "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
+    )
+    drain_until(connection, lambda: got)
+    channel.close()
+    return got[0]
+
+
+def cancel_ahead(name, seconds, connection):
+    """Cancel what is due then, in no time: how far ahead that is does not depend on the machine."""
+    now = time.time_ns()
+    eta = datetime.fromtimestamp(now / 1_000_000_000 + seconds, timezone.utc)
+    with patch("time.time_ns", return_value=now):
+        cancel(name, eta=eta, connection=connection)
+
+
+def remembered(connection):
+    return len(connection.connection.delay_mechanism.amendments.memory)
+
+
+def notice_deletion(connection):
+    """Wait until the broker's word has come that a stream is gone."""
+    amendments = connection.connection.delay_mechanism.amendments
+    drain_until(connection, lambda: not amendments.is_reading)
+
+
 def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
     consumer, publisher, collect, dropped
 ):
@@ -89,7 +123,7 @@ def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
 
     cancel("cancelled", connection=publisher)
 
-    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    assert bodies(collect(consumer, [QUEUE], 1, until=lambda: dropped)) == ["kept"]
     assert [(each.id, each.reason, each.queue) for each in dropped] == [
         ("cancelled", "cancelled", "mail")
     ]
@@ -101,13 +135,15 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
     publish(publisher, "cancelled", delay=125)
     publish(publisher, "kept", delay=250)
     cancel("cancelled", connection=publisher)
-    channel = consumer.default_channel
-    end = time.monotonic() + 10
-    message = None
-    while message is None and time.monotonic() < end:
-        message = QUEUE(channel).get(no_ack=True)
-    assert message is not None
-    assert message.payload == "kept"
+    queue, got = QUEUE(consumer.default_channel), []
+
+    def both_came():
+        message = queue.get(no_ack=True)
+        got.extend([message.payload] if message else [])
+        return got and dropped
+
+    wait_until(both_came)
+    assert got == ["kept"]
     assert [each.id for each in dropped] == ["cancelled"]
 
 
@@ -120,29 +156,28 @@ def forgetful(connect):
 def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
     consumer, forgetful, publisher, collect
 ):
-    publish(publisher, "cancelled", delay=4000)
-    eta = datetime.now(timezone.utc) + timedelta(seconds=4)
-    cancel("cancelled", eta=eta, connection=forgetful)
-    publish(publisher, "kept", delay=4250)
-    # Who reads the stream now finds nothing.
-    amendments = publisher.connection.delay_mechanism.amendments
-    amendments.catch_up()
-    assert len(amendments.memory) == 0
+    publish(publisher, "cancelled")
+    publish(publisher, "kept")
+    cancel_ahead("cancelled", 3, forgetful)
+    wait_until(lambda: records_in_stream(publisher))
+    assert parts.ENTERED in first_record(publisher).headers, "it was not on the ladder"
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
-    assert len(consumer.connection.delay_mechanism.amendments.memory) == 1
+    assert remembered(consumer) == 1
 
 
 def test_who_may_write_to_the_ladder_alone_cannot_cancel(
     consumer, forgetful, publisher, collect, topology
 ):
     # So that there is a way through the ladder.
-    cancel("x", eta=datetime.now(timezone.utc) + timedelta(seconds=4), connection=forgetful)
-    publish(publisher, "kept", delay=1500)
+    cancel_ahead("x", 3, forgetful)
+    publish(publisher, "kept")
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
     name = parts.stream_name("kbd", parts.IDS)
     append(publisher, forged, "", name)
-    append(publisher, forged, topology.level_name(0), f"01.@.{name}")
+    address = topology.address(("01",), Destination("", name))
+    append(publisher, forged, topology.level_name(0), address)
+    wait_until(lambda: records_in_stream(publisher) == 3)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
 
@@ -167,11 +202,12 @@ def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
     cancel("cancelled", connection=publisher)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["read"]
     vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
-    publish(publisher, "cancelled", delay=1500)
-    publish(publisher, "cancelled too", delay=1500)
+    notice_deletion(consumer)
+    publish(publisher, "cancelled")
+    publish(publisher, "cancelled too")
 
     cancel("cancelled too", connection=publisher)
-    publish(publisher, "kept", delay=1750)
+    publish(publisher, "kept", delay=750)
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
@@ -190,8 +226,7 @@ def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_
             [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(500)]
         )
         publish(publisher, "last", delay=1)
-        while "last" not in arrived:
-            consumer.drain_events(timeout=10)
+        drain_until(consumer, lambda: "last" in arrived)
 
 
 def test_a_stream_that_is_missing_keeps_nobody_from_the_other(
@@ -201,14 +236,14 @@ def test_a_stream_that_is_missing_keeps_nobody_from_the_other(
     vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
     publish(publisher, "latest", **{KEY: "document"})
     publish(publisher, "end", delay=1000)
-    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest", "end"]
+    assert set(bodies(collect(consumer, [QUEUE], 2))) == {"latest", "end"}
 
-    publish(publisher, "cancelled", delay=1500)
+    publish(publisher, "cancelled")
     cancel("cancelled", connection=publisher)
-    publish(publisher, "superseded too", delay=1500, **{KEY: "document"})
-    publish(publisher, "latest too", delay=1500, **{KEY: "document"})
-    publish(publisher, "end too", delay=2000)
-    assert bodies(collect(consumer, [QUEUE], 2)) == ["latest too", "end too"]
+    publish(publisher, "superseded too", **{KEY: "document"})
+    publish(publisher, "latest too", **{KEY: "document"})
+    publish(publisher, "end too", delay=1000)
+    assert set(bodies(collect(consumer, [QUEUE], 2))) == {"latest too", "end too"}
 
 
 def test_a_consumer_that_the_broker_refuses_an_amendment_goes_on_to_read(
@@ -222,26 +257,30 @@ def test_a_consumer_that_the_broker_refuses_an_amendment_goes_on_to_read(
         assert bodies(collect(reader, [QUEUE], 1)) == ["first"]
         with pytest.raises(AmendmentError, match="may not amend"):
             cancel("y", connection=reader)
-        publish(publisher, "cancelled", delay=1500)
+        publish(publisher, "cancelled")
         cancel("cancelled", connection=publisher)
-        publish(publisher, "kept", delay=1750)
+        publish(publisher, "kept", delay=750)
         assert bodies(collect(reader, [QUEUE], 1)) == ["kept"]
 
 
 def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
-    vhost, consumer, publisher, collect
+    vhost, consumer, publisher, collect, dropped
 ):
-    counts = []
+    counts: list[int] = []
     for each in range(4):
         cancel(f"cancelled {each}", connection=publisher)
         publish(publisher, f"cancelled {each}", delay=1)
         publish(publisher, f"kept {each}", delay=250)
-        assert bodies(collect(consumer, [QUEUE], 1)) == [f"kept {each}"]
+        assert bodies(
+            collect(consumer, [QUEUE], 1, until=lambda count=each + 1: len(dropped) == count)
+        ) == [f"kept {each}"]
         counts.append(len(consumer.connection.channels))
+        # The broker's word on a channel that was left may still be to come.
+        drain_until(consumer, lambda: len(consumer.connection.channels) == counts[0])
         for name in ("ids", "keys"):
             vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.{name}")
-    assert counts == [counts[0]] * 4
-    assert len(consumer.connection.delay_mechanism.amendments.memory) == 4
+        notice_deletion(consumer)
+    assert remembered(consumer) == 4
 
 
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
@@ -256,14 +295,15 @@ def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
         publish(publisher, each, delay=1)
     late = connect()
     assert bodies(collect(late, [QUEUE], 1)) == ["kept"]
-    assert len(late.connection.delay_mechanism.amendments.memory) == len(names)
+    assert remembered(late) == len(names)
 
 
 def test_of_twenty_messages_with_one_key_the_last_arrives(consumer, publisher, collect, dropped):
     for each in range(20):
         publish(publisher, f"{each}", **{KEY: "document"})
     publish(publisher, "end", delay=1000)
-    assert bodies(collect(consumer, [QUEUE], 2)) == ["19", "end"]
+    arrivals = collect(consumer, [QUEUE], 2, until=lambda: len(dropped) == 19)
+    assert set(bodies(arrivals)) == {"19", "end"}
     assert {each.reason for each in dropped} == {"superseded"}
     assert len(dropped) == 19
 
@@ -274,11 +314,11 @@ def test_a_key_is_cancelled_until_a_message_has_it_again_for_a_consumer_that_sta
     cancel("x", connection=publisher)
     for key, names in (("a", ["cancelled"]), ("b", ["cancelled too", "anew"])):
         for name in names:
-            publish(publisher, name, delay=2000, **{KEY: key})
+            publish(publisher, name, **{KEY: key})
             if name != "anew":
                 cancel(key, connection=publisher)
-    publish(publisher, "end", delay=2500)
-    assert bodies(collect(connect(), [QUEUE], 2)) == ["anew", "end"]
+    publish(publisher, "end", delay=1000)
+    assert set(bodies(collect(connect(), [QUEUE], 2))) == {"anew", "end"}
 
 
 def test_a_message_is_replaced_by_a_later_or_an_earlier_one(consumer, publisher, collect):
@@ -292,7 +332,8 @@ def test_a_message_is_replaced_by_a_later_or_an_earlier_one(consumer, publisher,
             headers={"x-delay": delay, REPLACES: name},
         )
     publish(publisher, "end", delay=3500)
-    assert bodies(collect(consumer, [QUEUE], 3)) == ["sooner, anew", "later, anew", "end"]
+    arrivals = collect(consumer, [QUEUE], 3)
+    assert set(bodies(arrivals)) == {"sooner, anew", "later, anew", "end"}
 
 
 def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, collect):
@@ -300,9 +341,9 @@ def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, c
     began = time.time()
     reschedule("postponed", countdown=2, connection=publisher)
     publish(publisher, "end", delay=2500)
-    postponed, end = collect(consumer, [QUEUE], 2)
-    assert (postponed.body, end.body) == ("postponed", "end")
-    assert postponed.at - began >= 2
+    at = {each.body: each.at for each in collect(consumer, [QUEUE], 2)}
+    assert set(at) == {"postponed", "end"}
+    assert at["postponed"] - began >= 2
 
 
 @pytest.mark.parametrize(
@@ -324,7 +365,10 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
     exchange = Exchange("events", "topic")
     queues = [Queue("a", exchange, "user.*"), Queue("b", exchange, "user.created")]
     for each in queues:
-        each(consumer.default_channel).declare()
+        bound = each(consumer.default_channel)
+        bound.declare()
+        # From its first look on, delayed messages take this way.
+        assert bound.get() is None
     Producer(publisher.default_channel).publish(
         "postponed",
         exchange="events",
@@ -336,9 +380,11 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
     reschedule("postponed", countdown=2, connection=publisher)
     publish(publisher, "end", delay=4000)
     arrivals = collect(consumer, [*queues, QUEUE], 3)
-    assert [each.body for each in arrivals] == ["postponed", "postponed", "end"]
-    assert {(each.exchange, each.key) for each in arrivals[:2]} == {("events", "user.created")}
-    assert [each.headers["CC"] for each in arrivals[:2]] == [["user.changed"]] * 2
+    assert sorted(bodies(arrivals)) == ["end", "postponed", "postponed"]
+    twins = [each for each in arrivals if each.body == "postponed"]
+    assert {each.queue for each in twins} == {"a", "b"}
+    assert {(each.exchange, each.key) for each in twins} == {("events", "user.created")}
+    assert [each.headers["CC"] for each in twins] == [["user.changed"]] * 2
 
 
 def test_what_cannot_be_delayed_again_is_delivered_and_holds_up_nobody(  # noqa: PLR0913, PLR0917
@@ -362,7 +408,7 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     publish(publisher, "cancelled")
     cancel("cancelled", connection=publisher)
     publish(publisher, "kept", delay=750)
-    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    assert bodies(collect(consumer, [QUEUE], 1, until=lambda: dropped)) == ["kept"]
     assert [each.id for each in dropped] == ["cancelled"]
     assert "listener" in caplog.text
 
@@ -375,8 +421,7 @@ def test_the_queue_that_was_declared_last_is_amended_without_its_name(consumer, 
     got: list[Any] = []
     channel.queue_declare("mail", durable=True, auto_delete=False)
     channel.basic_consume("", no_ack=True, callback=got.append)
-    while not got:
-        consumer.drain_events(timeout=30)
+    drain_until(consumer, lambda: got)
     assert [each.body for each in got] == ["kept"]
 
 
@@ -440,18 +485,11 @@ def test_where_amendments_are_switched_off_nothing_is_amended(connect, publisher
 
 
 def test_a_record_says_in_json_what_the_wire_format_says(vhost, publisher):
+    begin = time.time_ns() // 1_000_000
     cancel(["a", "b"], connection=publisher)
-    channel = publisher.default_channel
-    got: list[Any] = []
-    channel.basic_qos(0, 10, a_global=False)
-    channel.basic_consume(
-        "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
-    )
-    while not got:
-        publisher.drain_events(timeout=10)
-    (record,) = got
-    written = json.loads(record.body)
-    assert abs(written.pop("at") / 1000 - time.time()) < 60
+    end = time.time_ns() // 1_000_000
+    written = json.loads(first_record(publisher).body)
+    assert begin <= written.pop("at") <= end
     assert written == {"cancel": ["a", "b"]}
 
 
@@ -465,11 +503,11 @@ def test_a_batch_records_what_its_messages_supersede(consumer, publisher, collec
                 batch.publish(prepared(producer, f"{key}{number}", {KEY: key}), "", "mail")
         batch.publish(prepared(producer, "a", {REPLACES: "a"}, body="new"), "", "mail")
         batch.publish(prepared(producer, "other", {}), "", "mail")
-        with pytest.raises(AmendmentError, match="must be a string that is not empty, got 7"):
+        with pytest.raises(AmendmentError, match="must be a non-empty string, got 7"):
             batch.publish(prepared(producer, "bad", {KEY: 7}), "", "mail")
     publish(publisher, "end", delay=1500)
-    arrived = bodies(collect(consumer, [QUEUE], 5))
-    assert arrived[-1] == "end"
+    arrived = bodies(collect(consumer, [QUEUE], 5, until=lambda: len(dropped) == 19))
+    assert len(arrived) == 5
     assert set(arrived) == {"x9", "y9", "new", "other", "end"}
     assert len(dropped) == 19
 
@@ -505,11 +543,10 @@ def test_a_consumer_without_acks_gets_only_what_was_not_amended(consumer, publis
     with consumer.Consumer(
         QUEUE, callbacks=[lambda body, _: arrived.append(body)], no_ack=True
     ) as each:
-        while len(arrived) < 2:
-            consumer.drain_events(timeout=10)
+        drain_until(consumer, lambda: len(arrived) == 2 and dropped)
         assert time.time() >= start + 1.5
         each.cancel()
-    assert arrived == ["kept", "postponed"]
+    assert set(arrived) == {"kept", "postponed"}
     assert [each.id for each in dropped] == ["cancelled"]
     assert QUEUE(consumer.default_channel).queue_declare(passive=True).message_count == 0
 
@@ -528,7 +565,7 @@ def test_a_consumer_that_waits_for_a_limited_time_is_not_kept_waiting(consumer, 
 
         def on_iteration(self) -> None:
             self.passes += 1
-            self.should_stop = "end" in self.arrived
+            self.should_stop = "end" in self.arrived and len(dropped) == 10
 
         def take(self, body, message) -> None:
             self.arrived.append(body)
@@ -553,14 +590,15 @@ def test_what_was_delivered_before_and_not_acknowledged_is_amended_too(
     first = connect()
     seen: list[Any] = []
     with first.Consumer(QUEUE, callbacks=[lambda _, message: seen.append(message)]):
-        while len(seen) < 2:
-            first.drain_events(timeout=10)
+        drain_until(first, lambda: len(seen) == 2)
         cancel("cancelled", connection=publisher)
         first.close()
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
 
-def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publisher, connect):
+def test_priorities_and_expirations_are_kept_by_what_is_postponed(
+    vhost, publisher, connect, monkeypatch
+):
     queue = Queue("ranked", max_priority=9)
     consumer = connect()
     queue(consumer.default_channel).declare()
@@ -568,19 +606,31 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publish
     for name, options in (
         ("low", {"priority": 1}),
         ("high", {"priority": 9}),
-        ("between", {"priority": 5, "expiration": 60}),
+        ("between", {"priority": 5, "expiration": 600}),
     ):
         producer.publish(
             name, routing_key="ranked", message_id=name, headers={"x-delay": 500}, **options
         )
     reschedule(["low", "high", "between"], countdown=2, connection=publisher)
-    with consumer.Consumer(queue, callbacks=[lambda *_: None]), suppress(TimeoutError):
-        while True:
-            consumer.drain_events(timeout=1)
-    time.sleep(1.5)
+    again = 0
+    delay_again = door.AmendingChannel._delay_again  # noqa: SLF001 - to count its calls
+
+    def counted(*arguments):
+        nonlocal again
+        delay_again(*arguments)
+        again += 1
+
+    monkeypatch.setattr(door.AmendingChannel, "_delay_again", counted)
+    early: list[Any] = []
+    channel = consumer.channel()
+    consumer.Consumer(queue, callbacks=[lambda *_: early.append(1)], channel=channel).consume()
+    # Where this takes long, they are due by now, or back.
+    drain_until(consumer, lambda: 3 in (again, len(early)))
+    channel.close()
+    wait_until(lambda: vhost.waiting("ranked") == {"ranked": 3})
     got = []
     while (message := queue(consumer.default_channel).get()) is not None:
         properties = message.properties
         got.append((message.body, properties["priority"], properties.get("expiration")))
         message.ack()
-    assert got == [("high", 9, None), ("between", 5, "60000"), ("low", 1, None)]
+    assert got == [("high", 9, None), ("between", 5, "600000"), ("low", 1, None)]

@@ -16,8 +16,11 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
 from kombu_binary_delay.model.address import parse_address
+from tests.waits import drain_until, wait_until
 
 DELAYED = {"x-delay": 1000}
+#: In milliseconds, of which no test sees the end.
+HOUR = 3_600_000
 #: The class and the method of Basic.Publish, and the reserved 0 behind them, as they are written.
 PUBLISH = struct.pack(">HHH", *spec.Basic.Publish, 0)
 
@@ -104,10 +107,7 @@ def test_messages_are_sent_a_hundred_at_a_time_without_waiting_for_more(channel,
     batch = PublishBatch(channel)
     for number in range(250):
         send(batch, str(number))
-    deadline = time.monotonic() + 10
-    while vhost.waiting("q") != {"q": 200}:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: vhost.waiting("q") == {"q": 200})
     batch.discard()
     batch.close()
 
@@ -213,8 +213,14 @@ def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
     def cut():
         sock.shutdown(socket.SHUT_RDWR)
 
+    def written(data):
+        write(data)
+        if PUBLISH in data:
+            threading.Timer(after, cut).start()
+
     after, send_one, sent = case
-    sock = channel.connection.transport.sock
+    transport = channel.connection.transport
+    sock, write = transport.sock, transport.write
     batch = PublishBatch(channel, max_size=3, on_outcome=outcomes.append)
     send(batch, "before")
     batch.flush()
@@ -222,7 +228,10 @@ def test_a_lost_connection_tells_what_may_have_arrived_from_what_has_not(
     send_one(batch, "b")
 
     with frozen(own_broker), pytest.raises(UnconfirmedError) as caught:  # noqa: PT012
-        threading.Timer(after, cut).start() if after else cut()
+        if after:
+            transport.write = written
+        else:
+            cut()
         send_one(batch, "c")
         batch.flush()
 
@@ -316,8 +325,7 @@ def test_a_missing_exchange_ends_the_batch_and_nothing_else(connect, collect, ch
     assert states(outcomes) == {"to nobody": "unknown"}
     with PublishBatch(channel) as batch:
         send(batch, "to somebody")
-    while not received:
-        channel.connection.client.drain_events(timeout=5)
+    drain_until(channel.connection.client, lambda: received)
     assert received == ["to somebody"]
 
 
@@ -349,7 +357,7 @@ def test_kombu_batches_nest_and_the_outermost_flushes(connect, collect, channel)
             producer.publish("b", routing_key="q", headers=DELAYED)
             producer.publish("c", routing_key="q")
         assert waiting(connection) == 0
-    assert waiting(connection) == 2
+    wait_until(lambda: waiting(connection) == 3)
     assert sorted(arrival.body for arrival in collect(connection, [Queue("q")], 3)) == list("abc")
 
 
@@ -421,17 +429,17 @@ def test_what_amqp_cannot_write_is_told_and_the_others_go_on(channel, outcomes):
 
 def test_a_delay_counts_from_the_publish_not_from_the_flush(channel, vhost, topology):
     batch = PublishBatch(channel)
-    send(batch, "waits in the buffer first", headers={"x-delay": 60_000})
+    send(batch, "waits in the buffer first", headers={"x-delay": HOUR})
     time.sleep(0.5)
     batch.flush()
     batch.close()
 
-    levels = [level.queues[0].name for level in topology.levels]
+    levels = [queue.name for level in topology.levels for queue in level.queues]
     (queue,) = [name for name, count in vhost.waiting(*levels).items() if count]
     with vhost.connect() as other:
         message = other.channel().basic_get(queue, no_ack=True)
     digits, _ = parse_address(message.delivery_info["routing_key"])
-    assert topology.ladder.delay(digits) <= 59_500 + topology.ladder.tick
+    assert topology.ladder.delay(digits) <= HOUR - 500 + topology.ladder.tick
 
 
 @pytest.fixture
@@ -459,11 +467,11 @@ def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
     other = connect("amqp").default_channel
     Queue("other", channel=other).declare()
     batch = PublishBatch(connect().default_channel)
-    send(batch, "declares", "other", headers={"x-delay": 60_000})
+    send(batch, "declares", "other", headers={"x-delay": HOUR})
     batch.flush()
     interrupt(batch, lambda: time.sleep(2))
     # The second is a tick shorter at once, and has all declared again.
-    for delay in (60_000, 60_001):
+    for delay in (HOUR, HOUR + 1):
         send(batch, str(delay), "other", headers={"x-delay": delay})
     time.sleep(0.005)
     forget(batch)
@@ -476,7 +484,7 @@ def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
     keys = [each.delivery_info["routing_key"] for each in got]
     delays = [topology.ladder.delay(parse_address(key)[0]) for key in keys]
     assert len(delays) == 3
-    assert sorted(delays)[1] <= 58_000 + topology.ladder.tick
+    assert sorted(delays)[1] <= HOUR - 2000 + topology.ladder.tick
 
 
 def test_messages_whose_delay_is_shorter_with_each_millisecond_are_sent_all_the_same(
@@ -486,7 +494,7 @@ def test_messages_whose_delay_is_shorter_with_each_millisecond_are_sent_all_the_
     with PublishBatch(channel, on_outcome=outcomes.append) as batch:
         for number in range(50):
             # Each time, the broker is asked for the queue again.
-            send(batch, str(number), "missing", headers={"x-delay": 60_000})
+            send(batch, str(number), "missing", headers={"x-delay": HOUR})
     assert states(outcomes) == {str(number): "confirmed" for number in range(50)}
 
 
@@ -538,8 +546,7 @@ def test_a_callback_may_publish_into_the_batch_that_waits(connect, channel):
     with batch:
         for number in range(20):
             send(batch, str(number))
-    while len(received) < 40:
-        connection.drain_events(timeout=5)
+    drain_until(connection, lambda: len(received) == 40)
     assert len(set(received)) == 40
 
 
@@ -556,8 +563,7 @@ def test_a_callback_may_flush_the_batch_that_waits(connect, channel, outcomes):
     for number in range(20):
         send(batch, str(number))
     batch.flush()
-    while len(outcomes) < 40:
-        connection.drain_events(timeout=5)
+    drain_until(connection, lambda: len(outcomes) == 40)
     batch.close()
     assert set(states(outcomes).values()) == {"confirmed"}
 
@@ -578,7 +584,7 @@ def test_an_error_of_a_callback_passes_and_the_batch_goes_on(connect, channel, o
     while len(raised) < 5:
         with suppress(KeyError):
             batch.flush()
-            connection.drain_events(timeout=5)
+            drain_until(connection, lambda: len(raised) == 5)
     batch.flush()
     batch.close()
     assert states(outcomes) == {str(number): "confirmed" for number in range(5)}

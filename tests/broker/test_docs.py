@@ -2,21 +2,26 @@
 
 Blocks of a page share their names. One after a comment `<!-- file: NAME -->` is that file; `pycon`
 is a doctest; a worker that a console block starts is started. Blocks in comments prepare what
-readers need not see.
+readers need not see. What a page asks the tool, and the list of queues in the tutorial, are asked
+for real, and compared with what the page shows where that is the same each time.
 """
 
 from __future__ import annotations
 
 import doctest
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from celery import _state
+from click.testing import CliRunner
 from kombu import Producer
 
 from dev.processes import Processes
 from dev.worker import Worker
+from kombu_binary_delay.cli import binary_delay
 
 ROOT = Path(__file__).parents[2]
 URL = "amqp://guest:guest@localhost//"
@@ -25,6 +30,15 @@ BLOCK = re.compile(
     r"^```(?P<language>python|pycon|console)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+#: A command of a console block, and what the page shows that it prints.
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+#: The tool's own, with what is asked of it.
+TOOL = re.compile(
+    r"(?:kombu-binary-delay(?: -A (?P<app>\S+))?|celery -A (?P<celery>\S+) binary-delay)"
+    r" (?P<asked>.*)"
+)
+#: What needs nothing that the page has not made, and destroys nothing.
+ASKED = ("check", "status", "verify", "create --dry-run", "explain 10s", "export")
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -32,18 +46,32 @@ PAGES = [
 ]
 
 
-#: They are about ladders of other systems, which are of quorum queues, and about streams.
+#: They are about quorum queues, as the ladders of other systems have, and about streams.
 SINCE_3_10 = [
     "docs/how-to/cancel-and-list.md",
     "docs/how-to/interoperate.md",
     "docs/how-to/list-what-waits.md",
+    "docs/how-to/operate.md",
 ]
+#: Its files are those of a Django project, which nothing here installs: they are compiled only.
+OF_DJANGO = ["docs/how-to/django-and-flower.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Let Celery forget the page's apps: a task of one app is, by default, one of all others."""
+    before = _state.get_current_app()
+    shared = set(_state._on_app_finalizers)  # noqa: SLF001 - there is no other way to it
+    monkeypatch.setattr(_state, "_on_app_finalizers", shared)
+    yield
+    before.set_current()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     if page in SINCE_3_10 and topology.queue_type == "classic":
         pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
@@ -59,16 +87,52 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
             file, language, code = block.group("file", "language", "code")
             code = code.replace(URL, vhost.url)
             if file:
+                Path(file).parent.mkdir(exist_ok=True)
                 Path(file).write_text(code)
+                compile(code, f"{page}: {file}", "exec")
             elif language == "python":
                 # As many newlines before it as in the page, so that a traceback has the right line.
                 exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102
             elif language == "pycon":
                 run_session(code, names, page, line)
-            elif app := re.search(r"^\$ celery -A (\S+) worker", code, re.MULTILINE):
-                Worker(processes, app[1], {"PYTHONPATH": str(tmp_path)})
+            else:
+                run_console(code, page, vhost, processes, topology)
     for path in tmp_path.glob("*.py"):
         sys.modules.pop(path.stem, None)
+
+
+def run_console(code, page, vhost, processes, topology):
+    """Start the worker that a block starts, and ask what it asks; leave out all other commands."""
+    if page in OF_DJANGO:
+        return
+    for command, shown in COMMAND.findall(code):
+        if app := re.match(r"celery -A (\S+) worker", command):
+            Worker(processes, app[1], {"PYTHONPATH": str(Path.cwd())})
+        elif command.startswith("rabbitmqctl list_queues") and topology.queue_type == "quorum":
+            names = [line.split("\t")[0] for line in shown.splitlines()]
+            existing = {each["name"] for each in vhost.queues()}
+            assert names == sorted(each for each in existing if "level" in each)
+        elif (tool := TOOL.match(command)) and tool["asked"].startswith(ASKED):
+            ask(tool, shown, vhost)
+
+
+def ask(tool, shown, vhost):
+    """Run the tool, with the app if the page has it."""
+    words = shlex.split(re.split(r" [|>&#]", tool["asked"])[0])
+    app = tool["app"] or tool["celery"]
+    if app and Path(f"{app}.py").exists():
+        words = ["-A", app, *words]
+    places = {
+        "BINARY_DELAY_BROKER": vhost.url,
+        "BINARY_DELAY_MANAGEMENT": vhost.broker.management_url,
+    }
+    result = CliRunner().invoke(binary_delay, words, env=places)
+    # What looks may find something: a part that does not exist yet, or a message that comes late.
+    looks = tool["asked"].startswith(("check", "status", "verify"))
+    assert result.exit_code in ((0, 1) if looks else (0,)), result.output
+    if "check" in words and shown and result.exit_code == 0:
+        kinds = re.compile(r"^(?:ok|note) +(\S+)", re.MULTILINE)
+        assert set(kinds.findall(shown)) == set(kinds.findall(result.output))
 
 
 def run_session(code, names, page, line):

@@ -286,7 +286,7 @@ def forged_address(rng: random.Random) -> str:
 
 
 def wait_for_parked(vhost: Any, topology: Topology, count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (parked := vhost.waiting(topology.parking)[topology.parking]) < count:
         assert time.monotonic() < deadline, f"{parked} of {count} are parked"
         time.sleep(0.1)

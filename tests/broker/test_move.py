@@ -43,6 +43,10 @@ from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from tests.waits import wait_until
+
+#: In milliseconds, of which no test sees the end.
+HOUR = 3_600_000
 
 
 @pytest.fixture
@@ -59,6 +63,12 @@ def management(broker, plain):
 @pytest.fixture
 def small(topology):
     return Topology(Ladder.binary(4, 1000), queue_type=topology.queue_type)
+
+
+@pytest.fixture
+def tall(topology):
+    """One with room for an hour; see `TALL`."""
+    return Topology(Ladder.binary(12, 1000), queue_type=topology.queue_type)
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ def operator(vhost, plain, management):
 
 
 SETTINGS = {"tick": 1000, "radix": 2, "levels": 4}
+TALL = {**SETTINGS, "levels": 12}
 
 
 def ours(vhost, **settings):
@@ -119,13 +130,6 @@ def waiting(vhost, topology):
     return {name: count for name, count in counts.items() if count}
 
 
-def wait_until(ready, timeout=60):
-    end = time.monotonic() + timeout
-    while not ready():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
-
-
 # -- redrive -------------------------------------------------------------------------------------
 
 
@@ -156,6 +160,7 @@ def test_a_dry_run_counts_what_is_parked_by_destination_and_leaves_it(parked, pl
 
 def test_looking_at_parked_messages_never_uses_up_their_deliveries(parked, plain, vhost, small):
     for _ in range(25):
+        wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
         found = redrive(plain, small, dry_run=True)
 
     assert found.stays == 4
@@ -223,10 +228,18 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
             headers={"x-binary-delay": {"due": (time.time_ns() // 1_000_000) + 3_600_000}},
         )
 
+    def are_there(count):
+        # What was put back is there again a moment later.
+        wait_until(lambda: vhost.waiting(small.parking) == {small.parking: count})
+
+    are_there(5)
     looked = redrive(plain, small, only=Destination("", "gone"), dry_run=True)
+    are_there(5)
     with (tmp_path / "parked.jsonl").open("w") as file:
         found = redrive(plain, small, only=Destination("", "gone"), file=file)
+    are_there(2)
     again = redrive(plain, small, only=Destination("", "gone"))
+    are_there(2)
     Queue("elsewhere")(parked.channel()).declare()
     away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
 
@@ -359,7 +372,10 @@ def test_what_has_no_address_has_a_way_out_to_a_queue_and_into_a_file(
     parked = partial(vhost.waiting, small.parking)
 
     looked = redrive(plain, small, dry_run=True)
+    # What was put back is there again a moment later.
+    wait_until(lambda: parked() == {small.parking: 4})
     by_itself = redrive(plain, small)
+    wait_until(lambda: parked() == {small.parking: 3})
     with (tmp_path / "one").open("w+") as file:
         filed = redrive(plain, small, only=no_address, file=file)
         file.seek(0)
@@ -400,6 +416,7 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     assert by_destination(found) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
     assert "is a part of another ladder" in found.reasons[0]
     assert vhost.waiting(theirs.parking, "mail") == {theirs.parking: 0, "mail": 1}
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
     rest = redrive(plain, small, only=Destination(exchange, "mail"), to=Destination("", "mail"))
     assert (rest.sent, vhost.waiting(small.parking)) == (1, {small.parking: 0})
 
@@ -439,8 +456,8 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
     sent = time.time()
-    publish(connection, "order.paid", 9000, 10_000, 9500, exchange="events", mine=1)
-    publish(connection, "mail", 11_000)
+    publish(connection, "order.paid", 12_000, 13_000, 12_500, exchange="events", mine=1)
+    publish(connection, "mail", 14_000)
 
     with plain() as client:
         planned = plan(client, Snapshot.read(operator.management), old)
@@ -468,18 +485,24 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, ope
         queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(client.channel())
         queue.declare()
         native.bind_queue_to_native_delayed_delivery_exchange(client, queue)
-        due = datetime.now(timezone.utc) + timedelta(seconds=4)
+        due = datetime.now(timezone.utc) + timedelta(seconds=12)
         client.Producer().publish(
             "task",
             exchange="celery_delayed_27",
-            routing_key=native.calculate_routing_key(4, "tasks.new"),
+            routing_key=native.calculate_routing_key(12, "tasks.new"),
             headers={"task": "t", "id": "1", "eta": due.isoformat()},
         )
+
+    # The exchange of tasks leads to it by our ladder as well, from its first look at the queue on.
+    reader = connect(confirm_publish=True, binary_delay=SETTINGS)
+    bound = queue(reader.default_channel)
+    bound.declare()
+    assert bound.get() is None
 
     done = operator.migrate(FOREIGN_LADDERS["celery"], small)
 
     assert done.moved == 1
-    (arrival,) = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 1)
+    (arrival,) = collect(reader, [queue], 1)
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
     assert arrival.at >= due.timestamp()
     assert "x-death" not in arrival.headers
@@ -500,7 +523,7 @@ def celerys(operator, small):
                 client.Producer().publish(
                     key,
                     exchange="celery_delayed_27",
-                    routing_key=native.calculate_routing_key(9, key),
+                    routing_key=native.calculate_routing_key(HOUR // 1000, key),
                 )
 
     return delay
@@ -528,18 +551,18 @@ def destinations(vhost, topology):
 
 
 def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
-    vhost, small, operator, celerys
+    vhost, tall, operator, celerys
 ):
     lead(vhost.url, "a", "one", "two")
     lead(vhost.url, "b", "two")
     celerys("one", "two", "none")
 
-    with pytest.raises(OperationError, match="exchanges 'a', 'b'; say which"):
-        operator.migrate(FOREIGN_LADDERS["celery"], small)
-    operator.migrate(FOREIGN_LADDERS["celery"], small, exchange="b")
+    with pytest.raises(OperationError, match="exchanges 'a', 'b'; name the right"):
+        operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
+    operator.migrate(FOREIGN_LADDERS["celery"], tall, exchange="b", **TALL)
 
-    wait_until(lambda: sum(waiting(vhost, small).values()) == 3)
-    assert destinations(vhost, small) == [("a", "one"), ("b", "none"), ("b", "two")]
+    wait_until(lambda: sum(waiting(vhost, tall).values()) == 3)
+    assert destinations(vhost, tall) == [("a", "one"), ("b", "none"), ("b", "two")]
 
 
 def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
@@ -551,7 +574,7 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
     queue.declare()
     sent = time.time()
     connection.Producer().publish(
-        "m", routing_key="mail", headers={"x-delay": 9000}, expiration=0.7
+        "m", routing_key="mail", headers={"x-delay": 12_000}, expiration=7
     )
 
     done = migrate(
@@ -560,8 +583,8 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
 
     assert done.moved == 1
     (arrival,) = collect(connect(), [queue], 1)
-    assert arrival.at - sent >= 9
-    assert (arrival.properties["expiration"], arrival.headers) == ("700", {})
+    assert arrival.at - sent >= 12
+    assert (arrival.properties["expiration"], arrival.headers) == ("7000", {})
 
 
 def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, operator, celerys):
@@ -583,47 +606,47 @@ def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, o
     assert (left.moved, left.left, moved.moved) == (0, 1, 1)
 
 
-def test_what_another_systems_ladder_would_drop_stays(connect, vhost, small, operator):
-    if small.queue_type == "classic":
+def test_what_another_systems_ladder_would_drop_stays(connect, vhost, tall, operator):
+    if tall.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
-    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     exchange = Exchange("events", "direct")
     Queue("mail", exchange, "mail")(connection.channel()).declare()
     Queue("here")(connection.channel()).declare()
-    publish(connection, "here", 15_000)
-    publish(connection, "gone", 15_000)
-    publish(connection, "mail", 15_000, exchange="events")
+    publish(connection, "here", HOUR)
+    publish(connection, "gone", HOUR)
+    publish(connection, "mail", HOUR, exchange="events")
     with operator.plain() as client:
         create(client, celery, celery.whole)
-        done = migrate(operator.plain, operator.plain, operator.management, small, celery)
+        done = migrate(operator.plain, operator.plain, operator.management, tall, celery)
 
     assert (done.moved, done.left) == (1, 2)
     assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
-    assert any("does not know the exchange 'events'" in reason for reason in done.reasons)
-    waits = f"{small.level_name(3)}.1"
+    assert any("not the exchange 'events'" in reason for reason in done.reasons)
+    waits = f"{tall.level_name(11)}.1"
     wait_until(lambda: vhost.waiting(waits) == {waits: 2})
 
 
 def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
-    connect, vhost, small, operator, allow
+    connect, vhost, tall, operator, allow
 ):
-    if small.queue_type == "classic":
+    if tall.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
-    tall = Topology(Ladder.binary(10, 1000))
-    connection = connect(confirm_publish=True, binary_delay={**SETTINGS, "levels": 10})
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     Queue("mail", Exchange("events", "direct"), "mail")(connection.channel()).declare()
-    publish(connection, "mail", 200_000, exchange="events", mine=1)
+    publish(connection, "mail", HOUR, exchange="events", mine=1)
     allow(3)
 
     celery = FOREIGN_LADDERS["celery"]
     with operator.plain() as client:
         create(client, celery, celery.whole)
     for _ in range(6):
+        wait_until(lambda: waiting(vhost, tall))
         done = migrate(operator.plain, operator.plain, operator.management, tall, celery)
 
     assert (done.moved, done.left) == (0, 1)
-    (name,) = waiting(vhost, tall)
+    (name,) = wait_until(lambda: waiting(vhost, tall))
     with vhost.connect() as reader:
         message = reader.channel().basic_get(name)
     digits, destination = tall.parse(message.delivery_info["routing_key"])
@@ -631,19 +654,19 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     assert destination == Destination("events", "mail")
     assert message.headers["mine"] == 1
     due, left = message.headers["x-binary-delay"]["due"], tall.ladder.delay(digits)
-    assert time.time() * 1000 + left >= due > time.time() * 1000 + 100_000
+    assert time.time() * 1000 + left >= due > time.time() * 1000 + HOUR / 2
 
 
-def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, small, operator, allow):
-    if small.queue_type == "classic":
+def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, tall, operator, allow):
+    if tall.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
-    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     Queue("mail")(connection.channel()).declare()
-    publish(connection, "mail", 9000)
+    publish(connection, "mail", HOUR)
     allow(0)
 
     with pytest.raises(OperationError, match="delivery limit of 0"):
-        operator.migrate(small, Topology(Ladder.binary(4, 500)))
+        operator.migrate(tall, Topology(Ladder.binary(4, 500)))
 
 
 @pytest.mark.parametrize(
@@ -731,7 +754,7 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
     old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     Queue("mail")(connection.channel()).declare()
-    publish(connection, "mail", *[60_000] * 5)
+    publish(connection, "mail", *[300_000] * 5)
     there = ours(vhost, **{**SETTINGS, "levels": 10})()
     there.connect()
     sock = there.connection.transport.sock
@@ -760,7 +783,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
-    due = datetime.now(timezone.utc) + timedelta(seconds=3)
+    due = datetime.now(timezone.utc) + timedelta(seconds=12)
     with plain() as client:
         for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
             client.Producer().publish(
@@ -770,9 +793,9 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     done = operator.migrate("tasks", small)
 
     assert (done.moved, done.kept) == (1, 2)
-    arrivals = collect(connect("amqp"), [queue], 3)
-    assert [each.body for each in arrivals] == ["a", "b", "later"]
-    assert arrivals[2].at >= due.timestamp()
+    at = {each.body: each.at for each in collect(connect("amqp"), [queue], 3)}
+    assert set(at) == {"a", "b", "later"}
+    assert at["later"] >= due.timestamp()
 
 
 @pytest.mark.parametrize("name", ["endpoint", "an.end.point"])
@@ -801,11 +824,13 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
 
     done = migrate(plain, plain, operator.management, v1, v2)
 
-    # The one of no delay left has gone on at once, to the endpoint.
-    assert (done.moved, done.left) == (len(VECTORS), 0)
+    # The one of no delay left has gone on at once, to the endpoint: it may have done so by itself.
+    assert done.left == 0
+    assert done.moved in (len(VECTORS), len(VECTORS) - 1)
     wait_until(lambda: vhost.waiting(name)[name] >= 1)
     waiting = vhost.waiting(*(each.name for each in v2.whole.queues))
-    levels = [level for (_, elapsed), (_, level) in VECTORS.items() if level > 1]
+    # Those that are in one for half a minute at least, however long all of this took.
+    levels = [level for (_, elapsed), (_, level) in VECTORS.items() if level > 5]
     assert {key for key, count in waiting.items() if count} >= {
         v2.level_name(level) for level in levels
     }
@@ -922,7 +947,7 @@ def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, del
 
 def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, operator):
     plain = operator.plain
-    old = Topology(Ladder.binary(4, 2000), queue_type=small.queue_type)
+    old = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
     with plain() as client:
         create(client, old, old.whole)
         client.Producer().publish("?", exchange=old.level_name(3), routing_key="0.0.0.1.what")
@@ -950,7 +975,7 @@ def test_transfer_takes_what_waits_to_another_virtual_host(
     connection = connect(confirm_publish=True, binary_delay=SETTINGS)
     Queue("mail")(connection.channel()).declare()
     sent = time.time()
-    publish(connection, "mail", 9000, 10_000)
+    publish(connection, "mail", 12_000, 13_000)
     other = broker.vhost()
     try:
         with ours(other, **SETTINGS)() as there:
@@ -1019,7 +1044,7 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, operator
     fill(
         connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 20}),
         3000,
-        lambda n: 60_000 * (1 + n % 99),
+        lambda n: 600_000 * (1 + n % 99),
     )
 
     done = operator.migrate(old, new, tick=1000, radix=2, levels=20)
@@ -1029,13 +1054,14 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, operator
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost, small):
     kind = small.queue_type
     old = Topology(Ladder.binary(12, 500), queue_type=kind)
     fill(
         connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 12}),
         4000,
-        lambda n: 120_000 + n,
+        lambda n: 900_000 + n,
     )
 
     def start():
@@ -1052,7 +1078,7 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
         process.wait()
         process.stdout.close()
     process = start()
-    assert process.wait(120) == 0
+    assert process.wait(300) == 0
     process.stdout.close()
 
     assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
@@ -1073,7 +1099,7 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
     done = operator.migrate(old, small)
 
     assert (done.moved, done.left) == (0, 1)
-    assert "outside of 0 to 15000 ms" in done.reasons[0]
+    assert "longer than 15 s" in done.reasons[0]
     wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
 
 
@@ -1092,16 +1118,18 @@ ODD = [
 
 
 @pytest.mark.parametrize("subcommand", ["migrate", "redrive"])
-def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, operator):
+def test_no_odd_message_or_queue_ends_it(subcommand, vhost, topology, operator):
     """Given: what other programs have put into queues of the ladder, or named like one of its."""
-    level, odd_queue = f"{small.level_name(3)}.1", f"{small.direct}.XXms"
+    ladder = Topology(Ladder.binary(4, 60_000), queue_type=topology.queue_type)
+    level, odd_queue = f"{ladder.level_name(3)}.1", f"{ladder.direct}.XXms"
     keys = "1.1.1.1.@..mail", "9.9.9.1.@..mail", "", "no address", "0.0.0.1.@.%.x"
     total = len(ODD) * len(keys)
     with operator.plain() as connection:
-        create(connection, small, small.whole)
+        create(connection, ladder, ladder.whole)
         for name in ("mail", odd_queue):
             Queue(name)(connection.channel()).declare()
-        exchange = small.entry_exchange((1, 0, 0, 0)) if subcommand == "migrate" else small.parking
+        enter = ladder.entry_exchange(("1", "0", "0", "0"))
+        exchange = enter if subcommand == "migrate" else ladder.parking
         for headers in ODD:
             for key in keys:
                 connection.Producer().publish(
@@ -1109,14 +1137,14 @@ def test_no_odd_message_or_queue_ends_it(subcommand, vhost, small, operator):
                 )
 
     if subcommand == "migrate":
-        to = {**SETTINGS, "tick": 60_000}
+        to = {**SETTINGS, "tick": 120_000}
         done = operator.migrate(
-            small, Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type), **to
+            ladder, Topology(Ladder.binary(4, 120_000), queue_type=ladder.queue_type), **to
         )
         assert done.moved + done.poison + done.left == total
         assert done.poison >= 3 * len(ODD)
     else:
-        done = redrive(operator.plain, small, to=Destination("", "mail"))
+        done = redrive(operator.plain, ladder, to=Destination("", "mail"))
         assert done.sent + done.stays == total
         assert done.sent >= total - len(keys), "one of them says that it is due in the year 10,000"
     assert vhost.waiting(odd_queue) == {odd_queue: 0}

@@ -17,9 +17,10 @@ import pytest
 from dev.broker import Broker, BrokerError
 from dev.processes import Processes
 from dev.shared_broker import SharedBroker, shared_broker
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = os.environ.get("RABBITMQ_ROOT")
 pytestmark = pytest.mark.slow
@@ -30,13 +31,6 @@ def private() -> Iterator[Broker]:
     """A broker of this module alone: it is going to be killed."""
     with Broker(ROOT) as broker:
         yield broker
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
@@ -143,7 +137,7 @@ def test_a_shared_broker_is_one_for_all_who_ask_and_ends_with_its_owner() -> Non
         folder = Path(shared.address).parent
         argv = [sys.executable, "-c", ask.format(shared.address)]
         asking = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        made = {each.communicate(timeout=60)[0].strip() for each in asking}
+        made = {each.communicate(timeout=120)[0].strip() for each in asking}
         seen = shared_broker(shared.address)
         # It can be administered from here, too.
         assert made | {"/"} == set(seen.ctl("list_vhosts", "--quiet", "name").split()) - {"name"}
@@ -191,5 +185,5 @@ def is_gone(pid: int) -> bool:
     """Whether a process has ended, be it that nobody has asked for its exit status yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True

@@ -5,6 +5,8 @@ import time
 import pytest
 from kombu import Exchange, Producer, Queue
 
+from tests.waits import drain_until, wait_until
+
 REFUSED = 100  # more than the 32 that a level's dead-letter worker has in hand
 #: In seconds. What a level with a stuck dead-letter worker holds up comes after 180.
 HELD_UP = 90
@@ -108,13 +110,10 @@ def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vho
     queue = full("quorum", Exchange(""), **{"x-overflow": "reject-publish"})
     connection = connect()
     queue(connection.default_channel).declare()
-    publish(connection, "", "full", delay=5000)
+    publish(connection, "", "full", delay=12_000)
     connection.default_channel.queue_delete("full")
 
-    end = time.monotonic() + 60
-    while vhost.waiting(topology.parking) != {topology.parking: 1}:
-        assert time.monotonic() < end, "nothing was parked"
-        time.sleep(0.1)
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
 
 
 @pytest.mark.parametrize("owner", ["without the transport", "idle", "later than the publisher"])
@@ -148,7 +147,7 @@ def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_a
     for connection in worker, publisher:
         Queue("full")(connection.default_channel).declare()
     worker.default_channel.basic_get("full")
-    publish(publisher, "", "full", delay=5000)
+    publish(publisher, "", "full", delay=12_000)
     worker.default_channel.queue_delete("full")
     roomy = full("quorum", Exchange(""), **{"x-overflow": "reject-publish", "x-max-length": 1000})
     roomy(worker.default_channel).declare()
@@ -157,22 +156,28 @@ def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_a
     assert len({arrival.body for arrival in collect(worker, [roomy], 2)}) == 2
 
 
-def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, collect, vhost):
+def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost):
     publisher = connect(confirm_publish=True)
     mailbox = Queue("mailbox", queue_arguments={"x-expires": 4000})
+    arrived: list[object] = []
+
+    def take(body, message):
+        arrived.append(body)
+        message.ack()
+
     for number in (1, 2):
         worker = connect()
-        mailbox(worker.default_channel).declare()
-        worker.default_channel.basic_get("mailbox")
-        Producer(publisher.default_channel).publish(
-            number, routing_key="mailbox", headers={"x-delay": 250}
-        )
-        assert [arrival.body for arrival in collect(worker, [mailbox], 1)] == [number]
+        # It does not expire while somebody consumes from it.
+        with worker.Consumer(mailbox, callbacks=[take]):
+            Producer(publisher.default_channel).publish(
+                number, routing_key="mailbox", headers={"x-delay": 250}
+            )
+            drain_until(worker, lambda: number in arrived)  # noqa: B023 - it ends in this round
         worker.release()
-        end = time.monotonic() + 60
-        while "mailbox" in {row["name"] for row in vhost.queues()}:
-            assert time.monotonic() < end, "it did not expire"
-            time.sleep(0.1)
+        wait_until(
+            lambda: "mailbox" not in {row["name"] for row in vhost.queues()}, "it did not expire"
+        )
+    assert arrived == [1, 2]
 
 
 def test_a_mailbox_bound_to_an_exchange_leaves_no_relay_behind(connect, vhost):

@@ -21,7 +21,7 @@ PROPERTIES: dict[str, Any] = {
     "priority": 7,
     "correlation_id": "c" * 255,
     "reply_to": "é.ключ",
-    "expiration": "60000",
+    "expiration": "3600000",
     "message_id": "",
     "timestamp": 981173106,
     "type": "#.*",
@@ -65,7 +65,7 @@ DEATHS: dict[str, Any] = {
 }
 
 
-def get(channel: Any, queue: str, timeout: float = 20) -> Any:
+def get(channel: Any, queue: str, timeout: float = 60) -> Any:
     deadline = time.monotonic() + timeout
     while (message := channel.basic_get(queue, no_ack=True)) is None:
         assert time.monotonic() < deadline

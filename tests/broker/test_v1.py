@@ -77,7 +77,7 @@ def spelled(old, digits, mark, destination):
 
 
 #: How many times as long the messages wait that commands look at meanwhile.
-LONGER = 8
+LONGER = 12
 #: In milliseconds: later is what was forgotten.
 HELD_UP = 60_000
 
@@ -141,7 +141,10 @@ def test_what_waits_on_v1_is_moved_sent_on_and_its_ladder_removed(
     )
     publisher = connect()
     for queue in QUEUES:
-        queue(publisher.default_channel).declare()
+        bound = queue(publisher.default_channel)
+        bound.declare()
+        # From its first look on, delayed messages take this way.
+        assert bound.get() is None
 
     _, planned = run("migrate", "--from", old.prefix, "--dry-run")
     _, shown = run("status")

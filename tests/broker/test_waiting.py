@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -20,8 +21,13 @@ import kombu_binary_delay
 from dev.cluster import Cluster
 from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.cli import binary_delay
+from tests.waits import wait_until
+
+# Each run of rabbitmqctl starts an Erlang, which takes half a second; on a busy machine, twenty.
+pytestmark = pytest.mark.timeout(600)
 
 HAS_STREAMS = (3, 9)
+HOUR = 3600  # in seconds, of which no test sees the end
 STREAM = "kbd.v2.journal"
 MANY = 10_000
 #: Bytes that reading many tasks may hold at a time: a page, and not all of them, which take 15 MB.
@@ -96,10 +102,7 @@ def by_journal(connect, vhost):
 
 def settle(vhost, events):
     """Wait until the journal has so many events: they are written without confirms."""
-    end = time.monotonic() + 15
-    while vhost.waiting(STREAM).get(STREAM, 0) < events:
-        assert time.monotonic() < end, vhost.waiting(STREAM)
-        time.sleep(0.1)
+    wait_until(lambda: vhost.waiting(STREAM).get(STREAM, 0) >= events)
 
 
 def hence(seconds):
@@ -131,6 +134,13 @@ def publish(connection, *tasks, exchange="", key="mail", name="shop.pay", **more
             batch.publish(message, exchange, key)
 
 
+def publish_by_the_hour(connection):
+    """Publish tasks of each hour, and another; return a time between the fifth hour and it."""
+    publish(connection, *((f"{number}", (1 + number) * HOUR) for number in range(9)))
+    publish(connection, ("x", 6 * HOUR), name="other.task")
+    return int(time.time() + 5.5 * HOUR) * 1000
+
+
 def write(vhost, *events):
     """Write to the journal as others might; what is no text is sent as JSON."""
     with vhost.connect() as connection:
@@ -145,7 +155,7 @@ def ids(tasks):
 
 
 def soon():
-    return time.time_ns() // 1000 + 60_000_000
+    return time.time_ns() // 1000 + HOUR * 1_000_000
 
 
 # -- the node ------------------------------------------------------------------------------------
@@ -157,12 +167,13 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     channel = connection.default_channel
     events = Exchange("events", "topic")
     Queue("all", events, "#")(channel).declare()
-    publish(connection, ("later", 3600))
-    publish(connection, ("paid", 600), exchange="events", key="order.paid", name="shop.paid")
-    plain = {"x-delay": 60_000}
+    begin = time.time() * 1000
+    publish(connection, ("later", HOUR))
+    end = time.time() * 1000
+    publish(connection, ("paid", HOUR), exchange="events", key="order.paid", name="shop.paid")
+    plain = {"x-delay": HOUR * 1000}
     connection.Producer().publish("x", routing_key="mail", headers=plain, message_id="m-1")
     connection.Producer().publish("x", routing_key="mail", headers=plain, priority=9)
-    before = time.time() * 1000
     publish(connection, ("soon", 10))
 
     for _ in range(2):
@@ -174,7 +185,7 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     later = tasks["later"]
     assert (later.name, later.args, later.kwargs) == ("shop.pay", "(0,)", "{'a': 1}")
     assert (later.queue, later.retries, later.source) == ("mail", 2, "node")
-    assert abs(later.due - before - 3_600_000) < 30_000
+    assert begin - 1 <= later.due - HOUR * 1000 <= end + 1
     assert later.level in {row["name"] for row in vhost.queues()}
     levels = [row for row in vhost.queues() if ".level-" in row["name"]]
     assert not [row for row in levels if row.get("messages_unacknowledged")]
@@ -183,7 +194,7 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     assert tasks["paid"].queue == "events:order.paid"
     assert (tasks["m-1"].name, tasks["m-1"].queue, tasks["m-1"].retries) == (None, "mail", None)
 
-    [arrived] = collect(connect(), [Queue("mail")], 1, timeout=30)
+    [arrived] = collect(connect(), [Queue("mail")], 1)
     assert arrived.headers["id"] == "soon"
     assert "x-delivery-count" not in arrived.headers
     assert set(ids(on_node())) == {"later", "paid", "m-1", "None"}
@@ -192,26 +203,25 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
 @pytest.mark.own_broker
 def test_the_node_shows_what_is_asked_for(connect, on_node):
     connection = connect()
-    publish(connection, *((f"{number}", 60 + number) for number in range(9)))
-    publish(connection, ("x", 65), name="other.task")
-    middle = int(time.time() * 1000) + 64_500
+    middle = publish_by_the_hour(connection)
     assert ids(on_node(name="other.*")) == ["x"]
     assert ids(on_node(ids=frozenset({"3", "x", "nobody"}))) == ["3", "x"]
     assert ids(on_node(after=middle, name="shop.*")) == ["5", "6", "7", "8"]
     assert ids(on_node(before=middle)) == ["0", "1", "2", "3", "4"]
-    assert ids(on_node(queue="m*l", before=middle - 3000)) == ["0", "1"]
+    assert ids(on_node(queue="m*l", before=middle - 3 * HOUR * 1000)) == ["0", "1"]
     assert ids(on_node(queue="other")) == []
 
 
 @pytest.mark.own_broker
 def test_what_moves_meanwhile_is_listed_once(connect, on_node):
     connection = connect()
+    due = time.monotonic() + 20
     # From half a minute on, each takes several levels while it is looked at.
     publish(connection, *((f"{number}", 20 + number / 20) for number in range(400)))
     end = time.monotonic() + 12
-    while time.monotonic() < end:
+    while time.monotonic() < min(due, end):
         found = ids(on_node())
-        assert found == sorted(map(str, range(400)))
+        assert found == sorted(map(str, range(400))) or time.monotonic() >= due
 
 
 @pytest.mark.own_broker
@@ -239,19 +249,18 @@ def test_a_listing_that_nobody_reads_on_ends_on_the_node(connect, on_node, own_b
     found = iter(on_node())
     assert next(found).name == "shop.pay"
     found.close()
-    end = time.monotonic() + 20
-    while own_broker.ctl("--quiet", "eval", EVALUATING).strip() != "0":
-        assert time.monotonic() < end, "the node goes on"
-        time.sleep(0.5)
+    wait_until(
+        lambda: own_broker.ctl("--quiet", "eval", EVALUATING).strip() == "0", "the node goes on"
+    )
     assert sum(1 for _ in on_node()) == 3000
 
 
 @pytest.mark.own_broker
 def test_headers_of_any_kind_are_shown_or_counted(connect, on_node):
     connection = connect()
-    publish(connection, ("\x1b[31m\x00é", 60), name="a\r\nb", argsrepr="x" * 9000, kwargsrepr=[1])
-    publish(connection, ("y", 60), retries="many", argsrepr=None)
-    publish(connection, ("z", 60), id=7, extra={"deep": [{"er": [1, 2**40, b"\xff"]}]})
+    publish(connection, ("\x1b[31m\x00é", HOUR), name="a\r\nb", argsrepr="x" * 9000, kwargsrepr=[1])
+    publish(connection, ("y", HOUR), retries="many", argsrepr=None)
+    publish(connection, ("z", HOUR), id=7, extra={"deep": [{"er": [1, 2**40, b"\xff"]}]})
     tasks = {task.id: task for task in on_node()}
     assert set(tasks) == {"\x1b[31m\x00é", "y", None}
     odd = tasks["\x1b[31m\x00é"]
@@ -264,11 +273,11 @@ def test_headers_of_any_kind_are_shown_or_counted(connect, on_node):
 def test_classic_levels_are_not_looked_into_and_the_journal_is_named(
     connect, vhost, beside, own_broker
 ):
-    publish(connect(binary_delay={"queue_type": "classic"}), ("c", 60))
+    publish(connect(binary_delay={"queue_type": "classic"}), ("c", HOUR))
     with pytest.raises(admin.OperationError, match="classic queues, which cannot be looked into"):
         admin.from_node(beside, vhost.name, Topology())
     if own_broker.release >= (3, 10):
-        publish(connect(), ("q", 60))
+        publish(connect(), ("q", HOUR))
         found = admin.from_node(beside, vhost.name, Topology())
         assert ids(found) == ["q"]
         assert not found.complete
@@ -288,7 +297,6 @@ def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside, own_br
 
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
     with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
         if cluster.nodes[0].release < (3, 10):
@@ -303,17 +311,22 @@ def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
             found = admin.from_node(path, "/", Topology())
             assert ids(found) == sorted(map(str, range(200)))
         cluster.nodes[0].kill()
-        time.sleep(15)
-        found = admin.from_node(paths[1], "/", Topology())
-        assert ids(found) == sorted(map(str, range(200)))
-        assert found.complete
+
+        def all_is_read_by_another():
+            # Leaders are elected, and until then some levels cannot be read.
+            with suppress(admin.OperationError):
+                found = admin.from_node(paths[1], "/", Topology())
+                return ids(found) == sorted(map(str, range(200))) and found.complete
+            return False
+
+        wait_until(all_is_read_by_another)
 
 
 @pytest.mark.own_broker
 def test_where_rabbitmqctl_runs_elsewhere_it_is_reached_by_ssh(
     connect, on_node, vhost, beside, tmp_path
 ):
-    publish(connect(), ("s", 60))
+    publish(connect(), ("s", HOUR))
     shell = tmp_path / "ssh"
     # As ssh does it: the words become one, for a shell on the other side.
     shell.write_text(f'#!/bin/sh\nshift\nexec sh -c "{beside} $*"\n')
@@ -324,7 +337,7 @@ def test_where_rabbitmqctl_runs_elsewhere_it_is_reached_by_ssh(
 @pytest.mark.own_broker
 def test_the_command_reads_the_node_and_tells_of_one_task(connect, on_node, vhost, beside):
     del on_node  # it skips where there is nothing to read
-    publish(connect(), ("a-1", 60), ("a-2", 600))
+    publish(connect(), ("a-1", HOUR), ("a-2", 2 * HOUR))
     listed = run(vhost, "tasks", "--node-command", beside, "--limit", "1")
     assert (listed["source"], listed["matched"], listed["complete"]) == ("node", 2, True)
     assert [each["id"] for each in listed["tasks"]] == ["a-1"]
@@ -345,11 +358,11 @@ def run(vhost, *words, code=0):
 
 
 def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal):
-    publish(journalling, ("soon", 1), ("later", 3600))
-    publish(journalling, ("paid", 600), exchange="amq.topic", key="order.paid")
-    headers = {"x-delay": 60_000, "task": "shop.now", "id": "no-eta"}
+    publish(journalling, ("soon", 1), ("later", HOUR))
+    publish(journalling, ("paid", HOUR), exchange="amq.topic", key="order.paid")
+    headers = {"x-delay": HOUR * 1000, "task": "shop.now", "id": "no-eta"}
     journalling.Producer().publish("x", routing_key="mail", headers=headers)
-    journalling.Producer().publish("x", routing_key="mail", headers={"x-delay": 60_000})
+    journalling.Producer().publish("x", routing_key="mail", headers={"x-delay": HOUR * 1000})
     collect(journalling, [Queue("mail")], 1)
     found = by_journal(6)
     tasks = {task.id: task for task in found}
@@ -364,7 +377,7 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
 
 
 def test_what_is_cancelled_or_postponed_waits_no_longer(journalling, vhost, by_journal):
-    publish(journalling, *((name, 60) for name in ("kept", "cancelled", "postponed", "gone")))
+    publish(journalling, *((name, HOUR) for name in ("kept", "cancelled", "postponed", "gone")))
     settle(vhost, 4)
     due = {task.id: task.due for task in by_journal(4)}
     at = time.time_ns() // 1000
@@ -381,16 +394,14 @@ def test_what_is_cancelled_or_postponed_waits_no_longer(journalling, vhost, by_j
 
 
 def test_the_journal_shows_what_is_asked_for(journalling, by_journal):
-    publish(journalling, *((f"{number}", 60 + number) for number in range(9)))
-    publish(journalling, ("x", 65), name="other.task")
-    middle = int(time.time() * 1000) + 64_500
+    middle = publish_by_the_hour(journalling)
     assert ids(by_journal(10, name="other.*")) == ["x"]
     assert ids(by_journal(10, ids=frozenset({"3", "x", "nobody"}))) == ["3", "x"]
     assert ids(by_journal(10, after=middle, name="shop.*")) == ["5", "6", "7", "8"]
 
 
 def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_journal):
-    publish(journalling, ("kept", 60))
+    publish(journalling, ("kept", HOUR))
     settle(vhost, 1)
     odd = {"event": "scheduled", "at": 1, "due": soon(), "id": "odd"}
     write(
@@ -419,7 +430,7 @@ def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_j
 
 def take_back(connection):
     """Take back some of four tasks, and return what is to be listed, and to be told of them."""
-    publish(connection, ("cancelled", 600), ("kept", 600), ("postponed", 600), ("replaced", 600))
+    publish(connection, *((name, HOUR) for name in ("cancelled", "kept", "postponed", "replaced")))
     later = datetime.now(timezone.utc) + timedelta(hours=3)
     kombu_binary_delay.cancel("cancelled", connection=connection)
     kombu_binary_delay.reschedule("postponed", eta=later, connection=connection)
@@ -475,7 +486,7 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
 def test_the_story_of_a_task_ends_with_what_was_last_known(
     journalling, vhost, connect, kinds, state
 ):
-    publish(journalling, ("t", 60))
+    publish(journalling, ("t", HOUR))
     settle(vhost, 1)
     told = [
         {
@@ -521,8 +532,10 @@ def test_the_command_lists_counts_and_tells_of_one_task(
     journalling, connect, collect, vhost, monkeypatch
 ):
     hostile = "\x1b]0;owned\x07\x1b[2J\u202e"
-    publish(journalling, ("arrived", 1), ("waits", 600), name=f"shop.{hostile}", argsrepr=hostile)
-    publish(journalling, *((f"b-{number}", 60) for number in range(3)), name="shop.b")
+    publish(
+        journalling, ("arrived", 1), ("waits", 2 * HOUR), name=f"shop.{hostile}", argsrepr=hostile
+    )
+    publish(journalling, *((f"b-{number}", HOUR) for number in range(3)), name="shop.b")
     collect(journalling, [Queue("mail")], 1)
     settle(vhost, 6)
 
@@ -553,12 +566,12 @@ class Named:
 
 
 def test_celerys_own_command_lists_too(journalling, vhost):
-    publish(journalling, ("one", 60))
+    publish(journalling, ("one", HOUR))
     settle(vhost, 1)
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-b", vhost.url, "binary-delay", "tasks", "--json"],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     assert [each["id"] for each in json.loads(done.stdout)["tasks"]] == ["one"]

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kombu_binary_delay import Settings
 
-#: Long enough for what a case does before the message is due, in milliseconds.
+#: Milliseconds. A case does nothing more before a message is due.
 SOON = 250
-LATER = 4000
+
+
+class TooSlowError(Exception):
+    """The machine has stalled: what a case does took longer than its messages waited."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Program(ABC):
         self.topology = settings.topology()
         self.lanes = self.topology.lanes(settings.lanes)
         self._delays: dict[str, float] = {}
+        #: Long enough for what a case does before a message is due, in milliseconds.
+        self.later = 4000.0
 
     # -- what a user's program does ------------------------------------------------------------
 
@@ -129,6 +134,10 @@ class Program(ABC):
         assert found == wanted
         assert self.parked(parked) == parked
         return arrived
+
+    def in_order(self, arrivals: list[Arrival], bodies: list[Any]) -> None:
+        """They arrived in this order."""
+        assert [each.body for each in arrivals] == bodies
 
     def delay_of(self, body: Any) -> float:
         """Return the delay that this body was published with, in milliseconds."""

@@ -10,14 +10,14 @@ from kombu import Connection, Producer
 from kombu import Queue as KombuQueue
 
 from kombu_binary_delay import Settings
-from tests.conformance.program import Arrival, Program
+from tests.conformance.program import Arrival, Program, TooSlowError
 
 if TYPE_CHECKING:
     from dev.broker import VHost
 
 OURS = "kombu_binary_delay:Transport"
 #: A broker that was restarted has its queues to recover.
-PATIENCE = 40.0
+PATIENCE = 100.0
 #: For a message that should not have come.
 MORE = 0.2
 
@@ -30,24 +30,44 @@ class RealProgram(Program):
 
     def __init__(self, options: dict[str, Any], vhost: VHost) -> None:
         super().__init__(Settings(**options))
-        self.vhost = vhost
         self.settings = options
         self._opened: list[Connection] = []
+        self._more_hosts: list[VHost] = []
+        self._begin(vhost)
+
+    def _begin(self, vhost: VHost) -> None:
+        self.vhost = vhost
         self._queues: list[str] = []
+        self._delays = {}
         self._published: dict[str, float] = {}
+        #: Until when a case is to have done all that it does while messages wait.
+        self._until = float("inf")
         self.new_process()
+
+    def begin_again(self, factor: float) -> None:
+        """Go back to the beginning, in another virtual host.
+
+        :param factor: for so many times as long, messages are to wait from now on.
+        """
+        self.later *= factor
+        self._more_hosts.append(self.vhost.broker.vhost())
+        self._begin(self._more_hosts[-1])
 
     def connect(self, transport: str = OURS, **options: Any) -> Connection:
         """Open a connection that lasts as long as the program."""
         if transport == OURS:
             options["binary_delay"] = self.settings
-        connection = Connection(self.vhost.url, transport=transport, transport_options=options)
+        connection = Connection(
+            self.vhost.url, transport=transport, transport_options=options, connect_timeout=PATIENCE
+        )
         self._opened.append(connection)
         return connection
 
     def close(self) -> None:
         for connection in self._opened:
             connection.release()
+        for vhost in self._more_hosts:
+            vhost.delete()
 
     @property
     def _channel(self) -> Any:
@@ -120,12 +140,18 @@ class RealProgram(Program):
         headers: dict[str, Any],
         properties: dict[str, Any],
     ) -> None:
-        self._published[repr(body)] = time.time()
+        now = time.time()
+        self._published[repr(body)] = now
+        if self.delay_of(body) == self.later:
+            self._until = min(self._until, now + self.later / 1000)
         Producer(self._channel).publish(
             body, exchange=exchange, routing_key=key, headers=headers, **properties
         )
 
     def _arrivals(self, count: int) -> list[Arrival]:
+        if time.time() > self._until:
+            raise TooSlowError
+        self._until = float("inf")
         arrivals: list[Arrival] = []
         connection = self._connection
         with connection.channel() as channel:
@@ -135,6 +161,14 @@ class RealProgram(Program):
             self._drain(connection, lambda: False, MORE)
         assert len(arrivals) >= count, f"{len(arrivals)} of {count} arrived in {PATIENCE} s"
         return arrivals
+
+    def in_order(self, arrivals: list[Arrival], bodies: list[Any]) -> None:
+        """They arrived in this order.
+
+        :raises TooSlowError: where they did not, since the machine may have stalled.
+        """
+        if [each.body for each in arrivals] != bodies:
+            raise TooSlowError(f"{[each.body for each in arrivals]} and not {bodies}")
 
     def _consume(self, channel: Any, name: str, arrivals: list[Arrival]) -> None:
         def receive(body: Any, message: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance.program import TooSlowError
 from tests.conformance.record import expected
 
 
@@ -20,4 +21,11 @@ from tests.conformance.record import expected
     ],
 )
 def test_it_holds(case, program):
+    for factor in (4, 3):
+        try:
+            case.steps(program)
+        except TooSlowError:  # noqa: PERF203 - a retry
+            program.begin_again(factor)
+        else:
+            return
     case.steps(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 import amqp
 import pytest
@@ -15,7 +16,7 @@ ROOT = os.environ.get("RABBITMQ_ROOT")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if case.short],
@@ -32,8 +33,8 @@ def test_nothing_confirmed_is_lost_early_or_misdelivered(case: Case) -> None:
 
 
 def test_a_proxy_passes_bytes_on_until_its_budget_is_spent(broker) -> None:
-    with Proxy(broker.ports[0]) as proxy:
-        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=10)
+    with Proxy(urlsplit(broker.url).port or 5672) as proxy:
+        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=60)
         connection.connect()
         channel = connection.channel()
         channel.queue_declare("through", exclusive=True)
@@ -44,7 +45,7 @@ def test_a_proxy_passes_bytes_on_until_its_budget_is_spent(broker) -> None:
         assert proxy.cuts == 1
         # The handshake alone is more than that.
         proxy.budget = (100, 200)
-        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=10)
+        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=60)
         with pytest.raises((OSError, amqp.ConnectionError)):
             connection.connect()
         connection.collect()

@@ -226,16 +226,16 @@ def test_what_replaces_a_cancelled_task_runs():
     memory = read(Cancel(("a",), NOW), Postpone("a", NOW + 9, NOW), new)
     replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})
     assert reason(memory, replaces) is None
-    assert memory.revives(replaces)
+    assert memory.revives(replaces, NOW)
     assert reason(memory, message("a")) == SUPERSEDED
-    assert not memory.revives(message("a"))
+    assert not memory.revives(message("a"), NOW)
     memory.learn(Cancel(("a",), NOW), NOW)
-    assert not memory.revives(replaces)
+    assert not memory.revives(replaces, NOW)
 
 
 def test_what_replaces_a_task_that_was_not_cancelled_revives_nothing():
     new = replacing("a", 1, NOW, NOW + 5)
-    assert not read(new).revives(message("a", **{REPLACES: "a", GENERATION: new.generation}))
+    assert not read(new).revives(message("a", **{REPLACES: "a", GENERATION: new.generation}), NOW)
 
 
 def test_what_replaces_a_task_awaits_its_record_until_that_was_read():
@@ -245,6 +245,8 @@ def test_what_replaces_a_task_awaits_its_record_until_that_was_read():
     )
     memory = read(Cancel(("a",), NOW))
     assert memory.awaits_record(by_old, NOW)
+    assert reason(memory, by_old) is None
+    assert memory.revives(by_old, NOW)
     assert not memory.awaits_record(by_old, NOW + DAY)
     assert not memory.awaits_record(message("a"), NOW)
     memory.learn(old, NOW)

@@ -69,6 +69,7 @@ verdicts = audit(
     published.withColumn("task", nameless),
     journal.withColumn("task", nameless),
     until=datetime.now(timezone.utc),
+    late_after=3600,
 )
 verdicts.write.parquet(f"{folder}/verdicts")
 verdicts = spark.read.parquet(f"{folder}/verdicts")

@@ -30,6 +30,6 @@ publish(
     broker=broker,
     receipts=receipts,
     slice_rows=500,
-    max_rate=500,
+    max_rate=100,
     on_progress=lambda progress: print(progress.published, flush=True),  # noqa: T201
 )

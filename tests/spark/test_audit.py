@@ -302,6 +302,7 @@ def test_thresholds_decide_what_passes(judge):
         "lost": {"measured": 1, "allowed": 0, "passed": False},
         "duplicates": {"measured": 1, "allowed": 1, "passed": True},
         "p99": {"measured": 10, "allowed": 5, "passed": False},
+        "judged": {"measured": 3, "allowed": 1, "passed": True},
     }
     assert not summary["passed"]
     assert summarize(verdicts, Thresholds(lost=1))["passed"]
@@ -309,13 +310,25 @@ def test_thresholds_decide_what_passes(judge):
 
 def test_an_audit_of_nothing_has_numbers_all_the_same(spark):
     summary = summarize(spark.createDataFrame([], s.VERDICTS))
-    assert (summary["tasks"], summary["passed"], summary["lateness"]["p99"]) == (0, True, None)
+    assert (summary["tasks"], summary["passed"], summary["lateness"]["p99"]) == (0, False, None)
+
+
+def test_nothing_judged_is_a_failure_unless_it_was_asked_for(spark, judge):
+    unknown = judge([receipt("a")], [])
+    assert [row.verdict for row in unknown.collect()] == [s.UNDECIDED]
+    for verdicts in (spark.createDataFrame([], s.VERDICTS), unknown):
+        summary = summarize(verdicts)
+        assert summary["thresholds"]["judged"] == {"measured": 0, "allowed": 1, "passed": False}
+        assert not summary["passed"]
+        assert summarize(verdicts, Thresholds(judged=0))["passed"]
 
 
 @pytest.mark.parametrize("option", ["late_after", "patience"])
 def test_a_negative_time_is_refused(judge, option):
-    with pytest.raises(ValueError, match=f"{option} must be a number of seconds >= 0, got -1"):
+    with pytest.raises(ValueError, match=f"{option} must be a number of seconds >= 0, .* got -1"):
         judge(None, [], **{option: -1})
+    with pytest.raises(ValueError, match=f"{option} must be .* got inf"):
+        judge(None, [], **{option: float("inf")})
 
 
 def test_the_verdicts_have_the_schema_they_say(judge, spark):

@@ -41,7 +41,7 @@ def server(tmp_path):
     with Processes("connect") as processes:
         process = processes.spawn(launch, env, log)
         try:
-            wait_until(lambda: listens(port), 120, "no answer", process)
+            wait_until(lambda: listens(port), 300, "no answer", process)
         except (TimeoutError, ChildProcessError) as failure:
             pytest.fail(f"Spark Connect: {failure}\n{log.read_text()}")
         yield f"sc://127.0.0.1:{port}"

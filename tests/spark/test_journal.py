@@ -15,6 +15,7 @@ from kombu import Connection, Queue
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from kombu_binary_delay.spark import journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.journal import (
@@ -29,7 +30,7 @@ from kombu_binary_delay.spark.send import Sender, Target
 
 @pytest.fixture
 def write(vhost):
-    def write(ids, journal="stream", countdown=5.0):
+    def write(ids, journal="stream", countdown=1.0):
         rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
         for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
             pass
@@ -61,7 +62,8 @@ def test_the_stream_is_read_with_all_its_events(spark, vhost, write):
     at = {(row.event, row.task_id): row for row in rows}
     for n in range(50):
         scheduled, released = at[s.SCHEDULED, f"{n}"], at[s.RELEASED, f"{n}"]
-        assert scheduled.at < scheduled.due == released.due <= released.at
+        assert scheduled.at <= released.at
+        assert scheduled.due == released.due <= released.at
 
 
 def test_what_is_due_when_sent_is_told_of_so_that_an_audit_can_judge_it(spark, vhost, write):
@@ -90,6 +92,22 @@ def test_an_export_adds_what_is_new_and_nothing_twice(spark, vhost, write, tmp_p
     export_journal(spark, vhost.url, path)
     rows = read_journal(spark, path).collect()
     assert sorted(row.offset for row in rows) == list(range(25))
+
+
+def test_exports_at_once_leave_each_others_files_and_are_read_once(
+    spark, vhost, write, tmp_path, monkeypatch
+):
+    path = tmp_path / "journal"
+    # As Hadoop's committer does it: a task that is done, of an export that is not.
+    theirs = path / "_temporary" / "0" / "task_0_m_0" / "part-0.parquet"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    write([f"a{n}" for n in range(10)], countdown=3600.0)
+    export_journal(spark, vhost.url, str(path))
+    monkeypatch.setattr(journal, "_behind", lambda *_: 4)
+    export_journal(spark, vhost.url, str(path))
+    assert theirs.exists()
+    assert sorted(row.offset for row in read_journal(spark, str(path)).collect()) == [*range(10)]
 
 
 def test_local_files_are_read_as_the_stream_is(spark, vhost, write, tmp_path):
@@ -141,10 +159,38 @@ def test_an_end_is_found_though_events_keep_coming(vhost, write):
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(write_on)
         try:
-            assert pool.submit(_Stream({"broker": vhost.url}).end).result(timeout=30) >= 2
+            assert pool.submit(_Stream({"broker": vhost.url}).end).result(timeout=120) >= 2
         finally:
             over.set()
         writing.result()
+
+
+def test_a_broker_may_take_its_time_for_the_first_event(vhost, write, monkeypatch):
+    write(["a", "b"], countdown=3600.0)
+    drain, late = Connection.drain_events, time.monotonic() + 3
+
+    def drain_late(connection, timeout):
+        if time.monotonic() < late:
+            time.sleep(timeout)
+            raise TimeoutError
+        return drain(connection, timeout=timeout)
+
+    monkeypatch.setattr(Connection, "drain_events", drain_late)
+    assert _Stream({"broker": vhost.url}).end() == 2
+
+
+def test_a_reader_that_stands_still_finds_the_same_end(vhost, write, monkeypatch):
+    write([f"{n}" for n in range(300)], countdown=3600.0)
+    drain, calls = Connection.drain_events, []
+
+    def drain_and_stall(connection, timeout):
+        drain(connection, timeout=timeout)
+        calls.append(timeout)
+        if len(calls) == 5:
+            time.sleep(4)
+
+    monkeypatch.setattr(Connection, "drain_events", drain_and_stall)
+    assert _Stream({"broker": vhost.url}).end() == 300
 
 
 def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
@@ -153,10 +199,9 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
     bodies += [json.dumps({"retries": 2**40}), json.dumps({"due": 2**70}), '{"id": "\\ud800"}']
     with vhost.connect() as connection:
         channel = connection.channel()
+        channel.confirm_select()
         for body in [*bodies, "{}"]:
-            channel.basic_publish(amqp.Message(body), "", "kbd.v2.journal")
-        # The broker has taken them when it has answered to what came after.
-        channel.queue_declare("kbd.v2.journal", passive=True)
+            channel.basic_publish_confirm(amqp.Message(body), "", "kbd.v2.journal")
     write(["b"], countdown=3600.0)
     stream = _Stream({"broker": vhost.url})
     end = stream.end()

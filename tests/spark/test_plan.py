@@ -120,6 +120,27 @@ def test_a_plan_agrees_with_the_walk_through_the_topology(spark, ladder):
     assert {key(row): row.left for row in found if row.left} == left
 
 
+@pytest.mark.parametrize("longest", [3, 40, 400])
+def test_the_greatest_number_waiting_is_little_more_than_the_truth(spark, longest):
+    # A short load: most of it comes and goes within a minute or a few.
+    rows = [
+        (NOON + timedelta(seconds=RANDOM.uniform(0, 90)), RANDOM.uniform(0.001, longest), size)
+        for size in range(1, 1500)
+    ]
+    df = spark.createDataFrame(rows, "published timestamp, countdown double, bytes int")
+    moves = []
+    for published, seconds, size in rows:
+        wait = timedelta(milliseconds=ticks(RADIX_4, seconds) * RADIX_4.tick)
+        moves += [(published, 1, size), (published + wait, -1, -size)]
+    most = most_bytes = waiting = held = 0
+    for _, one, size in sorted(moves):
+        waiting, held = waiting + one, held + size
+        most, most_bytes = max(most, waiting), max(most_bytes, held)
+    [summary] = summarize(plan(df.repartition(2), RADIX_4)).collect()
+    assert most <= summary.waiting <= 1.2 * most
+    assert most_bytes <= summary.bytes <= 1.2 * most_bytes
+
+
 def test_ladders_are_compared_side_by_side_with_and_without_a_horizon(spark):
     _, df = reminders(spark, 1000)
     variants: list[Ladder | Variant] = [BINARY, RADIX_4, Variant(BINARY, horizon=3600)]
@@ -188,9 +209,11 @@ def test_limits_pass_or_fail_one_by_one(spark):
     [
         ([], {}, "each once"),
         ([BINARY, BINARY], {}, "each once"),
-        (Variant(BINARY, horizon=0), {}, "above 0 s, got 0"),
-        (BINARY, {"every": 0}, "at least 1 s, got 0"),
-        (BINARY, {"message_bytes": -1}, "not be negative, got -1"),
+        (Variant(BINARY, horizon=0), {}, "horizon must be above 0, .* got 0"),
+        (Variant(BINARY, horizon=float("inf")), {}, "horizon must be .* got inf"),
+        (BINARY, {"every": 0}, "every must be a whole number of at least 1 s, got 0"),
+        (BINARY, {"every": 2.5}, "every must be a whole number of at least 1 s, got 2.5"),
+        (BINARY, {"message_bytes": -1}, "message_bytes must be .* least 0, got -1"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_at_the_call(spark, ladders, options, words):

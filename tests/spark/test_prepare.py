@@ -85,6 +85,53 @@ def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
     assert found.reason == "expires outside of the years 1 to 9999"
 
 
+def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
+    names = "key string, task string, countdown string, priority string, queue string"
+    given = {
+        ("60", "5", "q" * 255, '{"tenant": "a"}'): None,
+        ("abc", None, None, None): "countdown is not a number of seconds",
+        ("1", "high", None, None): "priority is not a whole number from 0 to 255",
+        ("1", "256", None, None): "priority is not a whole number from 0 to 255",
+        ("1", "-1", None, None): "priority is not a whole number from 0 to 255",
+        ("1", "2.5", None, None): "priority is not a whole number from 0 to 255",
+        ("1", None, "ü" * 128, None): "queue is longer than 255 bytes",
+        ("1", None, None, "[1]"): "headers is not a JSON object",
+        ("1", None, None, '{"id": "x"}'): "headers has 'id', which is set by the row",
+        ("1", None, None, '{"eta": null}'): "headers has 'eta', which is set by the row",
+    }
+    rows = [(f"{number}", "t", *row) for number, row in enumerate(given)]
+    found = prepared(spark.createDataFrame(rows, f"{names}, headers string")).collect()
+    reasons = {int(row.key): row.reason for row in found}
+    assert reasons == dict(enumerate(given.values()))
+    assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ("timestamp_micros(-9223372036854775808) eta", "due outside of the years 1 to 9999"),
+        ("timestamp_micros(9223372036854775807) eta", "due outside of the years 1 to 9999"),
+        ("date_from_unix_date(2147483647) eta", "due outside of the years 1 to 9999"),
+        ("date_from_unix_date(-2147483648) eta", "due outside of the years 1 to 9999"),
+        ("1 countdown, 1000000000000 priority", "priority is not a whole number from 0 to 255"),
+        ("1 countdown, 2.5D priority", "priority is not a whole number from 0 to 255"),
+    ],
+)
+def test_numbers_beyond_all_others_are_reasons(spark, columns, reason):
+    [row] = prepared(spark.sql(f"select 'a' key, 't' task, {columns}")).collect()
+    assert row.reason.startswith(reason)
+
+
+def test_columns_are_found_in_whichever_case_and_with_dots_in_the_key(spark):
+    df = spark.range(1).selectExpr(
+        "7 `k.X`", "'t' TASK", "60 Countdown", "'[1]' ARGS", "'mail' Queue", "3 Priority"
+    )
+    [row] = prepared(df, key="k.x").collect()
+    assert row.reason is None
+    found = (row.key, row.task, row.countdown, row.args, row.queue, row.priority)
+    assert found == ("7", "t", 60.0, "[1]", "mail", 3)
+
+
 def test_no_row_of_a_doubled_key_is_taken(spark):
     df = rows(spark, ("a", "t", SOON), ("b", "t", SOON), ("a", "t", SOON))
     found = sorted((row.key, row.reason) for row in prepared(df).where("key = 'a'").collect())
@@ -123,6 +170,7 @@ def test_native_arrays_maps_and_structs_become_json_with_their_nulls(spark):
         ("'a' key, 't' task", "eta .* or countdown"),
         ("'a' key, 't' task, '2030-01-01' eta", "eta must be a timestamp, got string"),
         ("'a' key, 't' task, 1 countdown, 5 args", "args must be JSON, .* got int"),
+        ("'a' key, 't' task, 1 countdown, 'a' Queue, 'b' queue", "'Queue', 'queue'.* case only"),
     ],
 )
 def test_columns_that_cannot_be_are_refused_at_the_call(spark, columns, words):

@@ -123,10 +123,101 @@ def test_the_page_is_well_formed_and_escapes_what_users_named(whole):
 
 
 def test_the_page_says_the_verdicts_and_whether_they_pass(whole):
-    _, text = whole
+    found, text = whole
     assert '<span class="verdict bad">failed</span>' in text
     assert "<b>20</b><span>lost in the ladder</span>" in text
     assert "20,000 tasks, 2030-01-01 11:50:00 to 2030-01-01 12:59" in text
+    assert "<h1>Delayed tasks of a &amp; b, c</h1>" in page({**found, "jobs": ["a & b", "c"]})
+
+
+@pytest.mark.parametrize(
+    ("counts", "limits", "badges", "judgement"),
+    [
+        ({s.OK: 9}, {}, ["passed"], ("No limits were set.",)),
+        (
+            {s.OK: 1_842, s.LATE: 1_355},
+            dict.fromkeys(("early", "lost", "unpublished", "unknown"), (0, 0)),
+            ["passed", "1,355 of 3,197 late"],
+            (
+                "Keeps the limits of: early, lost, unpublished, unknown.",
+                "Without a limit: duplicates, late, p99.",
+            ),
+        ),
+        (
+            {s.OK: 900, s.LATE: 9, s.LOST_AFTER_RELEASE: 2, s.TAKEN_BACK: 30},
+            {"lost": (2, 0), "p99": (3.0, 5.0)},
+            ["failed"],
+            ("Exceeds the limits of: lost.",),
+        ),
+        (
+            {s.OK: 90, s.LATE: 10},
+            {"late": (10, 20), "p99": (7.0, 12.0), "unpublished": (0, 0), "unknown": (0, 9)},
+            ["passed"],
+            (
+                "Keeps the limits of: late, p99, unpublished, unknown.",
+                "Without a limit: early, lost, duplicates.",
+            ),
+        ),
+    ],
+)
+def test_the_page_says_against_what_it_passed_and_warns_of_what_has_no_limit(
+    whole, counts, limits, badges, judgement
+):
+    found, _ = whole
+    held = {
+        name: {"measured": measured, "allowed": allowed, "passed": measured <= allowed}
+        for name, (measured, allowed) in limits.items()
+    }
+    summary = {
+        "tasks": sum(counts.values()),
+        "verdicts": {**dict.fromkeys(s.VERDICT_NAMES, 0), **counts},
+        "lateness": {"p50": 0.1, "p99": 3.0, "worst": 4.0},
+        "thresholds": held,
+        "passed": all(each["passed"] for each in held.values()),
+    }
+    text = page({**found, "summary": summary})
+    assert re.findall(r'class="verdict [\w-]+">(.*?)</span>', text) == badges
+    assert f'<p class="lead">{" ".join(judgement)}</p>' in text
+    for name, count in counts.items():
+        assert f"<b>{count:,}</b><span>{name}</span>" in text
+
+
+def test_what_waits_is_never_below_zero_whatever_is_not_known_of_its_publish(spark):
+    def row(name, verdict, sent, arrived, due=10):
+        at = [None if each is None else NOON + timedelta(seconds=each) for each in (sent, arrived)]
+        late = None if arrived is None else float(arrived - due)
+        times = (NOON + timedelta(seconds=due), at[0], 1, at[1], late)
+        return (name, 0, "k", "t", "q", *times, 1, 1, None, verdict)
+
+    rows = [
+        row("sent nobody knows when", s.OK, None, 10),
+        row("sent by a clock that is ahead", s.OK, 12, 10),
+        row("cancelled", s.TAKEN_BACK, 2, None),
+        row("refused", s.NOT_PUBLISHED, 2, None),
+        row("ok", s.OK, 3, 12),
+        row("sent nobody knows when, lost", s.LOST_IN_THE_LADDER, None, None),
+    ]
+    found = figures(spark.createDataFrame(rows, s.VERDICTS))
+    # From 2 s on the cancelled one, until it is due; from 3 s on the last but one, until it comes.
+    assert (found["start"], found["width"]) == (NOON.timestamp() + 2, 1)
+    assert found["waiting"] == [1, *[2] * 7, 1, 1, 0]
+    assert sum(found["due"]) == 5
+    assert found["without_publish_time"] == 1
+    assert {each["verdict"] for each in found["offenders"]} == {
+        s.OK,
+        s.NOT_PUBLISHED,
+        s.LOST_IN_THE_LADDER,
+    }
+    text = page(found)
+    assert "when they were published: 1." in text
+    assert "<b>1</b><span>cancelled</span>" in text
+
+
+def test_a_report_is_dark_where_its_reader_wants_that_and_not_in_print(whole):
+    _, text = whole
+    assert text.count("@media screen and (prefers-color-scheme:dark)") == 2
+    # Colours stand in the style sheet alone, which has both.
+    assert not re.search(r'(?:fill|stroke)="#', text)
 
 
 @pytest.mark.slow

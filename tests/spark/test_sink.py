@@ -83,6 +83,7 @@ GIVEN = {"job_id": "j", "broker": "amqp://", "receipts": "/nowhere/receipts"}
         ({"key": "id"}, "a column 'id' is needed"),
         ({"settings": '{"tik": 1}'}, "unknown setting 'tik'"),
         ({"max_rate": "0"}, "max_rate must be above 0"),
+        ({"max_rate": "inf"}, "max_rate must be .* got inf"),
         ({"receipts": "dbfs:/x"}, "'dbfs:/x': .* give a path, or a URI of file, s3"),
         ({"receipts": "/dev/null/x"}, "/dev/null"),
     ],
@@ -161,7 +162,7 @@ def test_the_same_rows_mean_the_same_as_to_publish(spark, tmp_path, sent):
     times = ("timestamp'1969-07-20 20:17:40.000001' eta", "timestamp'2030-01-31 12:00:00' expires")
     others = ("-5L key", "'t' task", "7 priority", "null queue", "cast('1.5' as decimal(3,1)) x")
     df = spark.range(1).selectExpr(*values, *times, *others)
-    text = spark.range(1).selectExpr("'k' key", "'t' task", "1.5BD countdown", "'[1, 2]' args")
+    text = spark.range(1).selectExpr("'k' key", "'t' task", "1.5BD countdown", "'[1, 2]' ARGS")
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         for given in (df, text):

@@ -49,7 +49,7 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
     [
         ("plan PATH --limit weight=1", "'weight' is unknown; known are waiting"),
         ("plan PATH --ladder nope", "'nope'"),
-        ("plan PATH --horizon 0", "horizon must be above 0 s, got 0"),
+        ("plan PATH --horizon 0", "horizon must be above 0, and"),
         ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
         ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
@@ -76,13 +76,16 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
     assert result.exit_code == 0, result.output
     assert "30 published" in result.output
     given = ["--receipts", receipts, "--journal", vhost.url, "--output", output.as_uri()]
-    result = tool("audit", *given)
+    result = tool("audit", *given, "--allow", "p99=7.5")
     assert result.exit_code == 0, result.output
     assert json.loads((output / "summary.json").read_text())["verdicts"][s.STILL_WAITING] == 30
-    assert (output / "report.html").read_text().startswith("<!doctype html>")
+    text = (output / "report.html").read_text()
+    assert text.startswith("<!doctype html>")
+    assert "<h1>Delayed tasks of j</h1>" in text
+    assert "7.5 s" in text
     again = tmp_path / "again.html"
     assert tool("report", output, "--output", again).exit_code == 0
-    assert "still waiting" in again.read_text()
+    assert again.read_text() == text
 
 
 def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
@@ -123,6 +126,11 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     assert tool("audit", *given, "--job-id", "job-1").exit_code == 1
     found = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
     assert {row.task_id: row.verdict for row in found} == {"i1": s.LOST_IN_THE_LADDER}
+    # A mistyped job.
+    result = tool("audit", *given, "--job-id", "job-3")
+    assert result.exit_code == 1
+    assert "0 tasks are judged, and 1 must be" in " ".join(result.output.split())
+    assert tool("audit", *given, "--job-id", "job-3", "--allow", "judged=0").exit_code == 0
 
 
 def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):
@@ -169,7 +177,7 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "an executor was killed, as it should" in done.stdout
+    assert "an executor was killed on the way" in done.stdout
     assert "nothing lost, nothing early" in done.stdout
 
 
@@ -200,7 +208,7 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
         for ui in worker_uis:
             given = ["-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", str(ui), master]
             processes.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while log.read_text().count("Successfully registered with master") < 2:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)

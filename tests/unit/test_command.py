@@ -34,6 +34,7 @@ from kombu_binary_delay.cli.connect import Target
         (UnreachableError("why"), 4),
         (errors.UnconfirmedError("why"), 4),
         (amqp.NotFound("why"), 4),
+        (UnicodeError("why"), 4),
         (OperationalError("why"), 4),
         (ConnectionError("why"), 4),
         (OperationError("why"), 2),

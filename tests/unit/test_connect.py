@@ -180,7 +180,7 @@ def test_the_authority_that_the_app_trusts_counts_for_the_management_api_too(tmp
     ],
 )
 def test_what_is_no_url_of_a_management_api_is_refused_and_no_password_repeated(url):
-    with pytest.raises(UnreachableError, match="is no URL of a management API") as raised:
+    with pytest.raises(UnreachableError, match="is not the URL of a management API") as raised:
         Management.of(connected(), url)
 
     assert "ush" not in str(raised.value)

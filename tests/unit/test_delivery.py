@@ -133,7 +133,7 @@ def test_a_binding_too_many_is_named_and_mended(put, severity, words):
     found = grave(TOPOLOGY, snapshot)
 
     assert {(each.severity, words in each.found) for each in found} == {(severity, True)}
-    assert all("'create'" in each.causes for each in found)
+    assert all("'verify --fix'" in each.remedy for each in found)
     assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from html import unescape
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import hcl2
 import pydot
@@ -21,7 +20,6 @@ from kombu_binary_delay.export import (
     graphviz,
     kubernetes,
     mermaid,
-    svg,
     terraform,
 )
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -277,48 +275,3 @@ def test_mermaid_draws_every_way(part):
 
 def plain(label):
     return unescape(label).replace("\N{ZERO WIDTH SPACE}", "")
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.prefix)
-def test_the_svg_shows_each_level_each_queue_and_when_a_message_is_in_it(topology):
-    tick = topology.ladder.tick
-    image = ET.fromstring(svg(topology, 3 * tick, STRANGE))  # noqa: S314 - our own
-    words = ["".join(node.itertext()) for node in image.iter("{http://www.w3.org/2000/svg}text")]
-
-    for queue in topology.whole.queues:
-        assert any(queue.name.endswith(word) for word in words if word), queue.name
-    assert STRANGE in words
-    assert any(word.startswith("at ") for word in words)
-
-
-@pytest.mark.parametrize("layout", ["chain", "skip"])
-@pytest.mark.parametrize("delay", [125, 375, 1_000, 3_000, 10_000, 31_875])
-def test_in_the_svg_nothing_is_written_over_a_box(delay, layout):
-    ladder = Ladder.uniform(levels=4)
-    image = ET.fromstring(svg(Topology(ladder, layout=layout), delay, "mail"))  # noqa: S314 - our own
-    space = "{http://www.w3.org/2000/svg}"
-    boxes = [
-        [float(each.attrib[name]) for name in ("x", "y", "width", "height")]
-        for each in image.iter(f"{space}rect")
-        if "ground" not in each.attrib.get("class", "")
-    ]
-
-    for text in image.iter(f"{space}text"):
-        y, centre = float(text.attrib["y"]), float(text.attrib["x"])
-        inside = [
-            (left, top)
-            for left, top, width, height in boxes
-            if left - 20 < centre < left + width + 20 and top - 2 < y < top + height + 12
-        ]
-        # What is said in a box stands in its middle.
-        assert all(centre == left + 75 and y - top in (20, 37) for left, top in inside) or (
-            text.attrib["text-anchor"] == "start"
-        ), "".join(text.itertext())
-
-
-def test_the_svg_tells_the_waits_of_ten_seconds():
-    image = svg(Topology(Ladder.uniform(levels=4)), 9_990, "mail")
-
-    times = ("delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s")
-    for words in (*times, "00.00.01.01.@..mail", "level-02.01", "*.*.01.#"):
-        assert words in image

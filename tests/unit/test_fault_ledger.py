@@ -118,7 +118,8 @@ KEYED = [
         ([*CANCEL, dropped()], 1, (0, 0, 0)),
         ([*CANCEL, delivered(), done()], 1, (0, 1, 0)),
         # A race that was lost is none of ours.
-        ([*CANCEL[:3], cancelled(at=100.0), delivered(), done()], 1, (0, 0, 0)),
+        ([*CANCEL[:3], cancelled(at=99.0), delivered(), done()], 1, (0, 0, 0)),
+        ([*CANCEL[:3], cancelled(at=99.0), delivered(at=120.0), done()], 1, (0, 0, 0)),
         # Who had no confirm of it knows nothing.
         ([*CANCEL[:3], delivered(), done()], 0, (0, 0, 0)),
         (CANCEL[:3], 0, (0, 0, 0)),

@@ -36,16 +36,35 @@ def rules_of(topology: Topology) -> list[dict[str, Any]]:
     return rules
 
 
-def test_a_dashboard_is_one_to_grafana_itself(topology):
+def read_by_grafana(document: dict[str, Any]) -> dict[str, Any]:
+    """Let Grafana's models read a dashboard; of panels and queries, each kind has its own."""
     why = "Grafana's models need Python 3.11"
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=why)
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason=why)
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason=why)
+    plugins.register_default_plugins()
+    text = encoder.JSONEncoder().encode(models.Dashboard.from_json(document))
+    read: dict[str, Any] = json.loads(text)
+    return read
+
+
+def test_a_dashboard_is_one_to_grafana_itself(topology):
     document = json.loads(grafana(topology))
 
-    read = json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(document)))
-
     # Grafana adds what is left at its default, and leaves out what it does not know.
-    assert lost(document, read) == []
+    assert lost(document, read_by_grafana(document)) == []
+
+
+def test_grafana_would_see_what_it_does_not_know():
+    document = json.loads(grafana(Topology()))
+    panel = document["panels"][0]
+    for place in (document, panel, panel["options"], panel["targets"][0]):
+        place["unknown"] = 1
+
+    assert lost(document, read_by_grafana(document)) == [
+        *(f"/panels/0/{each}unknown" for each in ("targets/0/", "options/", "")),
+        "/unknown",
+    ]
 
 
 def lost(given: Any, read: Any, path: str = "") -> list[str]:

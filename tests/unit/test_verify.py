@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import Management, Snapshot
+from kombu_binary_delay.admin.fix import absent
 from kombu_binary_delay.admin.verify import compare, verify
 from kombu_binary_delay.model.foreign import NSERVICEBUS
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
@@ -80,6 +81,14 @@ def test_whatever_is_missing_is_named(topology, data):
     found = list(compare(topology, snapshot, declares=declares))
 
     assert any(each.severity == "error" and each.causes for each in found)
+    assert all("'verify --fix'" in each.remedy for each in found if each.severity == "error")
+    # What is to be made brings back what was there, and no more.
+    whole, lacking = snapshot_of(topology.whole), absent(topology.whole, snapshot)
+    if isinstance(gone, Binding):
+        assert lacking == Part(bindings=(gone,))
+    else:
+        assert {gone} == {*lacking.exchanges, *lacking.queues}
+        assert not absent(topology.whole, whole).exchanges
     assert any(name in each.what for each in found)
 
 
@@ -116,6 +125,7 @@ def test_another_argument_of_a_queue_is_named_with_what_it_causes(argument, valu
 
     assert (found.severity, found.what) == ("error", f"queue {row['name']}")
     assert argument in found.found
+    assert f"'teardown --ladder {TOPOLOGY.prefix}'" in found.remedy
     assert causes in found.causes
     assert "cannot declare it" in found.causes
 
@@ -129,7 +139,7 @@ def test_levels_that_no_message_has_needed_are_no_fault_where_applications_make_
     assert (lazy.severity, lazy.what) == ("note", "levels 2 to 3")
     assert (never.severity, never.causes) == (
         "error",
-        "a publish with a delay of 4000 ms or more fails with 404",
+        "a publish with a delay of 4 s or more fails with 404",
     )
 
 
@@ -144,6 +154,8 @@ def test_a_consumer_and_a_foreign_binding_on_a_level_are_named():
 
     assert "before they are due" in consumer.causes
     assert "'#'" in binding.found
+    assert "rabbitmqctl list_consumers -p /" in consumer.remedy
+    assert binding.remedy.endswith(f"/api/bindings/%2F/e/{TOPOLOGY.level_name(1)}/q/spy/%2523")
     assert "spy" in binding.what
 
 
@@ -222,7 +234,10 @@ def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition,
     if found is None:
         assert not about
     else:
-        assert (about[0].severity, found[1] in about[0].causes) == (found[0], True)
+        said = f"{about[0].causes}; {about[0].remedy}"
+        assert (about[0].severity, found[1] in said) == (found[0], True)
+        exact = "rabbitmqctl set_policy -p" in about[0].remedy
+        assert exact == (found[0] != "note")
     assert done.sound == (found is None or found[0] == "note")
 
 

@@ -20,6 +20,8 @@ from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.model.address import Destination
 
+#: When these tests began, in milliseconds since the epoch.
+BEGIN = time.time_ns() // 1_000_000
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe\x9b31m"
 
 
@@ -132,8 +134,8 @@ def page(*pairs, compressed=True):
 
 
 def on_the_way(topology, left, number, **headers):
-    """Write a message that has so many milliseconds left, as a node shows it in its level."""
-    due = time.time_ns() // 1_000_000 + left
+    """Write a message that had so many milliseconds left, as a node shows it in its level."""
+    due = BEGIN + left
     headers = {"id": f"{number}", "task": "t", "x-binary-delay": {"due": due}, **headers}
     message = amqp.Message("", application_headers=headers)
     digits = topology.ladder.digits(left)
@@ -168,7 +170,7 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
         "1 classic queues of the ladder were left out: a node cannot look into them",
         f"the queue {low} was not read: timeout",
         "2 messages left their queue while it was read",
-        "1 messages say nothing that can be read",
+        "1 messages could not be decoded",
     )
 
 
@@ -202,7 +204,7 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
     story = admin.story_by_node("", "/", topology, "1", judge)
     assert story.state == state
     assert story.task is not None
-    assert abs(story.task.due - time.time() * 1000 - left) < 900
+    assert story.task.due == BEGIN + left
     listed = list(admin.from_node("", "/", topology, judge=judge))
     assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
 
@@ -212,7 +214,7 @@ def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
     for pairs in ([], [(b"k", b"")], [(b"a.b", b"x" * 1000), (b"", b"\x00")]):
         assert node._pairs(page(*pairs, compressed=compressed)) == pairs  # noqa: SLF001 - its reader
     for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page((b"k", b""))[:-9]):
-        with pytest.raises(admin.UnreachableError, match="no page of messages"):
+        with pytest.raises(admin.UnreachableError, match="something else than a page of messages"):
             node._pairs(wrong)  # noqa: SLF001 - its reader
 
 
@@ -226,9 +228,9 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--node-command", "false"], 4, "'false rabbitmqctl' has not read the node"),
+        (["--node-command", "false"], 4, "'false rabbitmqctl' failed to read the node"),
         (["--node-command", "nonesuch"], 4, "cannot be run"),
-        (["--node-command", "echo kbd"], 4, "has not read the node"),
+        (["--node-command", "echo kbd"], 4, "failed to read the node"),
         (["--due-before", "soon"], 2, "is no delay"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
     ],

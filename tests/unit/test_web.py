@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from kombu_binary_delay.admin import Difference, OperationError, WaitingTask
+from kombu_binary_delay.admin import OperationError, WaitingTask
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.web import drawing, guard, passwords
+from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
 from kombu_binary_delay.web.plans import Plan, Plans, to_log
 from kombu_binary_delay.web.reader import Reader
-from kombu_binary_delay.web.site import application
 
 HOUR = 3_600_000
 
@@ -187,12 +187,6 @@ def test_names_from_elsewhere_are_seen_as_they_are():
 )
 def test_durations_are_short(milliseconds, expected):
     assert drawing.short(milliseconds) == expected
-
-
-def test_findings_have_a_remedy():
-    missing = Difference("error", "queue kbd.v2.parking", "missing", "messages are lost")
-
-    assert "kombu-binary-delay create" in drawing.remedy(missing)
 
 
 # --- who comes in -------------------------------------------------------------------

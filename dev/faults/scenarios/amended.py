@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import amqp
 from kombu import Connection
 
-from dev.faults.environment import Case, Environment
-from dev.faults.ledger import CANCELLED, CANCELLING, CONFIRMED, DELIVERED, Book
+import kombu_binary_delay
+from dev.faults.environment import Case, Environment, ScenarioError
+from dev.faults.ledger import CANCELLED, CANCELLING, CONFIRMED, DELIVERED, DROPPED, Book
 from dev.faults.programs import TRANSPORT
 from kombu_binary_delay import Settings
 from kombu_binary_delay.amendments.parts import amendments_part, exchange_name, stream_name
-from kombu_binary_delay.amendments.record import Cancel
+from kombu_binary_delay.amendments.record import KEY, Cancel
 from kombu_binary_delay.executor import declare
 from kombu_binary_delay.mechanism import mechanism_of
 
@@ -52,7 +53,7 @@ def publish(env: Environment, name: str = "m", **more: Any) -> list[str]:
     before = env.count(CONFIRMED)
     count = more.pop("count", COUNT)
     wait = more.pop("wait", SHORT_WAIT if env.short else WAIT)
-    env.publisher(["inbox"], count, 300, wait, name=name, **more).wait(60)
+    env.publisher(["inbox"], count, 300, wait, name=name, **more).wait(180)
     env.wait_for(CONFIRMED, before + count, 5)
     return [f"{name}-{number}" for number in range(count)]
 
@@ -62,7 +63,7 @@ def amend(env: Environment, name: str = "") -> None:
     publish(env, f"k{name}", keys=KEYS)
     names = publish(env, f"m{name}")[::3]
     before = env.count(CANCELLED)
-    env.canceller(names, at_once=5).wait(60)
+    env.canceller(names, at_once=5).wait(180)
     env.wait_for(CANCELLED, before + len(names), 5)
 
 
@@ -108,7 +109,7 @@ def consumers_killed(env: Environment) -> None:
     prepare(env)
     amend(env)
     for when in ("before", "after") * (1 if env.short else 4):
-        env.consumer("inbox", dies_at=10, dies=when).wait(60)
+        env.consumer("inbox", dies_at=10, dies=when).wait(180)
     env.consumer("inbox")
     env.wait_until_done()
 
@@ -120,7 +121,7 @@ def workers_killed(env: Environment) -> None:
         declare(connection.channel(), amendments_part(Settings()))
     env.declare_ladder("tasks")
     env.send_tasks(90, rate=300, longest=12)
-    env.canceller([f"task-{number}" for number in range(0, 90, 3)], celery=True).wait(60)
+    env.canceller([f"task-{number}" for number in range(0, 90, 3)], celery=True).wait(180)
     env.wait_for(CANCELLED, 30, 5)
     for _ in range(1 if env.short else 3):
         worker = env.worker("--concurrency=2")
@@ -153,7 +154,7 @@ def publishers_killed(env: Environment) -> None:
     for number in range(rounds):
         env.publisher(
             ["inbox"], each + 1, 200, WAIT, first=number * each, keys=7, dies_after=each
-        ).wait(60)
+        ).wait(180)
     env.wait_until_done()
     env.notes["times"] = rounds
 
@@ -169,7 +170,7 @@ def many(env: Environment) -> None:
         consumer = env.consumer("inbox", dies_at=10, dies=when)
         env.wait_for(DELIVERED, before + 1)
         env.notes.setdefault("seconds until the first message", time.monotonic() - began)
-        consumer.wait(60)
+        consumer.wait(180)
     env.consumer("inbox")
     env.wait_until_done()
     env.notes["amendments"] = count
@@ -196,10 +197,41 @@ def stream_deleted(env: Environment) -> None:
     env.publisher(["inbox"], count, 10, (0.2, 0.4), name="busy")
     for each in range(1 if env.short else 5):
         for name in (IDS, KEYED):
-            time.sleep(2)
+            wait_until_read(env)
             env.broker.api("DELETE", f"queues/{env.vhost.name}/{name}")
             publish(env, f"late{each}-{name[-4:]}", keys=KEYS, count=30)
-            env.canceller(publish(env, f"later{each}-{name[-4:]}", count=30)[::3]).wait(60)
+            env.canceller(publish(env, f"later{each}-{name[-4:]}", count=30)[::3]).wait(180)
+
+
+def wait_until_read(env: Environment) -> None:
+    """Wait until a consumer has read all amendments of now: it reads those of a stream in order.
+
+    :raises ScenarioError: where it does not.
+    """
+    book = Book(env.new_book())
+    for attempt in range(10):
+        # The first of two with one key is superseded, and the second cancelled, last of all.
+        key = {KEY: f"{book.path.stem}-{attempt}"}
+        names = publish(env, key[KEY], count=2, wait=(1.0, 1.0), headers=key)
+        for name in names:
+            book.write(CANCELLING, name)
+        with Connection(env.vhost.url, transport=TRANSPORT) as connection:
+            kombu_binary_delay.cancel(names[1], connection=connection)
+        ends = partial(ends_of, env, *names)
+        env.wait_until(lambda: len(ends()) == 2, "the end of two messages")  # noqa: B023
+        if {*ends().values()} == {DROPPED}:
+            return
+    raise ScenarioError("no consumer has read amendments in time")
+
+
+def ends_of(env: Environment, *names: str) -> dict[str, str]:
+    """Return what became of messages that were delivered or dropped."""
+    ends = (DELIVERED, DROPPED)
+    return {
+        each["id"]: each["event"]
+        for each in env.entries()
+        if each["id"] in names and each["event"] in ends
+    }
 
 
 def truncated(env: Environment) -> None:
@@ -310,7 +342,7 @@ def clock_stepped(env: Environment, step: float, *, of_consumer: bool) -> None:
     env.wait_for(DELIVERED, 10)
     publish(env, "k", keys=KEYS)
     names = publish(env)[::3]
-    env.canceller(names, at_once=5, **({} if of_consumer else {"clock_step": step})).wait(60)
+    env.canceller(names, at_once=5, **({} if of_consumer else {"clock_step": step})).wait(180)
     env.wait_until_done()
 
 
@@ -325,11 +357,11 @@ def withdrawn(env: Environment) -> None:
     amend(env)
     names = publish(env, "refused", count=40)
     before = env.count(CANCELLED)
-    env.canceller(names[:20], urls=urls).wait(60)
+    env.canceller(names[:20], urls=urls).wait(180)
     grant(env, {**everything, "write": "^(?!kbd.v2.amendments$).*"})
     # RabbitMQ remembers for a minute what a channel was allowed.
     canceller = env.canceller(names[20:], urls=urls)
-    canceller.wait(60)
+    canceller.wait(180)
     env.check("cancels that were made without the right", env.count(CANCELLED) - before - 20, 0)
     env.check("who may not cancel and did", int("may not amend" not in canceller.log()), 0)
     # What is read already goes on: RabbitMQ asks for the permission at the beginning.
@@ -361,7 +393,7 @@ def alarmed(env: Environment, *, amended: bool) -> None:
     env.broker.ctl("set_vm_memory_high_watermark", "0.00001")
     env.consumer("inbox")
     try:
-        env.wait_until_done(patience=20)
+        env.wait_until_done(patience=60)
         env.check("not done while the alarm lasted", len(env.verdict().lost), 0)
     finally:
         env.broker.ctl("set_vm_memory_high_watermark", "0.6")

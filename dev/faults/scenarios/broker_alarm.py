@@ -25,7 +25,7 @@ def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ..
     env.notes["confirmed while blocked"] = env.count(CONFIRMED) - before
     env.check("publishes confirmed while blocked", env.count(CONFIRMED) - before, 0)
     env.broker.ctl(*clear_it)
-    publisher.wait(60)
+    publisher.wait(180)
     env.wait_until_done()
     env.check("publishes that raised", env.verdict().refused, 0)
 

@@ -20,7 +20,7 @@ def killed(env: Environment) -> None:
         env.broker.kill()
         env.broker.start()
         time.sleep(1)
-    publisher.wait(120)
+    publisher.wait(180)
     # The broker's own timers: 180 s where nobody has lowered them.
     env.wait_until_done(patience=240)
     env.notes["kills"] = kills
@@ -32,7 +32,7 @@ def killed_and_down(env: Environment) -> None:
     env.declare_ladder("inbox")
     env.consumer("inbox")
     for kill in range(2):
-        env.publisher(["inbox"], 900, 300, (2.0, 20.0), name=f"before-{kill}").wait(60)
+        env.publisher(["inbox"], 900, 300, (2.0, 20.0), name=f"before-{kill}").wait(180)
         env.broker.kill()
         time.sleep(8)
         env.broker.start()

@@ -39,7 +39,7 @@ def upgraded(env: Environment, to: str) -> None:
     """Stop the broker, and start a later one on its data."""
     env.queue("inbox")
     env.declare_ladder("inbox")
-    env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(60)
+    env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(180)
     env.wait_for(CONFIRMED, COUNT, 5)
     enable_feature_flags(env)
     down = time.monotonic()
@@ -49,7 +49,7 @@ def upgraded(env: Environment, to: str) -> None:
         env.notes["down, s"] = time.monotonic() - down
         env.move_to(new)
         env.consumer("inbox")
-        env.publisher(["inbox"], COUNT, 200, WAIT, name="after").wait(60)
+        env.publisher(["inbox"], COUNT, 200, WAIT, name="after").wait(180)
         env.wait_for(CONFIRMED, 2 * COUNT, 5)
         env.wait_until_done()
 
@@ -59,7 +59,7 @@ def refused(env: Environment, to: str) -> None:
     env.queue("inbox")
     env.declare_ladder("inbox")
     env.consumer("inbox")
-    env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(60)
+    env.publisher(["inbox"], COUNT, 200, WAIT, name="before").wait(180)
     env.wait_for(CONFIRMED, COUNT, 5)
     enable_feature_flags(env)
     env.broker.stop()
@@ -79,7 +79,7 @@ def refused(env: Environment, to: str) -> None:
         env.move_to(new)
         env.queue("inbox")
         env.consumer("inbox")
-        env.publisher(["inbox"], COUNT, 200, (0.5, 20.0), name="after").wait(60)
+        env.publisher(["inbox"], COUNT, 200, (0.5, 20.0), name="after").wait(180)
         env.wait_for(CONFIRMED, 2 * COUNT, 5)
         env.wait_until_done()
 

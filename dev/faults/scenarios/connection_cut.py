@@ -22,7 +22,7 @@ def parties_cut(env: Environment) -> None:
         urls = env.proxied(proxy)
         env.consumer("inbox", urls=urls)
         publisher = env.publisher(["inbox"], count, urls=urls)
-        publisher.wait(count / 100 + 120)
+        publisher.wait(count / 100 + 300)
         env.wait_for(DONE, count // 8, timeout=120)
         # Each cut takes kombu seconds to get over: let it come to an end.
         proxy.budget = None

@@ -62,12 +62,12 @@ def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None
     for each in (1, 2):
         env.wait_for(CONFIRMED, each * 200)
         delete(env, parts(env))
-    publisher.wait(60)
-    env.publisher(["inbox"], 30, 30, name="later").wait(60)
+    publisher.wait(180)
+    env.publisher(["inbox"], 30, 30, name="later").wait(180)
     time.sleep(10)
     parked = env.parked()
     # Whatever was in the way is mended: what is sent from here on needs nobody's help.
-    env.publisher(["inbox"], 300, 100, name="mended").wait(60)
+    env.publisher(["inbox"], 300, 100, name="mended").wait(180)
     time.sleep(10)
     env.notes["parked"] = parked
     env.check("parked after the ladder was mended", env.parked() - parked, 0)
@@ -97,7 +97,7 @@ def otherwise(env: Environment) -> None:
         env.check("no remedy in it", int("delete it" not in refused), 0)
         # The channel is as it was.
         producer.publish("plain", routing_key="elsewhere")
-    short.wait(60)
+    short.wait(180)
     env.wait_until_done()
 
 

@@ -32,7 +32,7 @@ def publishers(env: Environment, number: int) -> None:
             dies_after=PUBLISHED,
             dies_of=number,
         )
-        otherwise += publisher.wait(60) != -number
+        otherwise += publisher.wait(180) != -number
     env.wait_until_done()
     env.check("publishers that ended otherwise", otherwise, 0)
     env.notes["times"] = rounds
@@ -64,9 +64,9 @@ def consumers(env: Environment) -> None:
     publisher = env.publisher(["inbox"], count, 150, (0.2, 3.0))
     when = cycle(("before", "after"))
     for _ in range(rounds):
-        env.consumer("inbox", dies_at=20, dies=next(when)).wait(60)
+        env.consumer("inbox", dies_at=20, dies=next(when)).wait(180)
     env.consumer("inbox")
-    publisher.wait(60)
+    publisher.wait(180)
     env.wait_until_done()
     env.notes["times"] = rounds
 

@@ -1,12 +1,12 @@
-"""What waits, task by task: frozen values, one after the other, from one of two sources.
+"""List waiting tasks as frozen values, one after the other, from one of two sources.
 
-* ``task``: a waiting task, which of them are asked for, and how they are counted and sorted.
-* ``journal``: what the journal knows, over AMQP, from anywhere.
-* ``node``: what the quorum queues of the levels hold, by a command on the broker's host.
-* ``script``: what that command has the node do.
+* ``task``: a waiting task; selecting, counting and sorting tasks.
+* ``journal``: tasks from the journal, over AMQP, from anywhere.
+* ``node``: tasks from the quorum queues of the levels, by a command on the broker's host.
+* ``script``: the expressions that this command evaluates on the node.
 
-Neither source holds all that waits in memory, and neither changes anything: a message stays where
-it is, and its count of deliveries too.
+Neither source keeps all tasks in memory, and neither changes anything: messages stay where they
+are, and their delivery counts do not change.
 """
 
 from .journal import from_journal, has_journal, judge_of, story_by_journal

@@ -1,8 +1,8 @@
-"""What waits by the journal: scheduled, less what arrived, was executed, cancelled or postponed.
+"""List waiting tasks from the journal: those scheduled and not yet delivered, executed or amended.
 
-The journal's stream is read from its first event to its last. What may still wait is kept in a
-temporary database on disk, not in memory. A task whose due time has passed waits no longer, whether
-or not the journal says where it went: so of what is past, nothing is kept.
+This reads the journal's stream from the first event to the last. Tasks that may still wait are kept
+in a temporary database on disk, not in memory. A task whose due time has passed does not wait any
+more, even if the journal has no further event, so it is not kept.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .task import (
 )
 
 _PREFETCH = 1000
-#: Seconds without an event after which the journal does not answer.
+#: Seconds without an event after which the journal counts as not answering.
 _SILENCE = 20
-#: The same in a journal that seems to be empty, and at the end of one, to be taken for the end.
+#: Seconds without an event that mean the end: in a journal that seems to be empty, and at the end.
 _NEW, _END = 2.0, 0.3
 #: SQLite's own memory, in KiB; the rest is on disk.
 _CACHE = 8192
 _GONE = (events.RELEASED, events.EXECUTED)
 _TAKEN_BACK = (events.CANCELLED, events.POSTPONED)
 
-#: What is known of a task after an event.
+#: The state of a task after an event.
 _STATES = {
     events.SCHEDULED: "waiting",
     events.RELEASED: "arrived",
@@ -72,9 +72,9 @@ def has_journal(connection: Any, namespace: str) -> bool:
 
 
 def judge_of(connection: Any) -> Judge:
-    """Read what was taken back, and return what judges by it.
+    """Read the amendments, and return a function that applies them to messages.
 
-    :param connection: a :class:`kombu.Connection` by our transport, open while it is used. It
+    :param connection: a :class:`kombu.Connection` with our transport, open while it is used. It
         appends a marker to the streams of amendments, if they exist.
     """
     amendments = connection.connection.delay_mechanism.amendments
@@ -89,14 +89,13 @@ def from_journal(
     select: Selection | None = None,
     judge: Judge | None = None,
 ) -> Waiters:
-    """Read what waits out of the journal's stream.
+    """Return the waiting tasks from the journal's stream.
 
     :param connection: a :class:`kombu.Connection`, open while the tasks are read.
-    :param topology: the ladder that publishers use, by which the queue is computed in which a task
-        waits now.
-    :param select: which tasks to return; all, unless it is given.
-    :param judge: knows what was taken back, as :func:`judge_of` returns it.
-    :raises OperationError: where there is no such stream.
+    :param topology: the ladder that publishers use, to compute the queue in which a task waits now.
+    :param select: which tasks to return; by default all.
+    :param judge: applies the amendments, see :func:`judge_of`.
+    :raises OperationError: if there is no such stream.
     """
     return JournalWaiters(connection, topology, select or Selection(), judge)
 
@@ -104,10 +103,10 @@ def from_journal(
 def story_by_journal(
     connection: Any, topology: Topology, task_id: str, judge: Judge | None = None
 ) -> Story:
-    """Tell what the journal knows of one task.
+    """Return what the journal knows of one task.
 
     :param connection: a :class:`kombu.Connection`.
-    :raises OperationError: where there is no journal.
+    :raises OperationError: if there is no journal.
     """
     waiters = JournalWaiters(connection, topology, Selection(), judge)
     told, scheduled, state = [], None, "unknown"
@@ -128,10 +127,10 @@ def story_by_journal(
 
 
 class JournalWaiters:
-    """The tasks that wait by the journal; see :class:`~.task.Waiters`."""
+    """The waiting tasks from the journal; see :class:`~.task.Waiters`."""
 
     source = JOURNAL
-    #: It is read to its end, or an error is raised.
+    #: The journal is read to its end, or an error is raised.
     complete = True
 
     def __init__(
@@ -147,13 +146,13 @@ class JournalWaiters:
         if not has_journal(connection, topology.namespace):
             raise OperationError(
                 f"there is no journal {stream_name(topology.namespace)!r} in this virtual host: "
-                f"set journal to 'stream' in the settings of publishers and workers; or read the "
-                f"node itself, with --source node on the broker's host, or with --node-command"
+                f"set journal to 'stream' in the settings of publishers and workers, or read the "
+                f"node, with --source node on the broker's host or with --node-command"
             )
 
     def __iter__(self) -> Iterator[WaitingTask]:
         self._taken_back = 0
-        # Without a name, SQLite keeps it in a file that goes when it is closed.
+        # Without a name, SQLite uses a temporary file that it deletes at the close.
         with closing(sqlite3.connect("")) as database:
             database.execute(f"pragma cache_size = -{_CACHE}")
             database.execute("pragma journal_mode = off")
@@ -172,7 +171,7 @@ class JournalWaiters:
                     self._taken_back += 1
 
     def unseen(self) -> tuple[str, ...]:
-        """Say in sentences what the journal cannot know."""
+        """Return sentences about what the journal does not have."""
         said = ["what was published without the journal is not in it"]
         if self.since is not None:
             age = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since / 1000))
@@ -184,7 +183,7 @@ class JournalWaiters:
         return tuple(said)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all events, and note when the first was written."""
+        """Yield all events, and set :attr:`since` from the first."""
         self.since = None
         for event in _events(self._connection, stream_name(self._topology.namespace)):
             if self.since is None:
@@ -192,7 +191,7 @@ class JournalWaiters:
             yield event
 
     def task(self, row: tuple[Any, ...], now: int) -> tuple[WaitingTask, str]:
-        """Make the waiting task of a row, and say how it was amended.
+        """Return the waiting task of a row, and how it was amended.
 
         :param now: microseconds since the epoch.
         """
@@ -222,7 +221,7 @@ class JournalWaiters:
                 if type(due) is int and due > time.time_ns() // 1000:
                     database.execute("delete from waiting where id = ? and due = ?", (id_, due))
             elif kind in _TAKEN_BACK:
-                # The due time says which, where an id was scheduled anew meanwhile.
+                # The due time identifies the event, if the id was scheduled again meanwhile.
                 if type(due) is int:
                     database.execute("delete from waiting where id = ? and due = ?", (id_, due))
                 else:
@@ -235,22 +234,22 @@ class JournalWaiters:
         if self._select.ids and row[0] not in self._select.ids:
             return
         with suppress(OverflowError, UnicodeEncodeError):
-            # Nobody who writes a journal writes a number or text that SQLite cannot hold.
+            # The journal's own events have no number or text that SQLite cannot hold.
             database.execute(_INSERT, row)
 
 
 def _after(event: Event, state: str) -> str:
-    """Return what is known of a task after an event."""
+    """Return the state of a task after an event."""
     if event.kind == events.EXECUTED and event.state == "REVOKED":
         return "cancelled"
     if event.kind == events.RELEASED and state == "cancelled":
-        # It came to the door, and no further.
+        # It reached a consumer's connection, but was not delivered.
         return state
     return _STATES.get(event.kind, state)
 
 
 def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Read a ``scheduled`` event; None where it says no time."""
+    """Return the row of a ``scheduled`` event; None if it has no time."""
     due, at, retries = event.get("due"), event.get("at"), event.get("retries")
     generation = event.get("generation")
     if type(due) is not int or type(at) is not int:
@@ -284,11 +283,11 @@ def _event(event: dict[str, Any]) -> Event:
 
 
 def level_at(topology: Topology, delay: float, passed: float) -> str | None:
-    """Name the queue in which a message waits some time after it was published.
+    """Return the queue in which a message waits at a time after its publish.
 
-    :param delay: for which it was published, in milliseconds.
-    :param passed: since then, in milliseconds.
-    :returns: None where it has left the ladder by then, or there is no such ladder.
+    :param delay: the delay of the message in milliseconds.
+    :param passed: the time since the publish in milliseconds.
+    :returns: None if it has left the ladder by then, or the ladder cannot hold the delay.
     """
     ladder = topology.ladder
     if not 0 <= delay <= ladder.maximum:
@@ -309,10 +308,10 @@ def _milliseconds(microseconds: object) -> int | None:
 
 
 def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream, from its first to the one that was its last at the beginning.
+    """Yield the events of a stream, from the first to the one that is the last at the start.
 
-    :raises OperationError: where it is no stream, or does not exist.
-    :raises UnreachableError: where the broker stops sending it.
+    :raises OperationError: if it is not a stream, or does not exist.
+    :raises UnreachableError: if the broker stops sending.
     """
     last = _last(connection, stream)
     if last is None:
@@ -332,10 +331,10 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
 def _last(connection: Any, stream: str) -> int | None:
     """Return the offset of the last event of a stream; None where it is empty."""
     with Probe(connection) as probe:
-        # The count is some seconds old: a stream that says it is empty may have begun since.
+        # The count is some seconds old: a stream that is reported as empty may have events.
         silence = _SILENCE if probe.ready(stream) else _NEW
     last = None
-    # It begins with the chunk that the last event is in.
+    # The reader starts with the chunk that has the last event.
     with closing(_Reader(connection, stream, "last", silence)) as reader:
         for offset, _ in reader:
             last = offset
@@ -346,7 +345,7 @@ def _last(connection: Any, stream: str) -> int | None:
 class _Reader:
     """A consumer of a stream on a channel of its own, page by page.
 
-    :param silence: seconds without an event after which it ends; None for an error then.
+    :param silence: seconds without an event after which it ends; None to raise an error instead.
     """
 
     def __init__(
@@ -376,7 +375,8 @@ class _Reader:
             except TimeoutError:
                 if self.silence is None:
                     raise UnreachableError(
-                        f"the broker has sent nothing of the journal for {_SILENCE} s"
+                        f"the broker has sent nothing of the journal for {_SILENCE} s; try again "
+                        f"later"
                     ) from None
                 return
             arrived, self._arrived[:] = self._arrived[:], []
@@ -389,7 +389,7 @@ class _Reader:
 
     def close(self) -> None:
         """Close the channel, after what is on its way there has come."""
-        # Where the connection broke, the channel went with it.
+        # If the connection broke, the channel is gone.
         with suppress(OSError, amqp.AMQPError):
             self._channel.basic_cancel(self._consumer)
             self._channel.close()

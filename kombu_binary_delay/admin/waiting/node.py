@@ -1,6 +1,6 @@
-"""What waits, read on the broker's node: exact, without a journal, and without touching a message.
+"""Read waiting tasks on the broker's node: exactly, without a journal and without a change.
 
-Needs a command that runs ``rabbitmqctl`` on the broker's host. It is run twice, whatever the number
+This needs a command that runs ``rabbitmqctl`` on the broker's host. It runs twice, for any number
 of messages: to list the queues, and to read them.
 """
 
@@ -45,9 +45,9 @@ from .task import (
 _MARK = b"kbd "
 _BASIC = 60  # AMQP's class of messages
 _QUORUM = "rabbit_quorum_queue"
-#: A message that leaves its queue within so many milliseconds may be met again in the next one.
+#: A message that leaves its queue within so many milliseconds may be read again in the next one.
 _SOON = 600_000
-#: No more of them are remembered, so that the memory is bounded.
+#: The most of these messages to remember, to limit the memory.
 _REMEMBERED = 200_000
 _WORDS = 2000  # characters of an error that are shown
 _HEADERS = "application_headers"
@@ -60,16 +60,16 @@ def from_node(
     select: Selection | None = None,
     judge: Judge | None = None,
 ) -> Waiters:
-    """Read what waits in the levels of all ladders of a namespace, on their node.
+    """Return the tasks in the levels of all ladders of a namespace, read on the node.
 
-    :param command: what ``rabbitmqctl`` is put behind to run on the broker's host, as
+    :param command: the prefix that runs ``rabbitmqctl`` on the broker's host, such as
         ``docker exec rabbit``; empty on the host itself.
     :param vhost: the virtual host.
     :param topology: a ladder of the namespace, or another system's.
-    :param select: which tasks to return; all, unless it is given.
-    :param judge: knows what was taken back, as :func:`judge_of` returns it.
-    :raises UnreachableError: where the command fails.
-    :raises OperationError: where there are levels, and none of them can be read.
+    :param select: which tasks to return; by default all.
+    :param judge: applies the amendments, see :func:`judge_of`.
+    :raises UnreachableError: if the command fails.
+    :raises OperationError: if there are levels, but none of them can be read.
     """
     return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge)
 
@@ -81,7 +81,7 @@ def story_by_node(
     task_id: str,
     judge: Judge | None = None,
 ) -> Story:
-    """Tell where a task waits, by what its node holds; the parameters are those of ``from_node``.
+    """Return where a task waits, as read on the node; the parameters are those of ``from_node``.
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
@@ -92,7 +92,7 @@ def story_by_node(
         for each, amended in found:
             if task is None or amended in ("", POSTPONED):
                 task, state = each, amended or "waiting"
-            # What a later one has superseded may come first.
+            # A superseded task may come before the valid one.
             if amended in ("", POSTPONED):
                 break
     return Story(task_id, state, NODE, task, (), waiters.unseen())
@@ -123,14 +123,14 @@ class NodeWaiters:
         every = self._levels(types)
         levels = [each for each in every if types[each.name] == _QUORUM]
         #: The levels that can be read, the longest wait first: a message that moves down meanwhile
-        #: is met again, and none is missed.
+        #: is read again, and none is missed.
         self._sources = levels
         classic = len(every) - len(levels)
         if classic and not levels:
             raise OperationError(
                 f"all {classic} levels are classic queues, which cannot be looked into without "
-                f"taking their messages; use the journal: set journal to 'stream' in the settings "
-                f"of publishers, and list with --source journal"
+                f"taking their messages; set journal to 'stream' in the settings of publishers, "
+                f"and use --source journal"
             )
         self._classic = classic
 
@@ -143,7 +143,7 @@ class NodeWaiters:
                 self._taken_back += 1
 
     def judged(self) -> Generator[tuple[WaitingTask, str]]:
-        """Yield each task, and how it was amended; an empty word where it was not."""
+        """Yield each task, and how it was amended; an empty string if it was not."""
         self._unread = {}
         self._missed = self._unreadable = 0
         if not self._sources:
@@ -171,7 +171,7 @@ class NodeWaiters:
         return not (self._classic or self._unread or self._unreadable)
 
     def unseen(self) -> tuple[str, ...]:
-        """Say in sentences what was not seen."""
+        """Return sentences about what was not read."""
         said = []
         if self._classic:
             said.append(
@@ -184,7 +184,7 @@ class NodeWaiters:
         if self._missed:
             said.append(f"{self._missed} messages left their queue while it was read")
         if self._unreadable:
-            said.append(f"{self._unreadable} messages say nothing that can be read")
+            said.append(f"{self._unreadable} messages could not be decoded")
         return tuple(said)
 
     # -- what a message says ---------------------------------------------------------------------
@@ -211,7 +211,7 @@ class NodeWaiters:
                 None,
             )
         if leaves < start + _SOON:
-            # It may have been met in the queue that it came from; or will be, in the next.
+            # It may have been read in the queue before, or will be in the next one.
             seen = hash((id_, name, found.due, found.destination))
             if id_ is not None and seen in met:
                 return None
@@ -234,7 +234,7 @@ class NodeWaiters:
         return amend(task, self._judge(found.properties) if self._judge else None)
 
     def _rest(self, source: Source, key: str) -> int:
-        """Return how long a message is still to wait behind this queue, in milliseconds."""
+        """Return the rest of a message's wait after this queue, in milliseconds."""
         topology = source.topology
         if topology is None or not source.level or not topology.mirrors:
             return 0
@@ -266,13 +266,13 @@ class NodeWaiters:
         return sorted(found, key=lambda each: (-each.wait, each.name))
 
     def _run(self, expression: str) -> Iterator[list[bytes]]:
-        """Have the node evaluate an expression, and yield the words of each line that it prints.
+        """Evaluate an expression on the node, and yield the words of each line that it prints.
 
-        :raises UnreachableError: where it does not come to its end.
+        :raises UnreachableError: if it does not end normally.
         """
         arguments = [*self._command, "rabbitmqctl", "--quiet", "eval", expression]
         if self._command and PurePath(self._command[0]).name == "ssh":
-            # What ssh is given, a shell on the other side reads once more.
+            # A shell on the other side parses the arguments of ssh again.
             arguments[-1] = shlex.quote(expression)
         shown = " ".join([*self._command, "rabbitmqctl"])
         with tempfile.TemporaryFile() as errors:
@@ -286,7 +286,7 @@ class NodeWaiters:
                 last = yield from _words(process.stdout)
                 process.wait()
             finally:
-                # Whoever reads may have enough; the node stops when nobody takes what it prints.
+                # The caller may stop early; the node stops when its output is closed.
                 process.kill()
                 process.wait()
                 if process.stdout is not None:
@@ -294,10 +294,12 @@ class NodeWaiters:
             if last != b"end":
                 errors.seek(0)
                 said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
+                # The suggestions that it refers to are not shown here.
+                said = said.removeprefix("Error: ").partition(" Please see")[0].rstrip(".")
                 raise UnreachableError(
-                    f"{shown!r} has not read the node: {said or 'it said nothing'}; run this on "
-                    f"the broker's host, as a user who may run rabbitmqctl, or say by "
-                    f"--node-command how to get there"
+                    f"{shown!r} failed to read the node: {said or 'it printed nothing'}; run this "
+                    f"on the broker's host as a user that may run rabbitmqctl, or set "
+                    f"--node-command to reach it"
                 )
 
 
@@ -309,7 +311,7 @@ def _words(lines: IO[bytes] | None) -> Any:
     """Yield the words of each line that the expression printed, and return its last word."""
     last = b""
     for line in lines or ():
-        # What the command itself has to say is no line of ours.
+        # Skip the command's own output.
         if line.startswith(_MARK):
             words = line.split()[1:]
             last = words[0]
@@ -325,9 +327,9 @@ def _properties(written: bytes) -> dict[str, Any]:
 
 
 def _pairs(term: bytes) -> list[tuple[bytes, bytes]]:
-    """Read a list of pairs of binaries, in Erlang's external term format.
+    """Read a list of pairs of binaries in Erlang's external term format.
 
-    :raises UnreachableError: where it is none.
+    :raises UnreachableError: if it is not such a list.
     """
     with suppress(IndexError, struct.error, zlib.error, binascii.Error, ValueError):
         if term[:2] == b"\x83P":
@@ -337,7 +339,7 @@ def _pairs(term: bytes) -> list[tuple[bytes, bytes]]:
         kind, count = struct.unpack_from(">xcI", term)
         if kind == b"l":
             return list(_read_pairs(term, 6, count))
-    raise UnreachableError("the node printed what is no page of messages")
+    raise UnreachableError("the node printed something else than a page of messages")
 
 
 def _read_pairs(term: bytes, at: int, count: int) -> Iterator[tuple[bytes, bytes]]:

@@ -1,13 +1,12 @@
-r"""What a node is asked by ``rabbitmqctl eval``: two expressions of Erlang that only read.
+r"""The two Erlang expressions for ``rabbitmqctl eval``; they only read.
 
-``rabbit_quorum_queue:peek`` reads one position and walks to it from the first, so that to read all
-takes the square of their number. Here the queue's process is asked once where in its log the
-messages stand (``ra:local_query``; some 50 bytes a message for as long as the queue is read), and
-the log is read beside it, a page at a time, as RabbitMQ itself reads for its consumers: by
-``ra_server_proc:read_entries`` where the node has that, and by a log reader of Ra's elsewhere.
-Neither takes a message from the queue.
+``rabbit_quorum_queue:peek`` walks from the first message to one position, so reading all messages
+takes quadratic time. Here the queue's process is asked once for the positions of the messages in
+its log (``ra:local_query``; some 50 bytes a message while the queue is read), and the log is read
+page by page, as RabbitMQ itself reads it for its consumers: with ``ra_server_proc:read_entries`` if
+the node has it, otherwise with a log reader of Ra. Neither takes a message from the queue.
 
-The node prints lines as it goes, so nobody holds more than a page:
+The node prints each page at once, so neither side keeps more than a page:
 
 * ``kbd queue TYPE NAME``: a queue (the first expression), the name in base64.
 * ``kbd begin NUMBER``: the messages of a queue follow, by its number among those asked for.
@@ -25,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Messages a page: what is in memory at a time, here and on the node.
+#: The messages of a page: the most in memory at a time, here and on the node.
 PAGE = 200
 
 _LIST = r"""

@@ -1,4 +1,4 @@
-"""A waiting task as a frozen value; which of them are asked for; sorted and counted. Pure."""
+"""A waiting task as a frozen value; selecting, sorting and counting tasks. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from heapq import nsmallest
 from typing import Any, Protocol
 
 JOURNAL, NODE = "journal", "node"
-#: Of a task that was amended, the one kind that is still to run.
+#: The only amendment after which a task still runs.
 POSTPONED = "postponed"
-#: What tasks can be counted by.
+#: The fields to count tasks by.
 COUNTED = ("name", "queue")
 
 
@@ -19,16 +19,15 @@ COUNTED = ("name", "queue")
 class WaitingTask:
     """A task, or another message, that waits.
 
-    :param id: Celery's id of the task; of another message its ``message_id`` or
-        ``correlation_id``, if it has one.
+    :param id: Celery's task id; for another message its ``message_id`` or ``correlation_id``.
     :param name: of the task; None for another message.
-    :param args: its arguments, as Celery's ``argsrepr`` has them; None where that is not known.
-    :param kwargs: the same of ``kwargsrepr``.
-    :param exchange: where it goes; ``""`` is the default exchange.
-    :param routing_key: the key that it goes with; on the default exchange a queue's name.
+    :param args: the arguments, as in Celery's ``argsrepr``; None if not known.
+    :param kwargs: the same from ``kwargsrepr``.
+    :param exchange: of the destination; ``""`` is the default exchange.
+    :param routing_key: of the destination; on the default exchange a queue's name.
     :param due: milliseconds since the epoch.
-    :param retries: Celery's count; None where it is not known.
-    :param level: the queue in which it waits now; None where that is not known.
+    :param retries: Celery's count; None if not known.
+    :param level: the queue in which it waits now; None if not known.
     :param source: ``"journal"`` or ``"node"``.
     """
 
@@ -45,17 +44,17 @@ class WaitingTask:
 
     @property
     def queue(self) -> str:
-        """The destination in a word: a queue's name, or ``exchange:routing key``."""
+        """The destination as text: a queue's name, or ``exchange:routing key``."""
         return f"{self.exchange}:{self.routing_key}" if self.exchange else self.routing_key
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which tasks are asked for: those that have all of this.
+    """Selects the tasks that match all of these conditions.
 
-    :param name: a glob pattern of the task's name, as ``shop.*``.
+    :param name: a glob pattern of the task's name, such as ``shop.*``.
     :param queue: a glob pattern of :attr:`WaitingTask.queue`.
-    :param ids: any of these; none of them for every id.
+    :param ids: any of these ids; empty for every id.
     :param after: due then or later, in milliseconds since the epoch.
     :param before: due earlier than this, in milliseconds since the epoch.
     """
@@ -67,7 +66,7 @@ class Selection:
     before: int | None = None
 
     def takes(self, task: WaitingTask) -> bool:
-        """Whether a task is among those that are asked for."""
+        """Whether a task matches."""
         return (
             (not self.ids or task.id in self.ids)
             and (self.after is None or task.due >= self.after)
@@ -77,13 +76,13 @@ class Selection:
         )
 
 
-#: Returns what becomes of a message with these properties, as a ``Verdict`` of the amendments; None
-#: where it was not amended.
+#: Returns what happens to a message with these properties, as a ``Verdict`` of the amendments; None
+#: if it was not amended.
 Judge = Callable[[Mapping[str, Any]], Any]
 
 
 def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
-    """Return a task as it was amended, and in which way; an empty word where it was not."""
+    """Return a task as amended, and how it was amended; an empty string if it was not."""
     if verdict is None:
         return task, ""
     if verdict.reason == POSTPONED:
@@ -92,14 +91,14 @@ def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
 
 
 def taken_back(count: int) -> str:
-    """Say how many are not listed although they wait."""
+    """Return a sentence with the number of waiting tasks that are not listed."""
     return f"{count} more wait that are cancelled or superseded, and will not run"
 
 
 class Waiters(Protocol):
-    """The waiting tasks of one source, each once, in no order; but not those that were taken back.
+    """The waiting tasks of one source, in no order, without cancelled and superseded ones.
 
-    To iterate reads the source; each iteration reads it anew.
+    Each iteration reads the source again.
     """
 
     source: str
@@ -112,18 +111,18 @@ class Waiters(Protocol):
         ...
 
     def unseen(self) -> tuple[str, ...]:
-        """Say in sentences what this source cannot see; after an iteration, also what it missed."""
+        """Return sentences about what this source cannot see and what the last iteration missed."""
         ...
 
 
 @dataclass(frozen=True)
 class Event:
-    """What the journal says of one task at one time.
+    """An event of one task in the journal.
 
     :param kind: ``scheduled``, ``released``, ``executed``, ``cancelled``, ``postponed``.
     :param at: when it was written, in milliseconds since the epoch.
-    :param due: milliseconds since the epoch, where the event says it.
-    :param state: Celery's, of an ``executed`` task.
+    :param due: milliseconds since the epoch, if the event has it.
+    :param state: Celery's state of an ``executed`` task.
     """
 
     kind: str
@@ -138,11 +137,11 @@ class Event:
 class Story:
     """What is known of one task.
 
-    :param state: ``waiting``; ``due``, where it is past its due time and nobody has told what
-        became of it; ``arrived`` at a consumer; ``executed``; ``cancelled``; ``superseded`` by a
-        later one; ``postponed``; ``unknown``.
-    :param task: as it waits, or as it was last scheduled; None where that is not known.
-    :param events: what the journal says, in order.
+    :param state: ``waiting``; ``due`` if its due time has passed without a further event;
+        ``arrived`` at a consumer; ``executed``; ``cancelled``; ``superseded`` by a later one;
+        ``postponed``; ``unknown``.
+    :param task: as it waits, or as it was last scheduled; None if not known.
+    :param events: the journal's events, in order.
     """
 
     id: str
@@ -155,7 +154,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Count:
-    """How many tasks share a name or a queue; ``first`` and ``last`` are due times in ms."""
+    """The number of tasks with a name or a queue; ``first`` and ``last`` are due times in ms."""
 
     value: str
     tasks: int
@@ -164,14 +163,14 @@ class Count:
 
 
 def earliest(tasks: Iterable[WaitingTask], limit: int) -> list[WaitingTask]:
-    """Return the tasks that are due first, in order, holding no more than ``limit`` of them."""
+    """Return the ``limit`` tasks that are due first, in order; no more of them are in memory."""
     return nsmallest(limit, tasks, key=lambda task: task.due)
 
 
 def count_by(tasks: Iterable[WaitingTask], what: str) -> list[Count]:
     """Count tasks by name or by queue, the most first.
 
-    :param what: ``"name"`` or ``"queue"``; what is no task has the name ``""``.
+    :param what: ``"name"`` or ``"queue"``; a message that is not a task has the name ``""``.
     """
     counts: dict[str, list[int]] = {}
     for task in tasks:
@@ -186,7 +185,7 @@ def count_by(tasks: Iterable[WaitingTask], what: str) -> list[Count]:
 
 @dataclass
 class Tally:
-    """Count what passes, for those who are shown only a part of it."""
+    """Counts the tasks that pass through, when only a part is shown."""
 
     tasks: Iterable[WaitingTask]
     count: int = field(default=0, init=False)
@@ -198,5 +197,5 @@ class Tally:
 
 
 def text_of(value: Any) -> str | None:
-    """Return what a header says if it is text, and None for anything else."""
+    """Return the value of a header if it is text; otherwise None."""
     return value if isinstance(value, str) else None

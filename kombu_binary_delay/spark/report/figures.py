@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -27,18 +28,21 @@ def figures(
     thresholds: Thresholds | None = None,
     plan: DataFrame | None = None,
     depths: DataFrame | None = None,
+    jobs: Sequence[str] = (),
 ) -> Figures:
     """Reduce an audit to what is drawn.
 
     :param verdicts: of the schema ``VERDICTS``; best read from a table, for it is read often.
     :param plan: what :func:`~kombu_binary_delay.spark.plan.plan` gave, of one ladder.
     :param depths: what was seen on the broker: ``at timestamp, queue string, waiting bigint``.
+    :param jobs: the names of the jobs that published the tasks, for the title.
     :returns: plain values, ready for JSON; times in seconds since the epoch.
     """
     start, end = _span(verdicts)
     width = _width(end - start)
     start -= start % width
     found: Figures = {
+        "jobs": list(jobs),
         "summary": summarize(verdicts, thresholds),
         "start": start,
         "end": end,
@@ -94,10 +98,26 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
         .orderBy("bin")
         .collect()
     )
+    # What the broker does not have does not wait; what is cancelled waits until it is due.
+    sent = F.when(F.col("verdict") != s.NOT_PUBLISHED, F.col("published_at"))
+    cancelled = F.col("verdict") == s.TAKEN_BACK
+    left = F.greatest(sent, F.when(cancelled, F.col("due")).otherwise(F.col("arrived_at")))
+    times = verdicts.select(
+        F.col("published_at").alias("published"),
+        F.when(~cancelled, F.col("due")).alias("due"),
+        F.col("arrived_at").alias("arrived"),
+        sent.alias("sent"),
+        # Of a task that was sent nobody knows when, nobody knows how long it has waited. Spark's
+        # greatest() takes no notice of null.
+        F.when(sent.isNotNull() & (cancelled | F.col("arrived_at").isNotNull()), left).alias(
+            "left"
+        ),
+        (F.col("published_at").isNull() & F.col("arrived_at").isNotNull()).alias("unknown"),
+    )
     counted = {}
-    for column in ("published_at", "due", "arrived_at"):
+    for column in ("published", "due", "arrived", "sent", "left"):
         counts = (
-            verdicts.where(F.col(column).isNotNull())
+            times.where(F.col(column).isNotNull())
             .groupBy(_bin(column, start, width).alias("bin"))
             .count()
             .where(within)
@@ -108,15 +128,16 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
             filled[row["bin"]] = row["count"]
         counted[column] = filled
     waiting, held = [], 0
-    for come, gone in zip(counted["published_at"], counted["arrived_at"], strict=True):
+    for come, gone in zip(counted["sent"], counted["left"], strict=True):
         held += come - gone
         waiting.append(held)
     return {
         "late": [[row["bin"], *row["at"], row["worst"]] for row in late],
-        "published": counted["published_at"],
+        "published": counted["published"],
         "due": counted["due"],
-        "arrived": counted["arrived_at"],
+        "arrived": counted["arrived"],
         "waiting": waiting,
+        "without_publish_time": times.where("unknown").count(),
     }
 
 
@@ -152,7 +173,7 @@ def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
         F.lit(len(graver)),
     )
     rows = (
-        verdicts.where(F.col("verdict") != s.STILL_WAITING)
+        verdicts.where(~F.col("verdict").isin(s.STILL_WAITING, s.TAKEN_BACK))
         .withColumn("rank", order)
         .orderBy("rank", F.desc_nulls_last("lateness"))
         .limit(OFFENDERS)

@@ -21,42 +21,87 @@ _TONE = {
     s.DUPLICATE: _SO_SO,
     s.UNDECIDED: _SO_SO,
     s.STILL_WAITING: "",
+    s.TAKEN_BACK: "",
 }
+#: What a verdict means, for who reads the report and no documentation.
+_MEANING = {
+    s.OK: "arrived once, and in time",
+    s.EARLY: "arrived before it was due",
+    s.LATE: "arrived later after its due time than the audit allows a task that is ok",
+    s.DUPLICATE: "arrived more than once",
+    s.LOST_IN_THE_LADDER: "published, and never came out of the ladder",
+    s.LOST_AFTER_RELEASE: "came out of the ladder, and was not executed",
+    s.STILL_WAITING: "not due yet, or so short a time ago that it may still come",
+    s.NOT_PUBLISHED: "refused by the broker, so it was never delayed",
+    s.TAKEN_BACK: "cancelled, and not executed",
+    s.UNDECIDED: "the journal does not go far enough to say",
+}
+#: The limits of an audit: the verdicts that each counts.
+_COUNTED = {
+    "early": (s.EARLY,),
+    "lost": (s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE),
+    "duplicates": (s.DUPLICATE,),
+    "late": (s.LATE,),
+    "unpublished": (s.NOT_PUBLISHED,),
+    "unknown": (s.UNDECIDED,),
+}
+#: From such a share of the tasks on, what has no limit is worth a warning.
+_MANY = 0.01
+_DARK = "@media screen and (prefers-color-scheme:dark)"
+#: A page is dark where its reader wants that, and never in print.
+_COLOURS = f"{svg.rules(svg.COLOURS)}{_DARK}{{{svg.rules(svg.DARK_COLOURS)}}}"
 _STYLE = """
-:root{color-scheme:light}
+:root{color-scheme:light;--ink:#1b1f24;--dim:#57606a;--ground:#f6f7f9;--card:#fff;--edge:#d8dee4;
+--rule:#e4e8ec;--good:#1a7f37;--bad:#b42318;--so-so:#e69f00}
+@media screen and (prefers-color-scheme:dark){
+:root{color-scheme:dark;--ink:#e6e9ed;--dim:#a3abb5;--ground:#14171a;--card:#1b1f24;--edge:#363d45;
+--rule:#2c3239;--good:#238c44;--bad:#cf3b2f}}
 *{box-sizing:border-box}
-body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#f6f7f9;margin:0}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--ground);margin:0}
 main{max-width:1040px;margin:0 auto;padding:28px 20px 60px}
-h1{font-size:26px;margin:0 0 4px}h2{font-size:17px;margin:0 0 2px}
-.lead{color:#57606a;margin:0 0 18px}.note{color:#57606a;font-size:13px;margin:0 0 8px}
-.verdict{display:inline-block;padding:2px 12px;border-radius:14px;color:#fff;font-weight:600}
-.verdict.good{background:#1a7f37}.verdict.bad{background:#b42318}
+h1{font-size:26px;line-height:1.25;margin:0 0 8px;overflow-wrap:anywhere}
+h2{font-size:17px;margin:0 0 2px}
+h3{font-size:13px;margin:8px 0 0;color:var(--dim)}
+.lead{color:var(--dim);margin:0 0 6px}.lead:last-of-type{margin-bottom:18px}
+.note{color:var(--dim);font-size:13px;margin:0 0 8px}
+.verdicts{display:flex;flex-wrap:wrap;gap:6px;margin:0 0 10px}
+.verdict{padding:2px 12px;border-radius:14px;color:#fff;font-weight:600}
+.verdict.good{background:var(--good)}.verdict.bad{background:var(--bad)}
+.verdict.so-so{background:var(--so-so);color:#1b1f24}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:10px;
 margin:0 0 18px}
-.tile{background:#fff;border:1px solid #d8dee4;border-radius:8px;padding:10px 12px}
-.tile b{display:block;font-size:22px;line-height:1.2}.tile span{color:#57606a;font-size:13px}
-.tile.good{border-left:4px solid #1a7f37}.tile.bad{border-left:4px solid #b42318}
-.tile.so-so{border-left:4px solid #e69f00}.tile.none{opacity:.55;border-left-color:#d8dee4}
-section{background:#fff;border:1px solid #d8dee4;border-radius:8px;padding:16px 18px;
+.tile{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 12px}
+.tile b{display:block;font-size:22px;line-height:1.2}.tile span{color:var(--dim);font-size:13px}
+.tile.good{border-left:4px solid var(--good)}.tile.bad{border-left:4px solid var(--bad)}
+.tile.so-so{border-left:4px solid var(--so-so)}.tile.none{opacity:.6}
+section{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:16px 18px;
 margin:0 0 16px}
 svg{width:100%;height:auto;display:block}
-.grid{stroke:#e4e8ec}.tick{font:11px system-ui,sans-serif;fill:#57606a}
-.legend{margin:4px 0 0;font-size:13px;color:#57606a}.legend span{margin-right:16px}
+.grid{stroke:var(--rule)}.tick{font:11px system-ui,sans-serif;fill:var(--dim)}
+.legend{margin:4px 0 0;font-size:13px;color:var(--dim)}.legend span{margin-right:16px}
 .legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:5px;
 vertical-align:-1px}
-table{border-collapse:collapse;width:100%;font-size:13px}
-th,td{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid #eaeef2}
+table{border-collapse:collapse;width:100%;font-size:13px}table.small{width:auto}
+th,td{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid var(--rule)}
+table.small td,table.small th{padding-right:28px}
 th{font-weight:600}td.n,th.n{text-align:right}
+tr.head:not(:first-child) th{padding-top:14px}
+td.failed{color:var(--bad);font-weight:600}
 code{font:12px ui-monospace,monospace}
 .scroll{overflow-x:auto}
+@media (max-width:700px){main{padding:18px 10px 40px}section{padding:12px}h1{font-size:21px}
+.tiles{grid-template-columns:repeat(3,1fr)}.tile b{font-size:18px}
+.scroll svg{min-width:680px}.tick{font-size:18px}.scroll .tick{font-size:13px}
+td{white-space:nowrap}table.meaning td{white-space:normal}table.small td,table.small th{
+padding-right:14px}}
 @page{margin:12mm}
 @media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 section,.tile,tr{break-inside:avoid}section,.tile{border-color:#bbb}
 section.rows{break-inside:auto;border:0;padding:0}h2,.note,tr.head{break-after:avoid}
-.tiles{grid-template-columns:repeat(6,1fr);gap:6px}.tile b{font-size:17px}
-.scroll{overflow:visible}table,code{font-size:9px}
-td{overflow-wrap:anywhere}td.n,th,.whole{white-space:nowrap}}
+.tiles{grid-template-columns:repeat(7,1fr);gap:6px}.tile b{font-size:17px}.tick{font-size:11px}
+.scroll{overflow:visible}.scroll svg{min-width:0}table,code{font-size:9px}
+td{overflow-wrap:anywhere;white-space:normal}td.n,th,.whole{white-space:nowrap}}
 """
 
 
@@ -72,12 +117,18 @@ class _TimeAxis(svg.Axis):
         return [first + step * n for n in range(int((self.high - first) // step) + 1)]
 
 
-def page(figures: dict[str, Any], *, title: str = "Delayed tasks: what really happened") -> str:
-    """Write the report."""
+def page(figures: dict[str, Any], *, title: str | None = None) -> str:
+    """Write the report.
+
+    :param title: by default, the names of the jobs.
+    """
+    if title is None:
+        jobs = ", ".join(figures["jobs"])
+        title = f"Delayed tasks of {jobs}" if jobs else "Delayed tasks: what really happened"
     parts = [
         _head(figures, title),
         _tiles(figures),
-        _thresholds(figures),
+        _limits(figures),
         _lateness(figures),
         _arrivals(figures),
         _waiting(figures),
@@ -85,29 +136,57 @@ def page(figures: dict[str, Any], *, title: str = "Delayed tasks: what really ha
         _histogram(figures),
         _groups(figures),
         _offenders(figures),
+        _meanings(),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{_COLOURS}{_STYLE}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 
 def _head(figures: dict[str, Any], title: str) -> str:
     summary = figures["summary"]
-    verdict = ("passed", _GOOD) if summary["passed"] else ("failed", _BAD)
+    badges = [("passed", _GOOD) if summary["passed"] else ("failed", _BAD)]
+    badges += [(text, _SO_SO) for text in _warnings(summary)]
+    shown = "".join(f'<span class="verdict {tone}">{text}</span>' for text, tone in badges)
     start, end = _time(figures["start"]), _time(figures["end"])
     return (
-        f'<h1>{escape(title)} <span class="verdict {verdict[1]}">{verdict[0]}</span></h1>'
+        f'<h1>{escape(title)}</h1><div class="verdicts">{shown}</div>'
+        f'<p class="lead">{_judgement(summary)}</p>'
         f'<p class="lead">{summary["tasks"]:,} tasks, {start} to {end} UTC</p>'
     )
+
+
+def _warnings(summary: dict[str, Any]) -> list[str]:
+    """Say what was frequent, and has no limit that would let the audit fail."""
+    return [
+        f"{count:,} of {summary['tasks']:,} {' or '.join(verdicts)}"
+        for name, verdicts in _COUNTED.items()
+        if name not in summary["thresholds"]
+        and (count := sum(summary["verdicts"][each] for each in verdicts))
+        and count >= _MANY * summary["tasks"]
+    ]
+
+
+def _judgement(summary: dict[str, Any]) -> str:
+    """Say against what the audit has passed or failed."""
+    limits = summary["thresholds"]
+    if not limits:
+        return "No limits were set."
+    exceeded = [name for name, each in limits.items() if not each["passed"]]
+    if exceeded:
+        return f"Exceeds the limits of: {', '.join(exceeded)}."
+    free = [name for name in (*_COUNTED, "p99") if name not in limits]
+    kept = f"Keeps the limits of: {', '.join(limits)}."
+    return f"{kept} Without a limit: {', '.join(free)}." if free else kept
 
 
 def _tiles(figures: dict[str, Any]) -> str:
     summary = figures["summary"]
     tiles = [
-        _tile(f"{count:,}", name, _TONE[name] if count else "none")
+        _tile(f"{count:,}", name, _TONE[name] if count else "none", _MEANING[name])
         for name, count in summary["verdicts"].items()
     ]
     for name, label in (("p50", "late, p50"), ("p99", "late, p99"), ("worst", "late, worst")):
@@ -116,8 +195,9 @@ def _tiles(figures: dict[str, Any]) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _tile(value: str, label: str, tone: str) -> str:
-    return f'<div class="tile {tone}"><b>{value}</b><span>{label}</span></div>'
+def _tile(value: str, label: str, tone: str, meaning: str = "") -> str:
+    hint = f' title="{meaning}"' if meaning else ""
+    return f'<div class="tile {tone}"{hint}><b>{value}</b><span>{label}</span></div>'
 
 
 def _section(heading: str, note: str, body: str) -> str:
@@ -154,7 +234,8 @@ def _lateness(figures: dict[str, Any]) -> str:
     return _section(
         "Lateness over time",
         f"From due to arrival, of the tasks that arrived in each {svg.seconds(width)}; "
-        "the scale is logarithmic, what is below 1 ms is drawn there.",
+        "logarithmic, with all below 1 ms at 1 ms. A task that was postponed is due at its last "
+        "time.",
         chart,
     )
 
@@ -165,7 +246,10 @@ def _arrivals(figures: dict[str, Any]) -> str:
     series = [
         (name, [(start + index * width, value) for index, value in enumerate(figures[key])])
         for name, key in (("arrived", "arrived"), ("due", "due"), ("published", "published"))
+        if any(figures[key])
     ]
+    if not series:
+        return ""
     chart = svg.lines(series, x, svg.number, clock, steps=True)
     return _section(
         "Arrivals against plan",
@@ -182,8 +266,14 @@ def _waiting(figures: dict[str, Any]) -> str:
     planned = (figures["planned"] or {}).get("")
     if planned:
         series.append(("planned on the ladder", list(zip(ends, planned["waiting"], strict=True))))
-    chart = svg.lines(series, _axis(figures), svg.number, _clock(figures))
-    return _section("Waiting in all", "Tasks on their way at each moment.", chart)
+    note = "Tasks that the broker has and that have not arrived yet, at each moment."
+    unknown = figures["without_publish_time"]
+    if unknown:
+        note += f" Not counted, since nothing says when they were published: {unknown:,}."
+    if not any(figures["waiting"]) and unknown:
+        del series[0]
+    chart = svg.lines(series, _axis(figures), svg.number, _clock(figures)) if series else ""
+    return _section("Waiting in all", note, chart)
 
 
 def _levels(figures: dict[str, Any]) -> str:
@@ -193,13 +283,14 @@ def _levels(figures: dict[str, Any]) -> str:
     x, clock = _axis(figures), _clock(figures)
     named = {name: svg.seconds(each["wait"] / 1000) for name, each in planned.items()}
     rows = [(named[name], each["waiting"]) for name, each in planned.items()]
-    charts = f"<h3 class='note'>planned</h3>{svg.heat(rows, x, clock, 'planned depth')}"
+    charts = f"<h3>Planned</h3>{svg.heat(rows, x, clock, 'planned depth')}"
     if figures["seen"]:
         seen = [(named[name], figures["seen"].get(name, [0] * len(rows[0][1]))) for name in planned]
-        charts += f"<h3 class='note'>seen</h3>{svg.heat(seen, x, clock, 'seen depth')}"
+        charts += f"<h3>Seen</h3>{svg.heat(seen, x, clock, 'seen depth')}"
     return _section(
         "Depth of each level",
-        "One row a level queue, named by its time to live; the darker the more messages.",
+        "One row a level queue, named by its time to live; the stronger the colour, the more "
+        "messages.",
         charts,
     )
 
@@ -209,7 +300,7 @@ def _histogram(figures: dict[str, Any]) -> str:
     if not counts:
         return ""
     x = svg.Axis(counts[0][0], counts[-1][1], svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
-    chart = svg.bars(counts, x, svg.seconds, svg.COLOURS[2], "tasks")
+    chart = svg.bars(counts, x, svg.seconds, 2, "tasks")
     return _section("How late", "Tasks by their lateness, on a logarithmic scale.", chart)
 
 
@@ -264,16 +355,42 @@ def _offenders(figures: dict[str, Any]) -> str:
     )
 
 
-def _thresholds(figures: dict[str, Any]) -> str:
+def _limits(figures: dict[str, Any]) -> str:
+    summary = figures["summary"]
+    rows = ""
+    for name in (*_COUNTED, "p99"):
+        write = svg.seconds if name == "p99" else "{:,.0f}".format
+        limit = summary["thresholds"].get(name)
+        if limit is None:
+            measured = _measured(summary, name)
+            allowed, outcome = "no limit", "<td></td>"
+        else:
+            measured, allowed = limit["measured"], write(limit["allowed"])
+            text = "passed" if limit["passed"] else "failed"
+            outcome = f"<td class={text}>{text}</td>"
+        rows += (
+            f"<tr><td>{name}</td><td class=n>{'none' if measured is None else write(measured)}</td>"
+            f"<td class=n>{allowed}</td>{outcome}</tr>"
+        )
+    head = "<tr><th>limit<th class=n>measured<th class=n>allowed<th></tr>"
+    note = "The audit has passed where nothing exceeds what is allowed."
+    return _section("Limits", note, f'<table class="small">{head}{rows}</table>')
+
+
+def _measured(summary: dict[str, Any], name: str) -> float | None:
+    if name == "p99":
+        late: float | None = summary["lateness"]["p99"]
+        return late
+    return float(sum(summary["verdicts"][each] for each in _COUNTED[name]))
+
+
+def _meanings() -> str:
     rows = "".join(
-        f"<tr><td>{name}</td><td class=n>{each['measured']:g}</td>"
-        f"<td class=n>{each['allowed']:g}</td>"
-        f"<td>{'passed' if each['passed'] else '<b>failed</b>'}</td></tr>"
-        for name, each in figures["summary"]["thresholds"].items()
+        f"<tr><td class=whole>{name}</td><td>{meaning}</td></tr>"
+        for name, meaning in _MEANING.items()
     )
-    head = "<tr><th>threshold<th class=n>measured<th class=n>allowed<th></tr>"
-    note = "What decides whether the audit passed."
-    return _section("Thresholds", note, f"<table>{head}{rows}</table>")
+    table = f'<table class="small meaning">{rows}</table>'
+    return _section("What the verdicts mean", "Each task has one.", table)
 
 
 def _time(at: float) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 960, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 34, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 76, 44, 14, 34
 #: Colours that differ in print and for colour-blind eyes too (Okabe and Ito's).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#999999")
+#: The same on a dark ground.
+DARK_COLOURS = ("#5aa9e6", "#e6a532", "#2fbf91", "#f0804a", "#9ad4f5", "#e39cc2", "#9aa2ab")
 
 Point = tuple[float, float]
 Label = Callable[[float], str]
@@ -92,7 +94,7 @@ def lines(
     )
     drawn = []
     for index, (name, points) in enumerate(series):
-        style = f'stroke="{COLOURS[index % len(COLOURS)]}"'
+        style = f'class="s{index % len(COLOURS)}"'
         if index % 2:
             style += ' stroke-dasharray="6 3"'
         pixels = [(x.at(at), y.at(value)) for at, value in points]
@@ -105,22 +107,22 @@ def lines(
 
 
 def bars(
-    counts: Sequence[tuple[float, float, float]], x: Axis, x_label: Label, colour: str, name: str
+    counts: Sequence[tuple[float, float, float]], x: Axis, x_label: Label, colour: int, name: str
 ) -> str:
-    """Draw counts as bars: from, to, how many."""
+    """Draw counts as bars: from, to, how many; in a colour of ``COLOURS``, by its place."""
     y = Axis(0, max((count for *_, count in counts), default=1), HEIGHT - BOTTOM, TOP)
     drawn = "".join(
         f'<rect x="{x.at(low):.1f}" y="{y.at(count):.1f}" '
         f'width="{max(x.at(high) - x.at(low) - 0.6, 0.6):.1f}" '
-        f'height="{y.at(0) - y.at(count):.1f}" fill="{colour}">'
+        f'height="{y.at(0) - y.at(count):.1f}" class="f{colour}">'
         f"<title>{x_label(low)} to {x_label(high)}: {number(count)}</title></rect>"
         for low, high, count in counts
     )
-    return _frame(x, y, x_label, number, drawn) + legend([name], [colour])
+    return _frame(x, y, x_label, number, drawn) + legend([name], colour)
 
 
 def heat(rows: Sequence[tuple[str, Sequence[float]]], x: Axis, x_label: Label, title: str) -> str:
-    """Draw a row of cells for each name, the darker the more, on a scale of square roots."""
+    """Draw a row of cells for each name, the stronger the more, on a scale of square roots."""
     height = 15
     bottom = TOP + height * len(rows)
     most = max((value for _, values in rows for value in values), default=0) or 1
@@ -142,7 +144,7 @@ def heat(rows: Sequence[tuple[str, Sequence[float]]], x: Axis, x_label: Label, t
                 cells.append(
                     f'<rect x="{LEFT + start * width:.1f}" y="{top}" '
                     f'width="{(end - start) * width:.1f}" height="{height - 1}" '
-                    f'fill="{COLOURS[0]}" fill-opacity="{0.08 + 0.92 * share:.2f}">'
+                    f'class="f0" fill-opacity="{0.08 + 0.92 * share:.2f}">'
                     f"<title>{escape(name)}: {number(values[start])}</title></rect>"
                 )
             start = end
@@ -152,19 +154,27 @@ def heat(rows: Sequence[tuple[str, Sequence[float]]], x: Axis, x_label: Label, t
         for tick in x.ticks(6)
     )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {bottom + 24}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(cells)}{axis}</svg>"
-        f'<p class="legend">darkest: {number(most)} messages</p>'
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {bottom + 24}" role="img" '
+        f'aria-label="{escape(title)}">{"".join(cells)}{axis}</svg></div>'
+        f'<p class="legend">strongest: {number(most)} messages</p>'
     )
 
 
-def legend(names: Sequence[str], colours: Sequence[str] = COLOURS) -> str:
-    """Name the colours."""
+def legend(names: Sequence[str], first: int = 0) -> str:
+    """Name the colours, from the one in this place on."""
     marks = (
-        f'<span><i style="background:{colours[index % len(colours)]}"></i>{escape(name)}</span>'
+        f'<span><i class="b{(first + index) % len(COLOURS)}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
     )
     return f'<p class="legend">{"".join(marks)}</p>'
+
+
+def rules(colours: Sequence[str]) -> str:
+    """Write colours as rules of a style sheet: for strokes, for what is filled, and for marks."""
+    return "".join(
+        f".s{index}{{stroke:{colour}}}.f{index}{{fill:{colour}}}.b{index}{{background:{colour}}}"
+        for index, colour in enumerate(colours)
+    )
 
 
 def _frame(x: Axis, y: Axis, x_label: Label, y_label: Label, inside: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.conformance.program import LATER
 from tests.conformance.table import Table
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ table = Table()
 @table.case("a publisher that starts before any worker still delivers")
 def _(program: Program) -> None:
     program.exchange("x", "topic")
-    program.publish(1, "x", "a.b", delay=LATER)
+    program.publish(1, "x", "a.b", delay=program.later)
     program.new_process()
     program.exchange("x", "topic")
     program.queue("q")
@@ -26,7 +25,7 @@ def _(program: Program) -> None:
 
 @table.case("a queue that is declared after the publish is delivered to")
 def _(program: Program) -> None:
-    program.publish(1, key="later", delay=LATER)
+    program.publish(1, key="later", delay=program.later)
     program.new_process()
     program.queue("later")
     program.expect({"later": [1]})
@@ -44,8 +43,8 @@ def _(program: Program) -> None:
 def _(program: Program) -> None:
     program.queue("gone")
     program.queue("q")
-    program.publish("lost", key="gone", delay=LATER)
-    program.publish("found", key="q", delay=LATER)
+    program.publish("lost", key="gone", delay=program.later)
+    program.publish("found", key="q", delay=program.later)
     program.delete_queue("gone")
     program.expect({"q": ["found"]}, parked=1)
 
@@ -56,8 +55,8 @@ def _(program: Program) -> None:
         program.exchange(name, kind)
         program.queue(f"q of {name}")
         program.bind(f"q of {name}", name, "k")
-    program.publish("direct", "x", "k", delay=LATER)
-    program.publish("headers", "h", "k", delay=LATER)
+    program.publish("direct", "x", "k", delay=program.later)
+    program.publish("headers", "h", "k", delay=program.later)
     program.delete_exchange("x")
     program.delete_exchange("h")
     program.expect({}, parked=2)
@@ -71,9 +70,9 @@ def _(program: Program) -> None:
         program.queue(queue)
         for key in keys:
             program.bind(queue, exchange, key)
-    program.publish("a", "x", "a", delay=LATER)
-    program.publish("b", "x", "b", delay=LATER)
-    program.publish("f", "f", "", delay=LATER)
+    program.publish("a", "x", "a", delay=program.later)
+    program.publish("b", "x", "b", delay=program.later)
+    program.publish("f", "f", "", delay=program.later)
     # By a process that has never bound it.
     program.new_process()
     program.unbind("q", "x", "a")
@@ -87,6 +86,6 @@ def _(program: Program) -> None:
     for queue in ("early", "late"):
         program.queue(queue)
     program.bind("early", "x")
-    program.publish(1, "x", "", delay=LATER)
+    program.publish(1, "x", "", delay=program.later)
     program.bind("late", "x")
     program.expect({"early": [1], "late": [1]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.conformance.program import LATER
 from tests.conformance.table import Table
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def _(program: Program) -> None:
 @table.case("an expiration shorter than the delay does not shorten it, and arrives")
 def _(program: Program) -> None:
     program.queue("q")
-    program.publish(1, key="q", delay=LATER, expiration=0.5)
+    program.publish(1, key="q", delay=program.later, expiration=0.5)
     (arrival,) = program.expect({"q": [1]})
     assert arrival.properties["expiration"] == "500"
 

@@ -1,0 +1,319 @@
+"""Send one short delayed message through the real ladder, and say what was seen.
+
+It declares what any publish with a delay declares, and a private queue, which it deletes in the
+end. It must not change anything else on the broker.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import amqp
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+
+from kombu_binary_delay.compat.celery import MarkedDriverType
+from kombu_binary_delay.compat.worker_log import describe
+from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.settings import Settings
+
+from .declare import declare
+from .probe import Probe
+
+TRANSPORT = "kombu_binary_delay:Transport"
+#: How long to go on waiting for a message that is late already, in seconds.
+_PATIENCE = 25.0
+_CONFIRM = 30.0  # seconds
+_LOOK = "look at `kombu-binary-delay status` and `kombu-binary-delay verify`"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check has looked at.
+
+    ``remedy`` is what to do, where the state is not ``"ok"``; a line to copy is one of its lines.
+    """
+
+    what: str
+    state: Literal["ok", "note", "error"]
+    said: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """All findings of a check, and whether none of them is an error."""
+
+    findings: tuple[Finding, ...]
+    passed: bool
+
+
+def check_app(app: Any) -> Iterator[Finding]:
+    """Find out whether a Celery app uses our transport."""
+    asked = app.conf.broker_transport
+    try:
+        with app.connection_for_write() as connection:
+            transport = connection.get_transport_cls()
+    except (ImportError, AttributeError, KeyError) as exc:
+        yield Finding(
+            "transport",
+            "error",
+            f"the app's transport {asked!r} cannot be loaded: {exc}",
+            f'set app.conf.broker_transport = "{TRANSPORT}"',
+        )
+        return
+    name = f"{transport.__module__}:{transport.__name__}"
+    if not isinstance(getattr(transport, "driver_type", None), MarkedDriverType):
+        yield Finding(
+            "transport",
+            "error",
+            f"the app uses {name}, so its delayed tasks do not wait on the ladder",
+            f'add one line:\napp.conf.broker_transport = "{TRANSPORT}"\nor, in the settings of '
+            f'Django:\nCELERY_BROKER_TRANSPORT = "{TRANSPORT}"',
+        )
+        return
+    yield Finding("transport", "ok", f"the app uses {name}")
+    if app.conf.task_always_eager:
+        yield Finding(
+            "transport",
+            "error",
+            "the app's setting task_always_eager is on: each task runs at once, without a broker",
+            "turn task_always_eager off",
+        )
+
+
+def check(connection: Any, settings: Settings, delay: float, late: float) -> Iterator[Finding]:
+    """Send a delayed message to a queue of our own, and wait for it.
+
+    :param connection: a :class:`kombu.Connection` by our transport with these settings.
+    :param delay: in milliseconds.
+    :param late: from how many seconds after the due time a message counts as late.
+    :raises DelayError: where the ladder cannot have the delay.
+    """
+    broker = connection.connection
+    server = broker.server_properties
+    topology: Topology = mechanism_of(broker).router.topology  # type: ignore[union-attr] # ours
+    expected = topology.ladder.delay(topology.ladder.digits(delay)) / 1000
+    yield Finding("connection", "ok", connection.as_uri())
+    yield Finding("broker", "ok", f"{server.get('product')} {server.get('version', '')}")
+    yield Finding("ladder", "ok", describe(topology))
+    trial = _Trial(connection, settings, topology, delay)
+    try:
+        try:
+            yield trial.prepare()
+            seen = trial.send_and_wait(expected + late + _PATIENCE)
+        except _Refusal as exc:
+            yield exc.finding
+            return
+        if seen is None:
+            yield trial.lost(expected)
+            return
+        yield judge(delay / 1000, expected, seen, late)
+        yield trial.way()
+    finally:
+        trial.close()
+    yield Finding("clean-up", "ok", f"the queue {trial.queue!r} is deleted, with its binding")
+
+
+def judge(asked: float, expected: float, seen: float, late: float) -> Finding:
+    """Compare the delay that was seen with the one asked for; all in seconds.
+
+    :param expected: the one asked for in whole ticks.
+    :param late: how much later than that a message may come.
+    """
+    said = f"asked for {asked:g} s, came after {seen:.3f} s"
+    if expected > asked:
+        said += f", with {expected:g} s in whole ticks"
+    if seen < asked:
+        remedy = (
+            f"a queue of the ladder has another message TTL than it should, by a policy with "
+            f"message-ttl perhaps: {_LOOK}"
+        )
+        return Finding("delay", "error", f"{said}: too early", remedy)
+    if seen > expected + late:
+        said += f": {seen - expected:.3f} s late"
+        remedy = f"the broker is overloaded, or a level is held up: {_LOOK}"
+        return Finding("delay", "error", said, remedy)
+    return Finding("delay", "ok", said)
+
+
+class _Refusal(Exception):  # noqa: N818 - it ends a check, and is never seen outside
+    def __init__(self, what: str, said: str, remedy: str) -> None:
+        super().__init__(said)
+        self.finding = Finding(what, "error", said, remedy)
+
+
+class _Trial:
+    """One message, its queue, and the channels for both."""
+
+    def __init__(
+        self, connection: Any, settings: Settings, topology: Topology, delay: float
+    ) -> None:
+        self._connection, self._settings, self._topology = connection, settings, topology
+        self._delay = delay
+        self._arrived: list[tuple[float, Mapping[str, Any]]] = []
+        self._queue = f"{settings.namespace}.check-{uuid.uuid4().hex[:12]}"
+        #: By its id, a message has its lane, where there are several.
+        self._properties = {"message_id": self._queue, "delivery_mode": 2}
+        #: Of our transport, to publish as applications do.
+        self._channel = connection.channel()
+        #: Of py-amqp, which shows a message as it came.
+        self._raw = amqp.Channel(connection.connection)
+
+    @property
+    def queue(self) -> str:
+        """The name of the private queue."""
+        return self._queue
+
+    def prepare(self) -> Finding:
+        """Declare the private queue, and what a publish with this delay needs."""
+        try:
+            self._channel.queue_declare(self._queue, exclusive=True, auto_delete=True)
+        except AccessRefused as exc:
+            raise _Refusal(
+                "permissions",
+                f"the user may not have a queue for this check: {exc.reply_text}",
+                f"grant configure, write and read on names that begin with "
+                f"'{self._settings.namespace}.', or run the check as a user who has them",
+            ) from exc
+        parts = [self._needed(lane) for lane in self._lanes()]
+        before = self._missing(sum(parts, Part()))
+        try:
+            if self._settings.declare == "never":
+                # Applications bind nothing there, and need not: it is done for their queues.
+                topology = self._topology
+                declare(self._connection, topology, topology.to_queue(self._queue))
+            now = time.time_ns() // 1000
+            due = now + int(self._delay * 1000)
+            plan = self._channel.plan(self._properties, due, "", self._queue, now)
+        except TopologyError as exc:
+            raise _Refusal("permissions", str(exc), self._on_refusal()) from exc
+        self._raw.open()
+        self._raw.basic_consume(self._queue, no_ack=True, callback=self._take)
+        return self._prepared(parts[plan.lane], before)
+
+    def send_and_wait(self, patience: float) -> float | None:
+        """Publish, and return after how many seconds the message came, or None.
+
+        :param patience: how many seconds to wait.
+        """
+        message = amqp.Message(
+            "kombu-binary-delay check",
+            application_headers={X_DELAY: int(self._delay)},
+            **self._properties,
+        )
+        began = time.monotonic()
+        try:
+            self._channel.basic_publish_confirm(message, "", self._queue, confirm_timeout=_CONFIRM)
+        except (TopologyError, NotFound) as exc:
+            raise _Refusal("publish", str(exc), self._on_refusal()) from exc
+        except MessageNacked as exc:
+            raise _Refusal(
+                "publish",
+                "the broker rejected the message: a queue of the ladder is full or not available",
+                _LOOK,
+            ) from exc
+        except TimeoutError as exc:
+            raise _Refusal(
+                "publish",
+                f"the broker did not confirm the message within {_CONFIRM:g} s",
+                "look for an alarm of memory or disk: it blocks connections that publish"
+                if getattr(self._connection.connection, "is_blocked", False)
+                else _LOOK,
+            ) from exc
+        while not self._arrived and (left := began + patience - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                self._connection.drain_events(timeout=left)
+        return self._arrived[0][0] - began if self._arrived else None
+
+    def way(self) -> Finding:
+        """Describe in which queues of the ladder the message waited."""
+        waits = {
+            each.name: each.wait
+            for lane in self._lanes()
+            for each in (*lane.whole.queues, *lane.base.queues)
+        }
+        deaths = reversed(self._arrived[0][1].get("x-death") or [])
+        said = [
+            f"{(waits[each['queue']] or 0) / 1000:g} s in {each['queue']}"
+            for each in deaths
+            if each.get("queue") in waits
+        ]
+        if said:
+            return Finding("way", "ok", f"waited {', then '.join(said)}")
+        return Finding("way", "note", "the message does not say in which queues it waited")
+
+    def lost(self, expected: float) -> Finding:
+        """Describe a message that did not come."""
+        parking = self._topology.parking
+        return Finding(
+            "delay",
+            "error",
+            f"asked for {expected:g} s, and the message has not come",
+            f"{_LOOK}. If it comes after all, its queue {self._queue!r} is gone"
+            + (f", and it is parked in {parking!r}" if parking else ""),
+        )
+
+    def close(self) -> None:
+        """Delete the queue; its bindings go with it."""
+        # Where the connection broke, the queue went with it.
+        with suppress(OSError, amqp.AMQPError):
+            if self._raw.is_open:
+                # First: the broker tells a consumer whose queue is deleted.
+                self._raw.close()
+            self._channel.queue_delete(self._queue)
+
+    def _take(self, message: Any) -> None:
+        headers = message.properties.get("application_headers") or {}
+        self._arrived.append((time.monotonic(), headers))
+
+    def _lanes(self) -> list[Topology]:
+        return self._topology.lanes(self._settings.lanes)
+
+    def _needed(self, lane: Topology) -> Part:
+        """Return what a publish with this delay needs in a lane."""
+        height = lane.needs(lane.ladder.digits(self._delay))
+        return sum(lane.levels[: height + 1], lane.base)
+
+    def _missing(self, part: Part) -> set[str] | None:
+        """Find what of a part does not exist; None where this user may not ask."""
+        exchanges = {each.name for each in part.exchanges}
+        queues = {each.name for each in part.queues}
+        try:
+            with Probe(self._connection) as probe:
+                missing = {each for each in exchanges if not probe.has_exchange(each)}
+                return missing | {each for each in queues if not probe.has_queue(each)}
+        except AccessRefused:
+            return None
+
+    def _prepared(self, part: Part, before: set[str] | None) -> Finding:
+        if before is None:
+            return Finding("topology", "note", "this user may not ask what of the ladder exists")
+        names = {each.name for each in part.exchanges} | {each.name for each in part.queues}
+        count, gone = len(names), self._missing(part) or set()
+        if gone:
+            said = f"{len(gone)} of the {count} parts that this delay needs do not exist"
+            raise _Refusal("topology", said, self._on_refusal())
+        made = before & names
+        if not made:
+            return Finding(
+                "topology", "ok", f"all {count} parts that this delay needs existed already"
+            )
+        said = f"declared {len(made)} of the {count} parts that this delay needs; they stay"
+        return Finding("topology", "ok", f"{said}, as after any publish with a delay")
+
+    def _on_refusal(self) -> str:
+        if self._settings.declare == "never":
+            return (
+                "the setting declare is 'never': make the ladder with `kombu-binary-delay create`, "
+                "and run the check as a user who may bind a queue to it"
+            )
+        return "grant the permissions, or set declare to 'never' and make the ladder beforehand"

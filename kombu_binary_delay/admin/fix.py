@@ -1,0 +1,89 @@
+"""Declare what is missing from a ladder, and mend the ways behind it.
+
+Nothing that may hold messages is deleted or changed: no exchange and no queue. The only bindings
+that are removed are stale ones on the delivery side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import Topology
+
+from .create import Creation, create
+from .delivery import repair
+from .management import Management
+from .snapshot import Snapshot
+from .verify import levels_made
+
+
+def fix(  # noqa: PLR0913 - the last ones are what the settings say
+    connection: Any,
+    management: Management,
+    lanes: Sequence[Topology],
+    *,
+    declares: bool = True,
+    relays: Sequence[str] = (),
+    must_exist: bool = False,
+    amendments: Part,
+) -> Creation:
+    """Make what :func:`~.verify` finds missing, and leave what exists as it is.
+
+    :param connection: a :class:`kombu.Connection`.
+    :param lanes: the ladders that lead to one delivery side.
+    :param declares: as in ``verify``, and so are the others.
+    :raises TopologyError: where the broker refuses.
+    """
+    snapshot = Snapshot.read(management)
+    wanted = Part()
+    for topology in lanes:
+        wanted += _ladder(topology, snapshot, declares=declares, must_exist=must_exist)
+    named = {each.name for each in amendments.exchanges}
+    named |= {each.name for each in amendments.queues}
+    if not declares or named & (snapshot.exchanges.keys() | snapshot.queues.keys()):
+        wanted += amendments
+    mended = repair(lanes[0], snapshot, relays)
+    part = absent(wanted + mended.missing, snapshot)
+    if part == Part() and not mended.stale:
+        return Creation((), (), (), 0)
+    return create(connection, lanes[0], part, mended.stale)
+
+
+def absent(part: Part, snapshot: Snapshot) -> Part:
+    """Return what of a part does not exist, without the bindings that could not be made."""
+    exchanges = tuple(each for each in part.exchanges if each.name not in snapshot.exchanges)
+    queues = tuple(each for each in part.queues if each.name not in snapshot.queues)
+    sources = snapshot.exchanges.keys() | {each.name for each in exchanges}
+    targets = snapshot.queues.keys() | {each.name for each in queues}
+    bindings = tuple(
+        each
+        for each in part.bindings
+        if each not in snapshot.bindings
+        and each.source in sources
+        and each.destination in (targets if each.to_queue else sources)
+    )
+    return Part(
+        tuple(dict.fromkeys(exchanges)),
+        tuple(dict.fromkeys(queues)),
+        tuple(dict.fromkeys(bindings)),
+    )
+
+
+def _ladder(topology: Topology, snapshot: Snapshot, *, declares: bool, must_exist: bool) -> Part:
+    """Return what a ladder should have: up to its highest level that exists, or all of it."""
+    top = levels_made(topology, snapshot)
+    if must_exist and top < 0:
+        return Part()
+    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    part = sum((each for level, each in parts.items() if level <= top or not declares), Part())
+    if declares:
+        return part
+    # Who declares nothing enters by the levels.
+    entries = part.entry_exchanges - snapshot.exchanges.keys()
+    return Part(
+        tuple(each for each in part.exchanges if each.name not in entries),
+        part.queues,
+        part.bindings,
+    )

@@ -1,0 +1,69 @@
+"""What an operator is to see first: alarms of nodes, and parts of a ladder that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kombu_binary_delay.model.topology import Topology
+
+from .delivery import faults
+from .errors import UnreachableError
+from .management import Management
+from .snapshot import Snapshot
+from .verify import compare
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What should exist.
+
+    :param lanes: the ladders in use.
+    :param declares: whether programs make what is missing, so that levels that no message has
+        needed yet may be missing.
+    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    """
+
+    lanes: tuple[Topology, ...] = ()
+    declares: bool = True
+    relays: tuple[str, ...] = ()
+
+
+def alarms(management: Management) -> Iterator[str]:
+    """Name each node that is down, or that blocks publishers.
+
+    Nothing where the user may not look: that takes the tag 'monitoring'.
+    """
+    try:
+        nodes = management.get("nodes")
+    except UnreachableError:
+        return
+    for node in nodes:
+        name = node["name"]
+        if not node.get("running", True):
+            yield f"the node {name} is down"
+        if node.get("mem_alarm"):
+            yield f"the node {name} is short of memory, and blocks all publishers"
+        if node.get("disk_free_alarm"):
+            yield f"the node {name} is short of disk space, and blocks all publishers"
+        if node.get("partitions"):
+            yield f"the node {name} does not see the nodes {', '.join(node['partitions'])}"
+
+
+def missing(expected: Expected, management: Management, snapshot: Snapshot) -> Iterator[str]:
+    """Say of each ladder in use how many of its parts are missing, or not as they should be."""
+    if not any(_errors(each, expected, snapshot) for each in expected.lanes):
+        return
+    # A level may have been made between one question and the next.
+    snapshot = Snapshot.read(management)
+    for topology in expected.lanes:
+        if found := _errors(topology, expected, snapshot):
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            yield f"{found[0]}{more}: 'verify' says what to do"
+
+
+def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[str]:
+    compared = compare(topology, snapshot, declares=expected.declares)
+    shared: Iterable[Topology] = expected.lanes[:1]
+    led = faults(topology, snapshot, expected.relays) if topology in shared else ()
+    return [f"{each.what}: {each.found}" for each in (*compared, *led) if each.severity == "error"]

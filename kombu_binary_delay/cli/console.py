@@ -1,0 +1,66 @@
+"""The terminal: its width, and text that stays within it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
+from rich.table import Table
+from rich.text import Text
+
+
+def console() -> Console:
+    """Make a console; where there is no terminal, without colour."""
+    # Names are shown as they are, whatever Rich could read in them.
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    made = as_it_is()
+    return made if made.is_terminal else as_it_is(width=_width())
+
+
+def _width() -> int:
+    """Return how wide what is piped may be: as the terminal, or else enough for tables."""
+    # Of `status | less`, only the output is no terminal.
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 120
+
+
+def hanging(mark: str, text: str, style: str) -> RenderableType:
+    """Draw a paragraph whose lines all begin behind a mark."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, style=style)
+    grid.add_column(overflow="fold", style=style)
+    grid.add_row(mark, text)
+    return grid
+
+
+def lines_of(drawn: Iterable[RenderableType], on: Console) -> list[list[Segment]]:
+    """Draw lines of a terminal."""
+    return [line for each in drawn for line in on.render_lines(each, pad=False)]
+
+
+def cropped(
+    top: Iterable[RenderableType], body: Iterable[RenderableType], on: Console
+) -> RenderableType:
+    """Draw what fits on a terminal: all of the top, and of the body as much as there is room for.
+
+    A top that alone is too high is cut as well, so that at least two lines of the body are seen.
+    """
+    room = on.size.height - 1
+    head, rest = lines_of(top, on), lines_of(body, on)
+    head = _cut(head, max(room - 2, 1), on)
+    shown = head + _cut(rest, room - len(head), on)
+    return Segments([each for line in shown for each in (*line, Segment.line())][:-1])
+
+
+def _cut(lines: list[list[Segment]], room: int, on: Console) -> list[list[Segment]]:
+    if len(lines) <= room:
+        return lines
+    kept = lines[: max(room - 1, 0)]
+    more = Text(f"… {len(lines) - len(kept)} more lines", style="dim")
+    return [*kept, *on.render_lines(more, pad=False)][: max(room, 0)]

@@ -1,0 +1,220 @@
+"""What ``status`` shows: trouble, and what waits in numbers, a level a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kombu_binary_delay.admin import LadderStatus, Status, Waiting
+
+from .console import console, cropped, hanging
+from .words import short
+
+_HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_PARTS = " ▏▎▍▌▋▊▉"
+_SLOW = 1000  # milliseconds; more than that is no longer the network
+_DIRECT = 5  # lines for queues of one delay
+
+History = Sequence[tuple[float, float]]
+
+
+def status(value: Status, *more: RenderableType) -> RenderableType:
+    """Draw what waits; trouble comes last, where the eye is when the command has ended.
+
+    :param more: what comes below the ladders.
+    """
+    return Group(_head(value), *_body(value), *more, _summary(value), *_troubles(value))
+
+
+def watched(value: Status, history: History, *more: RenderableType) -> RenderableType:
+    """Draw what fits on the terminal, trouble first.
+
+    :param history: messages a second in and out, a pair a look.
+    :param more: what comes below the ladders.
+    """
+    top = [_head(value), _summary(value), *_troubles(value)]
+    return cropped(top, [_rates(history), *_body(value, history), *more], console())
+
+
+def _head(value: Status) -> Text:
+    at = datetime.fromtimestamp(value.at).astimezone().strftime("%H:%M:%S")
+    return _one_line(
+        ("RabbitMQ ", "dim"),
+        value.broker,
+        ("  virtual host ", "dim"),
+        value.vhost,
+        ("  at ", "dim"),
+        at,
+    )
+
+
+def _summary(value: Status) -> Text:
+    parts: list[str | tuple[str, str]] = [
+        ("parked ", "dim"),
+        (f"{value.parked:,}", "bold red" if value.parked else "green"),
+        ("   in relays ", "dim"),
+        (f"{value.relays:,}", ""),
+    ]
+    if value.amendments is not None:
+        active, lag = value.amendments.active, value.amendments.lag
+        parts.append(("   amendments ", "dim"))
+        parts.append(("not readable", "yellow") if active is None else (f"{active:,}", ""))
+        if lag is not None:
+            parts.append((f" (lag {lag:,.1f} ms)", "bold red" if lag > _SLOW else "dim"))
+    return _one_line(*parts)
+
+
+def _troubles(value: Status) -> list[RenderableType]:
+    return [hanging("!", each, "bold red") for each in value.troubles]
+
+
+def _body(value: Status, history: History = ()) -> Iterator[RenderableType]:
+    if not value.ladders:
+        yield Text("No ladder exists here yet: the first delayed message makes one.")
+    for ladder in value.ladders:
+        yield from _ladder(ladder, rates=not history)
+    if value.in_relays:
+        table = _table()
+        table.add_column("relay", no_wrap=True, overflow="ellipsis")
+        table.add_column("waiting", justify="right")
+        for name, count in value.in_relays:
+            table.add_row(name, f"{count:,}")
+        yield table
+        yield ""
+
+
+def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
+    """Draw a ladder: a line for each level up to the highest in which messages wait."""
+    state = "" if ladder.current else "  another ladder of this namespace"
+    yield _one_line((ladder.name, "bold cyan"), (state, "yellow"))
+    if not ladder.messages:
+        free = "" if ladder.current else ": 'teardown --ladder' removes it"
+        yield Text(f"empty{free}\n", style="dim")
+        return
+    parts: list[str | tuple[str, str]] = [(f"{ladder.messages:,}", "bold"), (" waiting", "dim")]
+    if rates:
+        parts += [
+            ("   in ", "dim"),
+            (f"{ladder.rate_in:,.1f}/s", "green"),
+            ("   out ", "dim"),
+            (f"{ladder.rate_out:,.1f}/s", "blue"),
+        ]
+    yield _one_line(*parts)
+    yield _levels(ladder)
+    yield _forecast(ladder)
+    yield ""
+
+
+def _levels(ladder: LadderStatus) -> Table:
+    levels: dict[int, list[Waiting]] = {}
+    for each in ladder.queues:
+        if each.level is not None:
+            levels.setdefault(each.level, []).append(each)
+    highest = max((level for level, row in levels.items() if _sum(row)), default=-1)
+    shown = {level: levels[level] for level in sorted(levels) if level <= highest}
+    columns = max(map(len, shown.values()), default=0)
+    direct = sorted(
+        (each for each in ladder.queues if each.level is None and each.messages),
+        key=lambda each: -each.messages,
+    )
+    most = max([_sum(row) for row in shown.values()] + [each.messages for each in direct])
+    leaving = any(each.leaving for each in ladder.queues)
+    table = _table()
+    table.add_column("level", no_wrap=True)
+    for name in ("wait", *_names(shown.values(), columns), "waiting", *["leaving"] * leaving):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("left after", justify="right", no_wrap=True)
+    figures = sum(max(7, len(f"{most:,}")) + 2 for _ in table.columns[2:-1])
+    room = max(min(console().width - figures - 30, 40), 0)
+    if room:
+        table.add_column("", no_wrap=True)
+    for level, row in shown.items():
+        table.add_row(*_level(f"{level:02}", row, columns, most, room, leaving=leaving))
+    for each in direct[:_DIRECT]:
+        table.add_row(*_level("direct", [each], columns, most, room, leaving=leaving))
+    if len(direct) > _DIRECT:
+        table.add_row(f"and {len(direct) - _DIRECT} more direct queues")
+    return table
+
+
+def _names(rows: Iterable[Sequence[Waiting]], columns: int) -> list[str]:
+    """Name a column for each queue of a level by the end of its name; none for a single one."""
+    if columns not in (2, 3):
+        return []
+    names = [""] * columns
+    for row in rows:
+        for column, each in enumerate(row):
+            names[column] = max(names[column], "." + each.queue.rpartition(".")[2], key=len)
+    return names
+
+
+def _level(
+    name: str, row: Sequence[Waiting], columns: int, most: int, room: int, *, leaving: bool
+) -> Iterator[RenderableType]:
+    style = "red" if any(each.trouble for each in row) else ""
+    yield Text(name, style=style)
+    yield Text(short(min(each.wait for each in row)), style="dim")
+    if columns in (2, 3):
+        for column in range(columns):
+            count = row[column].messages if column < len(row) and name != "direct" else None
+            yield Text("" if count is None else f"{count:,}", style="" if count else "dim")
+    yield Text(f"{_sum(row):,}", style=style or ("bold" if _sum(row) else "dim"))
+    if leaving:
+        held = sum(each.leaving for each in row)
+        yield Text(f"{held:,}", style=style if held else "dim")
+    latest = max((each.latest for each in row if each.messages), default=0)
+    yield Text(short(latest) if latest else "", style="dim")
+    if room:
+        yield Text(_bar(_sum(row), most, room), style=style or "cyan")
+
+
+def _sum(row: Iterable[Waiting]) -> int:
+    return sum(each.messages for each in row)
+
+
+def _bar(count: int, most: int, room: int) -> str:
+    if not count:
+        return ""
+    eighths = max(round(count / most * room * 8), 1)
+    return "█" * (eighths // 8) + _PARTS[eighths % 8].strip()
+
+
+def _forecast(ladder: LadderStatus) -> Table:
+    """Draw how many leave within a second, a minute and so on, up to when all have left."""
+    longest = max(each.latest for each in ladder.queues if each.messages)
+    horizons = [each for each in _HORIZONS if each[1] < longest] + [(short(longest), longest)]
+    table = _table()
+    table.add_column("leave within", style="dim", no_wrap=True)
+    for name, _ in horizons:
+        table.add_column(name, justify="right", no_wrap=True)
+    figures = [ladder.within(horizon) for _, horizon in horizons]
+    table.add_row("surely", *(f"{surely:,}" for surely, _ in figures))
+    table.add_row("probably", *(f"{probably:,}" for _, probably in figures))
+    return table
+
+
+def _rates(history: History) -> Text:
+    """Draw what went in and out lately, a column a look."""
+    top = max((max(pair) for pair in history), default=0) or 1
+    room = max(console().width - 20, 1)
+    lines = []
+    for name, which, style in (("in ", 0, "green"), ("out", 1, "blue")):
+        marks = "".join(_BLOCKS[round(pair[which] / top * 8)] for pair in history[-room:])
+        now = f"{history[-1][which]:,.1f}/s"
+        lines.append(Text.assemble((f"{name} ", "dim"), f"{now:>11}  ", (marks, style)))
+    return Text("\n").join(lines)
+
+
+def _table() -> Table:
+    return Table(box=None, header_style="dim", pad_edge=False, show_edge=False)
+
+
+def _one_line(*parts: str | tuple[str, str]) -> Text:
+    line = Text.assemble(*parts, no_wrap=True)
+    line.overflow = "ellipsis"
+    return line

@@ -1,0 +1,66 @@
+"""How times, durations, names and places are written on a terminal."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+from kombu_binary_delay.admin.reading import UNREADABLE
+from kombu_binary_delay.model.address import Destination
+
+
+def short(milliseconds: float) -> str:
+    """Write a time in one unit, to be read at a glance: "125ms", "8s", "17m", "1.5d", "8.5y"."""
+    units = (("y", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
+    for unit, size in units:
+        if milliseconds >= size:
+            value = milliseconds / size
+            return (
+                f"{value:.1f}".rstrip("0").rstrip(".") + unit
+                if value < 10
+                else f"{value:.0f}{unit}"
+            )
+    return f"{milliseconds:g}ms"
+
+
+def exact(milliseconds: float) -> str:
+    """Write a time so that nothing of it is lost: "1 d 0:16:40", "8.125 s"."""
+    days, rest = divmod(milliseconds, 86_400_000)
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g} s"
+    hours, rest = divmod(rest, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    seconds = f"{rest / 1000:06.3f}".rstrip("0").rstrip(".")
+    return (f"{days:.0f} d " if days else "") + f"{hours:.0f}:{minutes:02.0f}:{seconds}"
+
+
+def place(destination: Destination) -> str:
+    """Name a destination as people do."""
+    if destination == UNREADABLE:
+        return "without an address"
+    if not destination.exchange:
+        return f"the queue {destination.routing_key}"
+    return f"the exchange {destination.exchange} with the key {destination.routing_key!r}"
+
+
+def plain(text: str) -> str:
+    """Write what somebody else has named so that a terminal shows it, and obeys nothing in it."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
+        for each in text
+    )
+
+
+def moment(milliseconds: int) -> str:
+    """Write a time since the epoch in this machine's time zone."""
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ahead(milliseconds: int) -> str:
+    """Write how far from now a time since the epoch is."""
+    left = milliseconds - time.time() * 1000
+    return f"in {short(round(left))}" if left >= 1 else "now"

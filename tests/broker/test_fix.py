@@ -1,0 +1,118 @@
+"""``verify --fix`` makes what is missing, leaves all else, and names the command for the rest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+
+import amqp
+import pytest
+from click.testing import CliRunner
+from kombu import Connection, Exchange, Queue
+
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.cli import binary_delay
+
+
+@pytest.fixture
+def small(topology):
+    return Topology(Ladder.binary(4, 100_000), queue_type=topology.queue_type)
+
+
+@pytest.fixture
+def run(broker, vhost, small):
+    place = ["-b", vhost.url, "-m", broker.management_url]
+    place += ["--tick", "100000", "--radix", "2", "--levels", "4", "--queue-type", small.queue_type]
+
+    def run(*arguments, code):
+        done = CliRunner().invoke(binary_delay, [*arguments, *place])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    return run
+
+
+@pytest.fixture
+def channel(vhost):
+    with Connection(vhost.url) as operator:
+        yield operator.channel()
+
+
+def names(vhost):
+    return {row["name"] for row in (*vhost.exchanges(), *vhost.queues())}
+
+
+@pytest.mark.parametrize("declare", ["lazy", "never"])
+def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
+    run, channel, vhost, small, declare
+):
+    """Given: a ladder with a message in it, without a queue, two exchanges and some bindings."""
+    channel.queue_declare("mail", durable=True)
+    Queue("orders", Exchange("events", "topic"), "k")(channel).declare()
+    run("create", "--queue", "mail", "--exchange", "events", code=0)
+    whole = names(vhost)
+    level = small.level_name
+    channel.basic_publish(amqp.Message("m"), level(3), "0.0.0.1.@..mail")
+    channel.queue_delete(f"{level(1)}.1")
+    channel.exchange_delete(level(2))
+    channel.exchange_delete(f"{level(3)}.1")
+    for each in vhost.bindings():
+        if (each["source"], each["destination"]) == (small.mirror_name("events"), "orders"):
+            channel.queue_unbind("orders", each["source"], each["routing_key"])
+    channel.queue_bind("mail", level(0), "spy")
+
+    found = json.loads(run("verify", "--json", "--declare", declare, code=1))
+    shown = run("verify", "--fix", "--declare", declare, code=1)
+    left = json.loads(run("verify", "--json", "--declare", declare, code=1))
+    again = run("verify", "--fix", "--declare", declare, code=1)
+
+    assert all(each["remedy"] for each in found["differences"] if each["severity"] != "note")
+    said = {each["found"] for each in found["differences"]}
+    assert {"missing", "the key 'k' is not repeated for delayed messages"} < said
+    assert "mended:" in shown
+    assert "nothing to mend here that is safe" in again
+    assert names(vhost) == whole if declare == "lazy" else names(vhost) >= whole - {f"{level(3)}.1"}
+    (stranger,) = (each for each in left["differences"] if each["severity"] != "note")
+    assert "none of this ladder's" in stranger["found"]
+    end = time.monotonic() + 60
+    while vhost.waiting(f"{level(3)}.1") != {f"{level(3)}.1": 1}:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_the_command_that_removes_a_strange_binding_does_so(run, channel, broker, vhost, small):
+    channel.queue_declare("mail", durable=True)
+    run("create", code=0)
+    channel.queue_bind("mail", small.level_name(0), "a.#/ö")
+
+    found = json.loads(run("verify", "--json", code=1))
+    (remedy,) = (each["remedy"] for each in found["differences"] if each["severity"] == "error")
+    *_, curl, option, user, x, method, url = shlex.split(remedy)
+    broker.api(method, url.partition("/api/")[2])
+
+    assert [curl, option, x, method] == ["curl", "-u", "-X", "DELETE"]
+    assert user
+    run("verify", code=0)
+
+
+@pytest.mark.parametrize("state", ["nothing", "whole", "wrong"])
+def test_what_is_whole_or_wrong_is_left(run, channel, vhost, small, state):
+    if state == "whole":
+        run("create", code=0)
+    if state == "wrong":
+        channel.queue_declare(f"{small.level_name(0)}.1", durable=True)
+    before = names(vhost)
+
+    done = run("verify", "--fix", "--json", code=1 if state == "wrong" else 0)
+
+    (found,) = map(json.loads, done.splitlines())
+    errors = [each for each in found["differences"] if each["severity"] == "error"]
+    assert found["sound"] == (state != "wrong") == (not errors)
+    assert before <= names(vhost)
+    if state == "wrong":
+        # What is missing beside it is made; it itself is for the operator.
+        assert found["fixed"]["exchanges"]
+        assert f"'teardown --ladder {small.prefix}'" in errors[0]["remedy"]
+    else:
+        assert names(vhost) == before

@@ -1,0 +1,173 @@
+"""What goes wrong is said once, in a sentence: what was tried, and what to change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from kombu_binary_delay.cli import binary_delay
+
+
+@pytest.fixture
+def user(broker, vhost):
+    """A user without tags who may write only; the caller names what it may do besides."""
+    name = f"{vhost.name}-user"
+    made = []
+
+    def user(tags="", *, permissions=True):
+        broker.api("PUT", f"users/{name}", {"password": "p", "tags": tags})
+        made.append(name)
+        if permissions:
+            rights = {"configure": "^$", "write": ".*", "read": "^$"}
+            broker.api("PUT", f"permissions/{vhost.name}/{name}", rights)
+        return name
+
+    yield user
+    for each in set(made):
+        broker.api("DELETE", f"users/{each}")
+
+
+def run(*arguments, code, env=None):
+    """Run the command, without a traceback, in words and as JSON; return the words."""
+    done = CliRunner().invoke(binary_delay, arguments, env=env)
+    as_json = CliRunner().invoke(binary_delay, [*arguments, "--json"], env=env)
+    for each in (done, as_json):
+        assert isinstance(each.exception, SystemExit), each.exception
+        assert each.exit_code == code, each.output
+    said = " ".join(done.output.split())
+    assert json.loads(as_json.output.splitlines()[-1])["error"] in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("amqp://u:hush@127.0.0.1:1/v", "no RabbitMQ answers at 127.0.0.1:1 (virtual host v, user"),
+        ("amqp://127.0.0.1:1;amqp://127.0.0.1:2", "at 127.0.0.1:1, 127.0.0.1:2 (virtual host /,"),
+        ("amqp://guest:hush@{host}/{vhost}", "at {host} refuses the user 'guest' or its password"),
+        ("amqp://{me}@{host}/none", "has no virtual host 'none'; make it with 'rabbitmqctl add_v"),
+        ("amqp://{api}/", "what listens at {api} (virtual host /, user guest) closed"),
+        ("amqps://{host}/", "no TLS with RabbitMQ at {host}"),
+    ],
+    ids=["dead", "dead list", "password", "vhost", "no AMQP", "no TLS"],
+)
+def test_a_broker_that_does_not_let_us_in_is_named_with_what_to_change(broker, vhost, url, words):
+    place = urlsplit(vhost.url)
+    credentials, _, host = place.netloc.rpartition("@")
+    api = urlsplit(broker.management_url).netloc.rpartition("@")[2]
+    names = {"host": host, "vhost": vhost.name, "me": credentials, "api": api}
+    url, words = url.format(**names), words.format(**names)
+
+    after = run("status", "-b", url, code=4)
+    by_variable = run("verify", "--fix", code=4, env={"BINARY_DELAY_BROKER": url})
+    by_trial = run("check", "-b", url, code=4)
+
+    for said in (after, by_variable, by_trial):
+        assert words in said
+        assert "hush" not in said
+    assert after.endswith("change --broker")
+    assert by_variable.endswith("change BINARY_DELAY_BROKER")
+
+
+def test_transfer_names_the_broker_that_does_not_answer(broker, vhost, topology):
+    ladder = ["--tick", "1000", "--radix", "2", "--levels", "2", "--no-amendments"]
+    place = ["-b", vhost.url, "-m", broker.management_url]
+    place += [*ladder, "--queue-type", topology.queue_type]
+    assert CliRunner().invoke(binary_delay, ["create", *place]).exit_code == 0
+
+    said = run("transfer", *place, "--to-broker", "amqp://u:hush@127.0.0.1:1/x", code=4)
+
+    assert "at 127.0.0.1:1 (virtual host x, user u): Connection refused" in said
+    assert said.endswith("; change --to-broker")
+
+
+@pytest.mark.parametrize(
+    ("management", "words"),
+    [
+        ("http://127.0.0.1:1", "at http://127.0.0.1:1 does not answer: Connection refused; enable"),
+        ("foo", "'foo' is not the URL of a management API"),
+        ("{amqp}", "does not answer"),
+        ("{url}/no/such", "/no/such shows the user"),
+        ("{wrong}", "refuses the user 'guest' or its password"),
+    ],
+    ids=["dead", "no URL", "AMQP", "path", "password"],
+)
+def test_a_management_api_that_is_not_there_is_named_with_the_option(
+    broker, vhost, management, words
+):
+    url = broker.management_url
+    names = {
+        "amqp": f"http://{urlsplit(vhost.url).netloc.rpartition('@')[2]}",
+        "url": url,
+        "wrong": url.replace("://", "://guest:hush@"),
+    }
+
+    said = run("status", "-b", vhost.url, "-m", management.format(**names), code=4)
+
+    assert words in said
+    assert "--management" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "tags", "permissions", "code", "words"),
+    [
+        ("status", "", True, 4, "'rabbitmqctl set_user_tags {name} monitoring'"),
+        ("status", "monitoring", False, 4, "'rabbitmqctl set_permissions -p {vhost} {name} "),
+        ("create", "monitoring", True, 2, "grant this user the permissions configure"),
+        (
+            "verify --fix --declare never",
+            "monitoring",
+            True,
+            2,
+            "grant this user the permissions configure",
+        ),
+    ],
+)
+def test_a_user_who_may_not_is_named_with_what_lets_it(  # noqa: PLR0913, PLR0917
+    broker, vhost, user, verb, tags, permissions, code, words
+):
+    name = user(tags, permissions=permissions)
+    host = urlsplit(vhost.url).netloc.rpartition("@")[2]
+    url = f"amqp://{name}:p@{host}/{vhost.name}"
+
+    said = run(*verb.split(), "-b", url, "-m", broker.management_url, code=code)
+
+    assert words.format(name=name, vhost=vhost.name) in said
+
+
+APP = "from celery import Celery\napp = Celery(set_as_current=False, "
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (None, "there is no module 'kbd_test_app' in this folder or on PYTHONPATH"),
+        ("raise RuntimeError('boom')", "RuntimeError: boom, at "),
+        ("def", "SyntaxError: "),
+        ("import kbd_no_such_module", "No module named 'kbd_no_such_module'"),
+        ("x = 1", "the module kbd_test_app has no Celery app"),
+        (
+            APP + "broker_transport_options={'binary_delay': {'tik': 4}})",
+            "unknown setting 'tik'; did you mean 'tick'?",
+        ),
+        (
+            APP + "broker='amqp://u:hush@127.0.0.1:1/v')",
+            "user u): Connection refused; change the Celery app's broker_url",
+        ),
+    ],
+)
+def test_an_app_that_does_not_do_is_named_with_the_reason(tmp_path, monkeypatch, source, words):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kbd_test_app", raising=False)
+    if source is not None:
+        (tmp_path / "kbd_test_app.py").write_text(source)
+
+    said = run("status", "-A", "kbd_test_app", code=4 if "refused" in words else 2)
+
+    assert words in said
+    assert "hush" not in said

@@ -1,0 +1,86 @@
+"""A record of amendments that rides the ladder counts though an operator moves it on the way."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from kombu import Queue
+
+from kombu_binary_delay import Topology, cancel
+from kombu_binary_delay.admin import Management, redrive
+from kombu_binary_delay.admin.migrate import _requeue
+from kombu_binary_delay.admin.reading import sources
+from kombu_binary_delay.amendments import parts
+
+EXCHANGE = parts.exchange_name("kbd")
+
+
+@pytest.fixture(autouse=True)
+def _streams(topology):
+    if topology.queue_type == "classic":
+        pytest.skip("RabbitMQ 3.8 has no streams, and so no amendments")
+
+
+def riding(connect, seconds):
+    """Cancel what is due far ahead, for a stream that keeps records for two seconds."""
+    eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    cancel("x", eta=eta, connection=connect(binary_delay={"amendments_max_age": "2s"}))
+
+
+def spy(connect):
+    """Make a queue that gets what the exchange of amendments leads to the stream."""
+    channel = connect("amqp").channel()
+    queue = Queue("spy")(channel)
+    queue.declare()
+    channel.queue_bind("spy", EXCHANGE, parts.IDS)
+    return queue
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def test_a_record_that_was_parked_counts_when_it_is_sent_on(connect, vhost):
+    """Given: somebody deletes the stream while the record is on its way."""
+    riding(connect, 15)
+    vhost.broker.api("DELETE", f"queues/{vhost.name}/{parts.stream_name('kbd', parts.IDS)}")
+    topology = Topology()
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
+    queue = spy(connect)
+    management = Management.of(connect("amqp"), vhost.broker.management_url)
+
+    done = redrive(lambda: connect("amqp"), topology, management)
+
+    assert (done.sent, done.stays) == (1, 0), done
+    assert "cancel" in str(wait_until(lambda: queue.get(no_ack=True)).body)
+
+
+def test_a_record_that_is_put_back_enters_by_its_own_exchange(connect, vhost):
+    riding(connect, 3600)
+    topology = Topology()
+    queues = {row["name"]: row for row in vhost.queues()}
+    channel = connect("amqp").channel()
+
+    def taken():
+        for source in sources(topology, queues):
+            message = channel.basic_get(source.name)
+            if message is not None:
+                return source, message
+        return None
+
+    source, message = wait_until(taken)
+    again = _requeue(source, message, "again")
+
+    assert again is not None
+    assert again.exchange == EXCHANGE
+    channel.basic_publish(again.message, again.exchange, again.routing_key, mandatory=True)
+    channel.basic_ack(message.delivery_tag)
+    # There is a way for it, and it waits in one queue of the same ladder again.
+    names = [each.name for each in sources(topology, queues)]
+    wait_until(lambda: sum(vhost.waiting(*names).values()) == 1)

@@ -1,0 +1,332 @@
+"""A message that is filled in is, byte for byte, the one that ``send_task`` would have made."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from celery import Celery, Task, signals
+from celery._state import _task_stack
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kombu import Connection, Exchange, Queue
+from kombu.transport.pyamqp import Channel
+
+from kombu_binary_delay.batching.frames import Messages
+from kombu_binary_delay.spark import compiled
+from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Template
+from kombu_binary_delay.spark.send import _Producer
+
+MANDATORY = (True, False)
+NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+
+
+def run():
+    """Stand for a task."""
+
+
+class Wire:
+    """A connection, and its transport, that keep what is written."""
+
+    frame_max, bytes_sent, frame_writer = 131072, 0, None
+
+    def __init__(self):
+        self.transport, self.written = self, b""
+
+    def write(self, data):
+        self.written += data
+
+
+class Recorder(_Producer):
+    """A producer that keeps what would be written to the broker, instead of writing it."""
+
+    def __init__(self):
+        super().__init__(Connection("memory://"))
+        self.made: list[Any] = []
+
+    def _publish(self, *given, **_):
+        body, priority, kind, encoding, headers, properties, routing_key = given[:7]
+        exchange, declare = given[9:11]
+        if exchange == "celeryev":
+            event = json.loads(body)
+            # Which no two events have in common.
+            del event["timestamp"], event["clock"]
+            self.made.append((event, exchange, routing_key))
+            return
+        message = Channel.prepare_message(None, body, priority, kind, encoding, headers, properties)
+        wire = Wire()
+        written = Messages(wire, 1)
+        written.add(message.body, message.properties, exchange, routing_key, MANDATORY)
+        written.send()
+        self.made.append((wire.written, declare))
+
+
+def made_by(app, calls, publish):
+    producer = Recorder()
+    return [publish(producer, call) for call in calls], producer.made
+
+
+def compare(app, calls):
+    """Check that both ways make the same; return the reasons for which ``send_task`` was called."""
+    app.now = lambda: NOW
+    _, expected = made_by(app, calls, lambda producer, call: call.send(app, producer))
+    reasons, made = made_by(app, calls, Compiler(app).publish)
+    assert made == expected
+    return reasons
+
+
+texts = st.text(max_size=30) | st.sampled_from(["it's", 'a "b"', "\\n", "ü" * 600, "x" * 1030])
+scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | texts
+values = st.recursive(
+    scalars,
+    lambda nested: st.lists(nested, max_size=3) | st.dictionaries(texts, nested, max_size=3),
+    max_leaves=4,
+)
+rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "args": st.lists(values, max_size=4),
+            "kwargs": st.dictionaries(texts, values, max_size=3),
+            "due": st.integers(-(10**12), 10**13),
+            "left": st.integers(0, 10**13),
+            "tenant": scalars,
+        }
+    ),
+    min_size=3,
+    max_size=5,
+)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "queue": st.sampled_from(["mail", "post", "unheard of"]),
+        "exchange": st.sampled_from(["post", "elsewhere"]),
+        "routing_key": st.sampled_from(["m.x", "key"]),
+        "priority": st.integers(0, 9),
+    },
+)
+MAIL = Queue("mail", Exchange("post", "topic"), routing_key="m.mail", max_priority=9)
+POST = Queue("post", Exchange("parcels", "direct", delivery_mode=1), routing_key="p")
+routes = st.sampled_from(
+    [
+        None,
+        {"shop.*": "mail"},
+        {"shop.remind": {"queue": "post", "priority": 3, "headers": {"route": 1}}},
+        ([("shop.*", {"exchange": "post", "routing_key": "m.r", "exchange_type": "topic"})],),
+        {"other": "post"},
+    ]
+)
+serializers = [each for each in ("json", "pickle", "yaml", "msgpack") if each in
+               ("json", "pickle") or find_spec(each)]  # fmt: skip
+configurations = st.fixed_dictionaries(
+    {
+        "task_routes": routes,
+        "task_queues": st.sampled_from([None, (MAIL, POST, Queue("celery"))]),
+        "task_serializer": st.sampled_from(serializers),
+        "task_compression": st.sampled_from([None, "gzip", "bzip2"]),
+        "task_send_sent_event": st.booleans(),
+        "task_default_delivery_mode": st.sampled_from([1, 2]),
+        "task_ignore_result": st.booleans(),
+        "task_default_priority": st.none() | st.integers(0, 9),
+        "timezone": st.sampled_from(["UTC", "Europe/Berlin"]),
+        "broker_transport": st.just("kombu_binary_delay:Transport"),
+    }
+)
+#: What a task that the application knows says of its messages, which Celery 5.7 reads.
+of_tasks = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "time_limit": st.just(5),
+        "ignore_result": st.booleans(),
+        "compression": st.just("gzip"),
+        "serializer": st.just("json"),
+    },
+)
+
+
+def call_of(row, given, asked):
+    return Call(
+        "shop.remind",
+        f"id-{row['due']}-{len(row['args'])}-{row['left']}",
+        row["args"],
+        row["kwargs"],
+        NOW + timedelta(microseconds=row["due"]),
+        NOW + timedelta(microseconds=row["left"]) if "expires" in asked else None,
+        {"tenant": row["tenant"], "b": [1, {}]} if "headers" in asked else None,
+        given,
+    )
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(rows, options, configurations, of_tasks, st.sets(st.sampled_from(["headers", "expires"])))
+def test_a_message_is_byte_for_byte_what_send_task_makes(
+    rows, given, configuration, of_task, asked
+):
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(configuration)
+    if of_task is not None:
+        app.task(name="shop.remind", shared=False, lazy=False, **of_task)(run)
+    calls = [call_of(row, given, asked) for row in rows]
+    assert set(compare(app, calls)) == {None}
+
+
+def calls(number=4, **fields):
+    eta = NOW + timedelta(days=1)
+    return [
+        Call("shop.remind", f"id-{each}", [each], {"number": each}, eta, **fields)
+        for each in range(number)
+    ]
+
+
+def test_the_first_two_of_a_kind_are_made_by_send_task_and_all_others_filled_in(monkeypatch):
+    by_send_task = []
+    send = Call.send
+
+    def count(*each):
+        by_send_task.append(each)
+        send(*each)
+
+    monkeypatch.setattr(Call, "send", count)
+    app = Celery("shop", set_as_current=False)
+    compiler, producer = Compiler(app), Recorder()
+    for each in [*calls(5), *calls(5, options={"queue": "mail"})]:
+        assert compiler.publish(producer, each) is None
+    assert len(by_send_task) == 4
+    assert len(producer.made) == 10
+
+
+class OwnTask(Task):
+    def apply_async(self, *args, **kwargs):
+        return super().apply_async(*args, **kwargs)
+
+
+class OwnApp(Celery):
+    def send_task(self, *args, **kwargs):
+        return super().send_task(*args, **kwargs)
+
+
+class OldRouter:
+    def route_for_task(self, task, args=None, kwargs=None):
+        return {"queue": "odd" if args and args[0] % 2 else "even"}
+
+
+def by_arguments(name, args, kwargs, options, task=None, **_):
+    return {"queue": "odd" if args and args[0] % 2 else "even"}
+
+
+def with_task(app):
+    app.task(name="shop.remind", shared=False, lazy=False, base=OwnTask)(run)
+
+
+def wrapped(app):
+    send_task = app.send_task
+    app.send_task = lambda *args, **kwargs: send_task(*args, **kwargs)  # noqa: PLW0108
+
+
+def with_own_amqp(app):
+    create = app.amqp.create_task_message
+    app.amqp.create_task_message = lambda *args, **kwargs: create(*args, **kwargs)  # noqa: PLW0108
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda app: app.conf.update(task_protocol=1), compiled.PROTOCOL),
+        (wrapped, compiled.APPLICATION),
+        (with_own_amqp, compiled.APPLICATION),
+        (lambda app: app.conf.update(task_routes=(by_arguments,)), compiled.ROUTER),
+        (lambda app: app.conf.update(task_routes=[{"a": "b"}, OldRouter()]), compiled.ROUTER),
+        (lambda app: app.conf.update(task_routes=f"{__name__}.by_arguments"), compiled.ROUTER),
+        (with_task, compiled.TASK),
+    ],
+)
+def test_where_the_application_has_a_say_send_task_makes_all_and_it_is_said_why(change, reason):
+    app = Celery("shop", set_as_current=False)
+    change(app)
+    assert compare(app, calls()) == [reason] * 4
+    assert REASONS[reason]
+
+
+def test_an_application_with_a_send_task_of_its_own_is_asked():
+    assert compare(OwnApp("shop", set_as_current=False), calls()) == [compiled.APPLICATION] * 4
+
+
+def test_a_publish_within_a_workers_task_is_its_child():
+    app = Celery("shop", set_as_current=False)
+    parent = app.task(name="parent", shared=False, lazy=False)(run)
+    parent.push_request(id="parent", root_id="root", called_directly=False)
+    _task_stack.push(parent)
+    try:
+        assert compare(app, calls()) == [compiled.WORKER] * 4
+    finally:
+        _task_stack.pop()
+        parent.pop_request()
+
+
+def test_handlers_before_a_publish_may_change_it_and_those_after_it_are_called():
+    heard: list[Any] = []
+    app = Celery("shop", set_as_current=False)
+
+    def after(**given):
+        del given["signal"]
+        heard.append({**given, "headers": dict(given.get("headers") or {})})
+
+    def before(headers, body, **_):
+        headers["number"] = body[0][0]
+
+    after_signals = (signals.after_task_publish, signals.task_sent)
+    for signal in after_signals:
+        signal.connect(after)
+    try:
+        assert compare(app, calls()) == [None] * 4
+        theirs, ours = heard[:8], heard[8:]
+        assert ours == theirs
+        assert len(ours) == 8
+        signals.before_task_publish.connect(before, sender="shop.remind")
+        assert compare(app, calls()) == [compiled.HANDLER] * 4
+        signals.before_task_publish.disconnect(before, sender="shop.remind")
+        signals.before_task_publish.connect(before, sender="another")
+        assert compare(app, calls()) == [None] * 4
+    finally:
+        for signal in (*after_signals, signals.before_task_publish):
+            signal.disconnect(after)
+            signal.disconnect(before)
+            signal.disconnect(before, sender="another")
+            signal.disconnect(before, sender="shop.remind")
+
+
+def test_a_row_that_is_none_of_its_kind_goes_by_send_task_and_the_others_do_not():
+    app = Celery("shop", set_as_current=False)
+    rows = calls(5, headers={"tenant": 1})
+    rows[3].headers = {"shadow": "another name"}
+    assert compare(app, rows) == [None, None, None, compiled.HEADERS, None]
+    rows = calls(5, expires=NOW + timedelta(hours=1))
+    rows[0].expires = rows[4].expires = NOW - timedelta(microseconds=1)
+    assert compare(app, rows) == [compiled.EXPIRED, None, None, None, compiled.EXPIRED]
+
+
+def test_a_second_message_that_is_not_what_the_template_says_ends_the_filling_in(monkeypatch):
+    app = Celery("shop", set_as_current=False)
+    fill, filled = Template.fill, []
+
+    def differs(template, call):
+        filled.append(call)
+        body, options = fill(template, call)
+        if len(filled) > 1:
+            options["headers"]["shadow"] = "x"
+        return body, options
+
+    monkeypatch.setattr(Template, "fill", differs)
+    assert compare(app, calls(4)) == [None, None, compiled.DIFFERENT, compiled.DIFFERENT]
+
+
+def test_results_are_awaited_as_send_task_does(monkeypatch):
+    app = Celery("shop", set_as_current=False)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        type(app.backend), "on_task_call", lambda *each: asked.append(each[-1]), raising=False
+    )
+    compare(app, calls(4))
+    assert asked == [f"id-{each}" for each in range(4)] * 2

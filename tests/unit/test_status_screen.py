@@ -1,0 +1,150 @@
+"""The screen of ``status``: figures in columns, within the terminal, and trouble in sight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from kombu_binary_delay import Topology
+from kombu_binary_delay.admin import (
+    AmendmentsStatus,
+    LadderStatus,
+    Management,
+    Status,
+    UnreachableError,
+    Waiting,
+)
+from kombu_binary_delay.admin.trouble import alarms
+from kombu_binary_delay.cli import console, status_screen
+
+TOPOLOGY = Topology()
+
+
+def waiting(topology=TOPOLOGY, count=1234):
+    return tuple(
+        Waiting(queue.name, queue.wait, 4 * queue.wait, count, 0, None, level)
+        for level, part in enumerate(topology.levels)
+        for queue in part.queues
+    )
+
+
+LADDER = LadderStatus(TOPOLOGY.prefix, current=True, queues=waiting(), rate_in=12.5, rate_out=3.25)
+TROUBLES = tuple(f"kbd.v2-125ms-2x1-4x15.level-{i:02}.01: {'it is stuck ' * 9}" for i in range(15))
+STATUS = Status(
+    1.0,
+    "4.3.6",
+    "shop",
+    (LADDER, replace(LADDER, name="old", current=False)),
+    15,
+    3,
+    TROUBLES[:1],
+    AmendmentsStatus(2, 1500.0),
+    (("kbd.v2.relay-to-queue.ledger", 3),),
+)
+HISTORY = [(1.0, 0.5)] * 60
+
+
+@pytest.fixture(params=[(80, 24), (120, 40)], ids=["80x24", "120x40"])
+def terminal(request, monkeypatch):
+    width, height = request.param
+    made = Console(width=width, height=height, markup=False, highlight=False)
+    for module in (console, status_screen):
+        monkeypatch.setattr(module, "console", lambda: made)
+    return made
+
+
+def lines(terminal, drawn):
+    with terminal.capture() as captured:
+        terminal.print(drawn)
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("count", [0, 1, 1234, 9_876_543])
+def test_no_line_is_longer_than_the_terminal_and_no_figure_is_cut(terminal, count):
+    queues = waiting(count=count)
+    ladder = replace(LADDER, queues=queues)
+    stuck = replace(ladder, queues=(replace(queues[0], leaving=count, trouble="t"), *queues[1:]))
+
+    shown = lines(terminal, status_screen.status(replace(STATUS, ladders=(ladder, stuck))))
+
+    assert max(map(len, shown)) <= terminal.width
+    assert "…" not in "".join(shown)
+    if count:
+        header = next(line.split() for line in shown if line.startswith("level"))
+        assert header == ["level", "wait", ".01", ".10", ".11", "waiting", "left", "after"]
+        first = next(line.split() for line in shown if line.startswith("00"))
+        assert first[:6] == ["00", "125ms", *[f"{count:,}"] * 3, f"{3 * count:,}"]
+
+
+@pytest.mark.parametrize("troubles", [1, 15])
+def test_what_is_watched_fits_and_has_trouble_at_the_top(terminal, troubles):
+    value = replace(STATUS, troubles=TROUBLES[:troubles])
+
+    shown = lines(terminal, status_screen.watched(value, HISTORY))
+
+    assert len(shown) < terminal.height
+    assert max(map(len, shown)) <= terminal.width
+    assert shown[0].startswith("RabbitMQ 4.3.6  virtual host shop")
+    assert shown[1].startswith("parked 15   in relays 3   amendments 2 (lag 1,500.0 ms)")
+    assert shown[2].startswith(f"! {TROUBLES[0][:30]}")
+    assert "more lines" in shown[-1]
+
+
+def test_when_all_is_seen_trouble_comes_last(terminal):
+    shown = lines(terminal, status_screen.status(STATUS))
+
+    assert any("relay-to-queue.ledger" in line for line in shown)
+    assert shown[-2].startswith("! ") or shown[-1].startswith("! ")
+
+
+@pytest.mark.parametrize("form", ["radix 2", "radix 8", "direct"])
+def test_ladders_of_another_form_are_shown_in_numbers(terminal, form):
+    topology = Topology(TOPOLOGY.ladder.uniform({"radix 2": 2, "radix 8": 8}.get(form, 4)))
+    queues = waiting(topology, 5)
+    if form == "direct":
+        queues += tuple(Waiting(f"d{i}", i, i, 7 + i, 0) for i in range(1, 9))
+    ladder = replace(LADDER, queues=queues)
+
+    shown = lines(terminal, status_screen.status(replace(STATUS, ladders=(ladder,))))
+
+    assert max(map(len, shown)) <= terminal.width
+    each = next(line.split() for line in shown if line.startswith("01"))
+    assert f"{5 * len(topology.levels[1].queues)}" in each
+    assert (sum(line.startswith("direct") for line in shown) == 5) == (form == "direct")
+
+
+class Api(Management):
+    """A management API that knows nodes."""
+
+    def __init__(self, *nodes):
+        super().__init__("http://a", "/", "u", "p")
+        self.__dict__["nodes"] = nodes
+
+    def get(self, *path, query=""):
+        assert path == ("nodes",)
+        if not vars(self)["nodes"]:
+            raise UnreachableError("no")
+        return vars(self)["nodes"]
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"running": True, "mem_alarm": False, "disk_free_alarm": False, "partitions": []}, None),
+        ({"running": False}, "is down"),
+        ({"running": True, "mem_alarm": True}, "memory, and blocks all publishers"),
+        ({"running": True, "disk_free_alarm": True}, "disk space, and blocks all publishers"),
+        ({"running": True, "partitions": ["b@h"]}, "does not see the nodes b@h"),
+    ],
+)
+def test_an_alarm_of_a_node_is_named(node, words):
+    found = list(alarms(Api({"name": "a@h", **node})))
+
+    assert len(found) == (words is not None)
+    assert all(words in each and "a@h" in each for each in found)
+
+
+def test_alarms_that_a_user_may_not_see_are_left_out():
+    assert not list(alarms(Api()))

@@ -1,0 +1,37 @@
+"""What a worker writes into its log at start."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_binary_delay import Settings
+from kombu_binary_delay.compat.worker_log import line
+
+BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
+
+
+@pytest.mark.parametrize(
+    ("given", "ladder", "settings"),
+    [
+        (
+            {},
+            (
+                "quorum queues of the ladder kbd.v2-125ms-2x1-4x15 (16 levels of radix 4, "
+                "tick 125 ms, longest delay 8.5 years)"
+            ),
+            "the defaults",
+        ),
+        (
+            {"tick": 1000, "radix": 2, "levels": 4, "queue_type": "classic", "relays": ["a*"]},
+            (
+                "classic queues of the ladder kbd.v2-1000ms-2x4-classic (4 levels of radix 2, "
+                "tick 1 s, longest delay 15 s)"
+            ),
+            "tick=1000, levels=4, radix=2, queue_type='classic', relays=('a*',)",
+        ),
+    ],
+)
+def test_the_line_has_the_ladder_the_broker_and_what_is_not_default(given, ladder, settings):
+    made = Settings(**given)
+
+    assert line(made, made.topology(), "4.3.6") == f"{BEGIN}{ladder}; settings: {settings}"

@@ -1,0 +1,42 @@
+"""Purpose: wait until something is true, for as long as a slow machine may need, and no longer.
+
+A test waits so instead of a time that ought to be enough: it is as fast as the machine, and fails
+where it is never true.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: In seconds. What a level with a stuck dead-letter worker holds up comes after 180.
+PATIENCE = 60.0
+
+
+def wait_until(ready: Callable[[], T], complaint: str = "not in time") -> T:
+    """Wait until something is true, and return it.
+
+    :raises AssertionError: where it is not true in time.
+    """
+    end = time.monotonic() + PATIENCE
+    while not (found := ready()):
+        assert time.monotonic() < end, complaint
+        time.sleep(0.05)
+    return found
+
+
+def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not in time") -> T:
+    """Handle what comes in on a connection until something is true, and return it.
+
+    :raises AssertionError: where it is not true in time.
+    """
+    end = time.monotonic() + PATIENCE
+    while not (found := ready()):
+        assert time.monotonic() < end, complaint
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+    return found
