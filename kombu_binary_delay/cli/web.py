@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from .asked import Asked, accepts_places, asked_after
 from .connect import Target
 from .sources import Place, choose
 
@@ -52,9 +53,11 @@ _USERS = "BINARY_DELAY_WEB_USERS"
     "[default: 127.0.0.1 and ::1]",
 )
 @choose
+@accepts_places
 @click.pass_obj
 def web(
-    broker: Target,
+    asked: Asked,
+    /,
     host: str,
     port: int,
     allow_changes: bool,
@@ -65,8 +68,10 @@ def web(
     proxies: tuple[str, ...],
     source: str | None,
     node_command: str | None,
+    **given: Any,
 ) -> None:
     """Serve the pages until Ctrl-C."""
+    broker = asked_after(asked, given).target()
     try:
         import uvicorn  # noqa: PLC0415 - it comes with the extra `web`
 
