@@ -24,6 +24,7 @@ from .status import status
 from .tasks import tasks
 from .teardown import teardown
 from .verify import verify
+from .web import web
 
 
 @click.group(
@@ -64,6 +65,7 @@ for _subcommand in (
     transfer,
     prune,
     teardown,
+    web,
     spark,
 ):
     if _subcommand is not spark:

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timezone
 from typing import Any
 
 import click
 
+from kombu_binary_delay.admin.when import duration, time_of
 from kombu_binary_delay.model.address import Destination
 
-_UNITS = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
-}
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 
 
 #: Generic in newer releases of Click only.
 _Type: Any = click.ParamType
-
-
-def _duration(value: str) -> float | None:
-    """Read a delay such as ``1h30m``, in milliseconds; None for what is not one."""
-    parts = _PART.findall(value)
-    if not parts or _PART.sub("", value).strip():
-        return None
-    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
 class Moment(_Type):
@@ -45,7 +27,7 @@ class Moment(_Type):
         """Read a time in milliseconds since the epoch."""
         if not isinstance(value, str):
             return int(value)
-        ahead = _duration(value)
+        ahead = duration(value)
         if ahead is not None:
             return int(time.time() * 1000 + ahead)
         return int(_time(self, value, param, ctx) * 1000)
@@ -60,7 +42,7 @@ class Delay(_Type):
         """Read a delay in milliseconds."""
         if not isinstance(value, str):
             return float(value)
-        ahead = _duration(value)
+        ahead = duration(value)
         if ahead is not None:
             return ahead
         left = _time(self, value, param, ctx) - time.time()
@@ -82,17 +64,10 @@ class DelayOrId(Delay):
 def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
     """Read a time in seconds since the epoch."""
     try:
-        at = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except ValueError:
-        kind.fail(
-            f"{value!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
-            f"2030-01-31T12:00+00:00",
-            param,
-            ctx,
-        )
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=timezone.utc)
-    return at.timestamp()
+        return time_of(value)
+    except ValueError as exc:
+        kind.fail(str(exc), param, ctx)
+        raise
 
 
 class Place(_Type):

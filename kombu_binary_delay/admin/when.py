@@ -1,0 +1,42 @@
+"""How operators write a time: from now as ``1h30m``, or absolute as ``2030-01-31T12:00``. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+_UNITS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
+
+
+def duration(text: str) -> float | None:
+    """Read a delay such as ``1h30m``, in milliseconds; None for what is not one."""
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text).strip():
+        return None
+    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def time_of(text: str) -> float:
+    """Read a time of ISO 8601, in seconds since the epoch; without a zone it is in UTC.
+
+    :raises ValueError: for what is not one.
+    """
+    try:
+        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
+            f"2030-01-31T12:00+00:00"
+        ) from None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=timezone.utc)
+    return at.timestamp()

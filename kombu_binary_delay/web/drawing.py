@@ -1,0 +1,143 @@
+"""How values look on a page: times, durations, counts, names, and the ladder's rungs. Pure."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from kombu_binary_delay import admin
+
+_LEVEL = re.compile(r"\.level-([0-9]+)")
+_STATES = {
+    "waiting": "waits",
+    "due": "is due; nothing says what became of it",
+    "arrived": "has arrived at a consumer",
+    "executed": "was executed",
+    "cancelled": "is cancelled and will not run",
+    "superseded": "is superseded by a later one and will not run",
+    "postponed": "is postponed",
+    "unknown": "is not known",
+}
+_WIDEST = 100.0  # of a bar, in the units of its drawing
+
+
+def visible(text: Any) -> str:
+    """Write what somebody else has named so that nothing in it is hidden or turns the text."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
+        for each in str(text)
+    )
+
+
+def moment(milliseconds: float | None) -> Markup | str:
+    """Write a time in UTC, which the page's script turns to the reader's zone, with UTC beside."""
+    if milliseconds is None:
+        return "not known"
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms since 1970"
+    written = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}">{} UTC</time>').format(written, f"{at:%Y-%m-%d %H:%M:%S}")
+
+
+def short(milliseconds: float) -> str:
+    """Write a duration in its two largest units."""
+    if milliseconds < 1000:
+        return f"{round(milliseconds)} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.3g} s"
+    left, words = int(milliseconds) // 1000, []
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if left >= size:
+            words.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(words[:2])
+
+
+def ahead(milliseconds: float) -> str:
+    """Write how far from now a time since the epoch is."""
+    left = milliseconds - time.time() * 1000
+    if abs(left) < 1000:
+        return "now"
+    return f"in {short(left)}" if left > 0 else f"{short(-left)} ago"
+
+
+def call(task: admin.WaitingTask) -> str:
+    """Write a task as it would be called."""
+    if task.name is None:
+        return "(no task)"
+    kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
+    return f"{task.name}{task.args or ''}{kwargs}"
+
+
+def state(name: str) -> str:
+    """Say what became of a task."""
+    return _STATES.get(name, name)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One level of a ladder: the waits of its queues in ms, and how full it is.
+
+    ``bar`` is its share of the fullest level, from 0 to 100.
+    """
+
+    name: str
+    shortest: int
+    longest: int
+    messages: int
+    leaving: int
+    bar: float
+
+
+def rungs(ladder: admin.LadderStatus) -> list[Rung]:
+    """Put the queues of a ladder together by level, the longest waits first."""
+    levels: dict[str, list[admin.Waiting]] = {}
+    for queue in ladder.queues:
+        found = _LEVEL.search(queue.queue)
+        levels.setdefault(f"level {int(found[1])}" if found else "others", []).append(queue)
+    fullest = max((sum(one.messages for one in each) for each in levels.values()), default=0)
+    drawn = []
+    for name, queues in levels.items():
+        messages = sum(each.messages for each in queues)
+        bar = max(_WIDEST * messages / fullest, 2.0) if messages else 0.0
+        waits = [each.wait for each in queues]
+        leaving = sum(each.leaving for each in queues)
+        drawn.append(Rung(name, min(waits), max(waits), messages, leaving, round(bar, 1)))
+    return sorted(drawn, key=lambda each: -each.longest)
+
+
+def environment() -> Environment:
+    """Make what writes the pages; all that is put into one is escaped."""
+    made = Environment(
+        loader=PackageLoader("kombu_binary_delay.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    filters: dict[str, Any] = {
+        "moment": moment,
+        "short": short,
+        "ahead": ahead,
+        "call": lambda task: visible(call(task)),
+        "state": state,
+        "visible": visible,
+        "count": lambda number: f"{number:,}",
+        "rungs": rungs,
+    }
+    made.filters.update(filters)
+    return made
+
+
+def _finalize(value: Any) -> Any:
+    """Escape also what a template forgot to make visible."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else escape(value)

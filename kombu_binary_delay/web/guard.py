@@ -1,0 +1,207 @@
+"""Users, hosts, security headers, and tokens against forged forms."""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+import ipaddress
+import secrets
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from anyio import CapacityLimiter, to_thread
+from kombu.log import get_logger
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .passwords import Checker
+
+logger = get_logger(__name__)
+
+#: Returns the name of whoever asks; None to refuse, or a response, such as one to a login page.
+Authenticate = Callable[[Request], Any]
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+#: Names under which a program on this machine is reached; others may be a trick of DNS.
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_COOKIE, FIELD = "kbd-form", "token"
+_LONGEST = 2_000_000  # bytes of a form: a page of ids is far below
+
+
+class Guard:
+    """Stands before the pages.
+
+    :param authenticate: knows who asks, may be a coroutine; None to let everybody in.
+    :param hosts: by which names the pages may be asked for; None for any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, authenticate: Authenticate | None, hosts: Collection[str] | None
+    ) -> None:
+        self._app = app
+        self._authenticate = authenticate
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        request = Request(scope, receive)
+        refused = await self._refuse(request)
+        await (refused or self._app)(scope, receive, send_guarded)
+
+    async def _refuse(self, request: Request) -> Response | None:
+        if self._hosts is not None and _host(request) not in self._hosts:
+            return PlainTextResponse("this host is not known here", 400)
+        length = request.headers.get("content-length", "0")
+        if request.method == "POST" and not (length.isdigit() and int(length) <= _LONGEST):
+            return PlainTextResponse("this form is too long", 413)
+        user: Any = ""
+        if self._authenticate is not None:
+            user = self._authenticate(request)
+            if inspect.isawaitable(user):
+                user = await user
+            if isinstance(user, Response):
+                return user
+            if not user:
+                return PlainTextResponse("you may not see this", 403)
+        request.scope.setdefault("state", {})["user"] = str(user)
+        return None
+
+
+def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
+    """Return what asks for a name and a password, by HTTP's own dialog.
+
+    :param users: by names, hashes as ``passwords.read`` returns them.
+    """
+    checker = Checker(users)
+    # Whoever guesses passwords gets no more of this machine than this.
+    two = CapacityLimiter(2)
+    again = {"www-authenticate": 'Basic realm="kombu-binary-delay", charset="UTF-8"'}
+
+    async def authenticate(request: Request) -> str | Response:
+        kind, _, words = request.headers.get("authorization", "").partition(" ")
+        try:
+            said = b64decode(words, validate=True).decode() if kind.lower() == "basic" else ""
+        except ValueError:
+            said = ""
+        user, _, password = said.partition(":")
+        is_right = False
+        if user:
+            is_right = await to_thread.run_sync(
+                lambda: checker.is_right(user, password), limiter=two
+            )
+        if is_right:
+            return user
+        if said:
+            logger.warning("wrong name or password, from %s", _address(request))
+        return PlainTextResponse("a name and a password are needed", 401, again)
+
+    return authenticate
+
+
+def by_header(name: str, proxies: Collection[str]) -> Callable[[Request], str | None]:
+    """Return what takes the user's name from a header, if one of these proxies sends it.
+
+    :param proxies: addresses or networks, such as ``10.0.0.0/8``.
+    :raises ValueError: for an invalid one.
+    """
+    networks = [ipaddress.ip_network(each) for each in proxies]
+
+    def authenticate(request: Request) -> str | None:
+        try:
+            address = ipaddress.ip_address(_address(request))
+        except ValueError:
+            return None
+        if not any(address in network for network in networks):
+            return None
+        return request.headers.get(name)
+
+    return authenticate
+
+
+class Tokens:
+    """Tokens that a form must carry: only pages of ours, shown to the same browser, have them."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def of(self, request: Request) -> str:
+        """Return the token for the forms of a page; :meth:`remember` goes with it."""
+        cookie = request.cookies.get(_COOKIE) or request.scope["state"].get("cookie")
+        if not cookie:
+            cookie = request.scope["state"]["cookie"] = secrets.token_urlsafe(24)
+        user = request.scope["state"]["user"]
+        return hmac.new(self._key, f"{cookie}\0{user}".encode(), "sha256").hexdigest()
+
+    def remember(self, request: Request, response: Response) -> None:
+        """Set the cookie that the token was made of."""
+        if cookie := request.scope["state"].get("cookie"):
+            response.set_cookie(
+                _COOKIE,
+                cookie,
+                path=f"{request.scope.get('root_path', '')}/",
+                secure=request.url.scheme == "https",
+                httponly=True,
+                samesite="strict",
+            )
+
+    async def form(self, request: Request) -> dict[str, list[str]]:
+        """Read a form.
+
+        :raises HTTPException: 403, where it does not come from a page of ours.
+        """
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        body = await request.body()
+        form = parse_qs(body.decode("utf-8", "replace"), max_num_fields=2000)
+        given = form.get(FIELD, [""])[0]
+        has_cookie = _COOKIE in request.cookies
+        if site != "same-origin" or not has_cookie or not given.isascii():
+            raise HTTPException(403, "This form did not come from this page. Load it again.")
+        if not hmac.compare_digest(given, self.of(request)):
+            raise HTTPException(403, "This form is too old, or another user's. Load it again.")
+        return form
+
+
+def _host(request: Request) -> str:
+    """Return the name by which the page is asked for; an empty one for an invalid name."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def who(request: Request) -> str:
+    """Name whoever asks, for the log."""
+    user = request.scope["state"]["user"]
+    return f"{user!r} from {_address(request)}" if user else f"somebody at {_address(request)}"

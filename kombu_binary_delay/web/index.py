@@ -1,0 +1,167 @@
+"""What waits, as it was read last, in a temporary file that answers searches, pages and counts.
+
+The source of tasks is read once for all pages and filters. The file has no name and goes with the
+program: it is a cache, and no database that somebody has to look after.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from kombu_binary_delay.admin import Count, Waiters, WaitingTask
+
+_COLUMNS = "id, name, args, kwargs, exchange, key, due, retries, level, source"
+_TABLE = f"create table task ({_COLUMNS}, queue)"
+_BY_ID = f"select {_COLUMNS} from task where id = ?"  # noqa: S608 - our own words
+_CACHE = 8192  # KiB; the rest is on disk
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which tasks a page shows: those that have all of this.
+
+    :param name: a part of the task's name in any case, or a glob pattern such as ``shop.*``.
+    :param queue: the same of the queue.
+    :param id: how the id begins.
+    :param after: due then or later, in milliseconds since the epoch.
+    :param before: due earlier than this, in milliseconds since the epoch.
+    """
+
+    name: str = ""
+    queue: str = ""
+    id: str = ""
+    after: int | None = None
+    before: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != Filter()
+
+    def where(self) -> tuple[str, list[Any]]:
+        """Write the condition in SQL, and its values. What is due already waits no longer."""
+        after = max(self.after or 0, time.time_ns() // 1_000_000)
+        conditions: list[str] = ["due >= ?"]
+        values: list[Any] = [after]
+        for column, text in (("name", self.name), ("queue", self.queue)):
+            if text:
+                is_pattern = any(each in text for each in "*?[")
+                conditions.append(
+                    f"coalesce({column}, '') glob ?"
+                    if is_pattern
+                    else f"instr(lower(coalesce({column}, '')), lower(?)) > 0"
+                )
+                values.append(text)
+        if self.id:
+            conditions.append("substr(coalesce(id, ''), 1, ?) = ?")
+            values += [len(self.id), self.id]
+        if self.before is not None:
+            conditions.append("due < ?")
+            values.append(self.before)
+        return " and ".join(conditions), values
+
+
+class Index:
+    """The tasks of one reading.
+
+    :param hide: whether to leave out the arguments.
+    """
+
+    def __init__(self, waiters: Waiters, *, hide: bool) -> None:
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect("", check_same_thread=False)
+        # Pages may still read it when the next one takes its place: it closes after the last.
+        weakref.finalize(self, self._database.close)
+        self._database.execute(f"pragma cache_size = -{_CACHE}")
+        self._database.execute("pragma journal_mode = off")
+        self._database.execute("pragma synchronous = off")
+        self._database.execute(_TABLE)
+        marks = ", ".join("?" * 11)
+        tasks = iter(waiters)
+        while batch := [_row(each, hide=hide) for each in islice(tasks, _BATCH)]:
+            self._database.executemany(f"insert into task values ({marks})", batch)  # noqa: S608
+        self._database.execute("create index by_due on task (due)")
+        self._database.execute("create index by_id on task (id)")
+        self.source = waiters.source
+        self.complete = waiters.complete
+        self.unseen = waiters.unseen()
+
+    def count(self, which: Filter) -> int:
+        """Count the tasks that wait."""
+        return int(self._select("count(*)", which)[0][0])
+
+    def page(self, which: Filter, limit: int, offset: int = 0) -> list[WaitingTask]:
+        """Return a page of the tasks, those due first before the others."""
+        rest = "order by due, rowid limit ? offset ?"
+        return [WaitingTask(*row) for row in self._select(_COLUMNS, which, rest, limit, offset)]
+
+    def all_of(self, which: Filter) -> list[WaitingTask]:
+        """Return all that match, in no order."""
+        return [WaitingTask(*row) for row in self._select(_COLUMNS, which)]
+
+    def by_ids(self, ids: Iterable[str]) -> list[WaitingTask]:
+        """Return those of these ids that are known."""
+        rows = [row for id_ in ids for row in self._all(_BY_ID, [id_])]
+        return [WaitingTask(*row) for row in rows]
+
+    def by_queue(self, limit: int) -> list[Count]:
+        """Count the tasks by queue, the most first."""
+        rest = "group by queue order by 2 desc, 1 limit ?"
+        columns = "queue, count(*), min(due), max(due)"
+        return [Count(*row) for row in self._select(columns, Filter(), rest, limit)]
+
+    def histogram(self, start: int, end: int, bins: int) -> list[int]:
+        """Count the tasks that are due in each of so many equal parts of a time.
+
+        :param start: milliseconds since the epoch, as ``end``.
+        """
+        width = max((end - start) / bins, 1.0)
+        which = Filter(after=start, before=end)
+        counts = [0] * bins
+        place = f"cast((due - {int(start)}) / {float(width)} as integer), count(*)"
+        for found, count in self._select(place, which, "group by 1"):
+            counts[min(max(found, 0), bins - 1)] += count
+        return counts
+
+    def last(self) -> int | None:
+        """Return the last due time, in milliseconds since the epoch; None where nothing waits."""
+        found: int | None = self._all("select max(due) from task", [])[0][0]
+        return found
+
+    def _select(
+        self, columns: str, which: Filter, rest: str = "", *more: int
+    ) -> list[tuple[Any, ...]]:
+        condition, values = which.where()
+        statement = f"select {columns} from task where {condition} {rest}"  # noqa: S608 - our own words
+        return self._all(statement, [*values, *more])
+
+    def _all(self, statement: str, values: list[Any]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(statement, values).fetchall()
+
+
+def _row(task: WaitingTask, *, hide: bool) -> tuple[Any, ...]:
+    return (
+        _text(task.id),
+        _text(task.name),
+        None if hide else _text(task.args),
+        None if hide else _text(task.kwargs),
+        _text(task.exchange),
+        _text(task.routing_key),
+        task.due,
+        task.retries,
+        _text(task.level),
+        task.source,
+        _text(task.queue),
+    )
+
+
+def _text(value: str | None) -> str | None:
+    """Return text that SQLite can hold: half a pair of surrogates cannot be encoded."""
+    return None if value is None else value.encode("utf-8", "replace").decode()

@@ -1,0 +1,217 @@
+"""What pages read from a broker, through :mod:`kombu_binary_delay.admin`; each call reads anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from kombu_binary_delay import admin
+from kombu_binary_delay.admin.reading import sources
+from kombu_binary_delay.admin.trouble import alarms
+from kombu_binary_delay.errors import AddressError, DelayError
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.settings import Settings
+
+from .index import Index
+
+
+class Broker(Protocol):
+    """Where the broker is, and with which settings; the command line's ``Target`` is one."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the transport."""
+        ...
+
+    def plain(self) -> Any:
+        """Connect by Kombu's own transport."""
+        ...
+
+    def delaying(self) -> Any:
+        """Connect by ours."""
+        ...
+
+    def lanes(self, connection: Any = None) -> list[Topology]:
+        """Return the topologies of the ladders that are used side by side."""
+        ...
+
+    def topology(self, connection: Any = None) -> Topology:
+        """Return the first of them."""
+        ...
+
+    def amendments(self, server: Any = None) -> Part:
+        """Return what amendments need, on a broker with these properties."""
+        ...
+
+    def management(self, connection: Any) -> admin.Management:
+        """Return the management API of a connection's broker."""
+        ...
+
+
+class Place(Protocol):
+    """One source of tasks."""
+
+    def waiters(self, select: admin.Selection) -> admin.Waiters:
+        """Return the tasks that wait there."""
+        ...
+
+    def story(self, task_id: str) -> admin.Story:
+        """Return what is known there of one task."""
+        ...
+
+
+#: Opens a source of tasks; the stack closes what it has opened.
+Open = Callable[[ExitStack], Place]
+
+
+@dataclass(frozen=True)
+class Now:
+    """One look at the broker.
+
+    :param status: as :func:`admin.status` returns it.
+    :param alarms: in sentences.
+    :param missing: what could not be read, in sentences.
+    """
+
+    status: admin.Status
+    alarms: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class Watch:
+    """Looks at the broker on one connection, which is opened again after a failure."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connection: Any = None
+
+    def now(self) -> Now:
+        """Look at what waits in the levels, what is parked, and at alarms."""
+        try:
+            return self._now()
+        except BaseException:
+            self.close()
+            raise
+
+    def findings(self) -> tuple[admin.Verification, ...]:
+        """Compare the broker with the topology, as ``verify`` does."""
+        try:
+            return self._findings()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(OSError):
+                connection.release()
+
+    def _open(self) -> Any:
+        if self._connection is None:
+            self._connection = self._broker.plain()
+            self._connection.ensure_connection(max_retries=1, timeout=10)
+        return self._connection
+
+    def _now(self) -> Now:
+        connection = self._open()
+        management = self._broker.management(connection)
+        lanes = self._broker.lanes(connection)
+        topology = self._broker.topology(connection)
+        try:
+            settings = self._broker.settings
+            expected = admin.Expected(tuple(lanes), settings.declare != "never", settings.relays)
+            status = admin.status(connection, management, topology, expected)
+        except admin.UnreachableError as exc:
+            status = self._counted(connection, topology, lanes)
+            missing = f"Rates, alarms, relays and findings are missing: {exc}."
+            return Now(status, (), (missing,))
+        return Now(status, tuple(alarms(management)))
+
+    def _counted(self, connection: Any, topology: Topology, lanes: list[Topology]) -> admin.Status:
+        """Count over AMQP what the levels hold; that is all there is without the API."""
+        ladders = []
+        for lane in lanes:
+            names = [queue.name for part in lane.levels for queue in part.queues]
+            counts = admin.ready(connection, names)
+            queues = [
+                # What waits in a level waits less than as long again below it.
+                admin.Waiting(each.name, each.wait, 2 * each.wait, counts[each.name], 0)
+                for each in sources(lane, counts)
+            ]
+            queues.sort(key=lambda each: (each.wait, each.queue))
+            if queues:
+                ladders.append(admin.LadderStatus(lane.prefix, True, tuple(queues), 0.0, 0.0))  # noqa: FBT003 - it is in use
+        parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
+        server = connection.connection.server_properties
+        return admin.Status(
+            time.time(),
+            str(server.get("version", "")),
+            connection.virtual_host or "/",
+            tuple(ladders),
+            parked,
+            0,
+            (),
+        )
+
+    def _findings(self) -> tuple[admin.Verification, ...]:
+        connection = self._open()
+        settings = self._broker.settings
+        never = settings.declare == "never"
+        lanes = self._broker.lanes(connection)
+        amendments = self._broker.amendments(connection.connection.server_properties)
+        management = self._broker.management(connection)
+        return tuple(
+            admin.verify(
+                management,
+                each,
+                declares=not never,
+                relays=settings.relays,
+                amendments=amendments if each is lanes[0] else Part(),
+            )
+            for each in lanes
+        )
+
+
+def read_index(place: Open, *, hide: bool) -> Index:
+    """Read all that waits from its source into an index."""
+    with ExitStack() as stack:
+        return Index(place(stack).waiters(admin.Selection()), hide=hide)
+
+
+@dataclass(frozen=True)
+class Told:
+    """One task's story, and its way down the ladder; empty where that is not known."""
+
+    story: admin.Story
+    begins: int = 0
+    stays: tuple[admin.Stay, ...] = ()
+
+
+def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told:
+    """Read what is known of one task."""
+    with ExitStack() as stack:
+        story = place(stack).story(task_id)
+    if hide and story.task is not None:
+        story = replace(story, task=replace(story.task, args=None, kwargs=None))
+    scheduled = next((each for each in reversed(story.events) if each.kind == "scheduled"), None)
+    if story.task is None or scheduled is None or scheduled.due is None:
+        return Told(story)
+    destination = Destination(story.task.exchange, story.task.routing_key)
+    try:
+        explained = admin.explain(
+            broker.topology(),
+            max(scheduled.due - scheduled.at, 0),
+            destination,
+            scheduled.at,
+            settings=broker.settings,
+        )
+    except (AddressError, DelayError):
+        return Told(story)
+    return Told(story, scheduled.at, explained.stays)

@@ -1,0 +1,444 @@
+"""What each address answers. Handlers that read run in threads; what they read is the reader's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from anyio import to_thread
+from kombu.log import get_logger
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
+from starlette.routing import Route
+
+from kombu_binary_delay import admin
+from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay.admin.when import duration, time_of
+from kombu_binary_delay.model.address import Destination
+
+from .drawing import environment
+from .guard import FIELD, Tokens, who
+from .index import Filter, Index
+from .looks import Broker, Open, Watch, read_index, read_story
+from .plans import Plan, Plans, to_log
+from .reader import FAILURES, Look, Reader
+
+logger = get_logger(__name__)
+
+REDRIVE = "redrive"
+#: Seconds for which what was read is new enough.
+_NOW, _FINDINGS, _TASKS, _STORY = 3.0, 60.0, 10.0, 3.0
+#: Seconds that a page waits for what was never read, so that it shows soon in any case.
+_FIRST, _SOON = 0.4, 8.0
+_PAGE = 50
+_MOST = 100_000  # tasks that one act may amend
+_BARS = 60
+_QUEUES = 12
+#: What can be searched for: more would keep this machine busy for long.
+_LONGEST, _STARS = 500, 5
+_TO_A_LINE = 100  # ids in a line of the log
+
+_MINUTE, _HOUR, _DAY, _WEEK = 60_000, 3_600_000, 86_400_000, 604_800_000
+SPANS = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("week", _WEEK))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How many are due within a time: ``exact``, or else at least and probably so many."""
+
+    span: str
+    milliseconds: int
+    exact: int | None
+    surely: int
+    probably: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a page of tasks was asked for: the words of the form, and what they mean."""
+
+    words: Mapping[str, str]
+    which: Filter
+    page: int = 0
+    errors: Mapping[str, str] | None = None
+
+    def query(self, **changed: Any) -> str:
+        """Write it as the query of an address."""
+        words = {name: value for name, value in self.words.items() if value}
+        words |= {name: str(value) for name, value in changed.items()}
+        return urlencode(words)
+
+    def said(self) -> str:
+        """Say in words what is chosen."""
+        words = [f"{name} {value!r}" for name, value in self.words.items() if value]
+        return ", ".join(words) or "all that wait"
+
+
+class Pages:
+    """The pages, with what they share: readers, tokens, and acts that wait to be confirmed."""
+
+    def __init__(
+        self, broker: Broker, place: Open, *, allow_changes: bool, hide_arguments: bool
+    ) -> None:
+        self._broker = broker
+        self._place = place
+        self._allow = allow_changes
+        self._hide = hide_arguments
+        self._watch = Watch(broker)
+        # What takes long does not hold up what is looked at most.
+        self._reader = Reader("web-now", self._watch.close)
+        self._tasks_reader = Reader("web-tasks")
+        self._story_reader = Reader("web-story")
+        self._templates = environment()
+        self._tokens = Tokens()
+        self._plans = Plans()
+
+    def routes(self) -> list[Route]:
+        """Return the addresses and what answers them."""
+        routes = [
+            Route("/", self.now, name="now"),
+            Route("/now", self.now_part),
+            Route("/forecast", self.forecast),
+            Route("/tasks", self.tasks, name="tasks"),
+            Route("/results", self.results),
+            Route("/task", self.task, name="task"),
+        ]
+        if self._allow:
+            routes += [
+                Route("/plan", self.plan, methods=["POST"]),
+                Route("/plan", self.planned, methods=["GET"]),
+                Route("/act", self.act, methods=["POST"]),
+            ]
+        return routes
+
+    def failures(self) -> dict[Any, Any]:
+        """Return what answers where something failed."""
+
+        def refused(request: Request, exc: HTTPException) -> Response:
+            own = {"Not Found": "There is no such page.", "Method Not Allowed": "Not done here."}
+            words = own.get(exc.detail, exc.detail)
+            return self._show(request, "failure", {"words": words}, exc.status_code)
+
+        def failed(_: Request, __: Exception) -> Response:
+            return PlainTextResponse("This failed; the log of the program says why.", 500)
+
+        return {HTTPException: refused, Exception: failed}
+
+    def close(self) -> None:
+        """End the threads, and the connection with them."""
+        self._reader.close()
+        self._tasks_reader.close()
+        self._story_reader.close()
+
+    # --- Now ------------------------------------------------------------------------
+
+    def now(self, request: Request) -> Response:
+        """Show what waits now."""
+        return self._show(request, "now", self._now(_FIRST))
+
+    def now_part(self, request: Request) -> Response:
+        """Show the part of it that changes."""
+        return self._show(request, "now_part", self._now(0.0))
+
+    def forecast(self, request: Request) -> Response:
+        """Count what is due in each part of a time, for the chart."""
+        now = time.time_ns() // 1_000_000
+        look = self._index(0.0)
+        if look.value is None:
+            return JSONResponse({"start": now, "end": now, "counts": [], "error": look.error})
+        index: Index = look.value
+        start, end = (_number(request.query_params.get(each)) for each in ("start", "end"))
+        if end is None:
+            end = max(index.last() or now, now + _MINUTE) + 1
+        start = max(start or now, 0)
+        end = max(end, start + _BARS)
+        counts = index.histogram(start, end, _BARS)
+        return JSONResponse({"start": start, "end": end, "counts": counts, "error": look.error})
+
+    def _now(self, wait: float) -> dict[str, Any]:
+        look = self._reader.get("now", self._watch.now, _NOW, wait)
+        findings = self._reader.get("findings", self._watch.findings, _FINDINGS)
+        tasks = self._index(0.0)
+        index: Index | None = tasks.value
+        ladders = look.value.status.ladders if look.value else ()
+        return {
+            "look": look,
+            "findings": findings,
+            "tasks": tasks,
+            "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
+            "waiting": sum(each.messages for each in ladders),
+            "queues": index.by_queue(_QUEUES) if index else (),
+        }
+
+    # --- Tasks ----------------------------------------------------------------------
+
+    def tasks(self, request: Request) -> Response:
+        """Show the tasks that wait, with a form to search them."""
+        return self._show(request, "tasks", self._tasks(request, _FIRST))
+
+    def results(self, request: Request) -> Response:
+        """Show the part of it that changes."""
+        return self._show(request, "results", self._tasks(request, 0.0))
+
+    def task(self, request: Request) -> Response:
+        """Show one task's story."""
+        task_id = request.query_params.get("id", "")
+        look = self._story_reader.get(
+            task_id,
+            lambda: read_story(self._place, self._broker, task_id, hide=self._hide),
+            _STORY,
+            _FIRST,
+        )
+        template = "story" if "part" in request.query_params else "task"
+        words = {"task_id": task_id, "look": look, "hide": self._hide, "now": time.time() * 1000}
+        return self._show(request, template, words)
+
+    def _index(self, wait: float, since: float | None = None) -> Look:
+        return self._tasks_reader.get(
+            "tasks", lambda: read_index(self._place, hide=self._hide), _TASKS, wait, since
+        )
+
+    def _tasks(self, request: Request, wait: float) -> dict[str, Any]:
+        asked = _asked(request.query_params)
+        look = self._index(wait)
+        index: Index | None = look.value
+        found: list[admin.WaitingTask] = []
+        count = 0
+        if index is not None and not asked.errors:
+            count = index.count(asked.which)
+            found = index.page(asked.which, _PAGE, asked.page * _PAGE)
+        return {
+            "look": look,
+            "asked": asked,
+            "found": found,
+            "count": count,
+            "first": asked.page * _PAGE + 1,
+            "more": (asked.page + 1) * _PAGE < count,
+            "hide": self._hide,
+        }
+
+    # --- acts -----------------------------------------------------------------------
+
+    async def plan(self, request: Request) -> Response:
+        """Count what an act would change, and keep it until it is confirmed."""
+        form = await self._tokens.form(request)
+        try:
+            plan = await to_thread.run_sync(self._plan, request, form)
+        except FAILURES as exc:
+            raise HTTPException(502, f"The broker did not take part: {exc}.") from exc
+        except ValueError as exc:
+            raise HTTPException(400, f"{exc}.") from exc
+        self._plans.add(plan)
+        return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
+
+    def planned(self, request: Request) -> Response:
+        """Show what an act would change, or has changed."""
+        plan = self._plan_of(request, request.query_params.get("key", ""))
+        examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
+        return self._show(request, "plan", {"plan": plan, "examples": examples})
+
+    async def act(self, request: Request) -> Response:
+        """Do what was counted and confirmed, once."""
+        form = await self._tokens.form(request)
+        plan = self._plan_of(request, form.get("key", [""])[0])
+        if self._plans.take(plan):
+            await to_thread.run_sync(self._act, request, plan)
+        return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
+
+    def _plan_of(self, request: Request, key: str) -> Plan:
+        plan = self._plans.get(key, request.scope["state"]["user"])
+        if plan is None:
+            raise HTTPException(404, "This was not planned by you, or too long ago. Plan it anew.")
+        return plan
+
+    def _plan(self, request: Request, form: Mapping[str, list[str]]) -> Plan:
+        """Plan an act.
+
+        :raises ValueError: for an invalid form.
+        """
+        user = request.scope["state"]["user"]
+        words = {name: values[0] for name, values in form.items()}
+        action = words.get("action", "")
+        if action == REDRIVE:
+            return self._plan_redrive(user, words)
+        if action not in (CANCEL, RESCHEDULE):
+            raise ValueError("This is no act")
+        due = None
+        if action == RESCHEDULE:
+            due = _moment(words.get("when", ""))
+            if due is None or due <= time.time() * 1000:
+                raise ValueError("Say a time that is still to come, such as 2h")
+        chosen, said = self._chosen(form, words)
+        with self._broker.delaying() as connection:
+            # Finds out now whether the broker can.
+            admin.amend(connection, action, chosen, due, dry_run=True)
+        return Plan(action, user, said, chosen, due)
+
+    def _chosen(
+        self, form: Mapping[str, list[str]], words: Mapping[str, str]
+    ) -> tuple[admin.Chosen, str]:
+        index: Index | None = self._index(_SOON).value
+        if words.get("scope") == "all":
+            asked = _asked(words)
+            if asked.errors or index is None:
+                raise ValueError("The tasks are not read yet, or the search is not understood")
+            if index.count(asked.which) > _MOST:
+                raise ValueError(f"These are more than {_MOST:,} tasks: search for fewer")
+            return admin.choose(index.all_of(asked.which)), asked.said()
+        ids = tuple(dict.fromkeys(form.get("chosen", [])))
+        if not ids:
+            raise ValueError("No task is chosen: mark some, or take all that were found")
+        known = admin.choose(index.by_ids(ids)).dues if index else {}
+        return admin.Chosen({each: known.get(each) for each in ids}), "chosen one by one"
+
+    def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
+        only = None
+        if "exchange" in words or "key" in words:
+            only = Destination(words.get("exchange", ""), words.get("key", ""))
+        said = f"parked for {_place(only)}" if only else "all that is parked"
+        return Plan(REDRIVE, user, said, parked=self._redrive(only, dry_run=True))
+
+    def _redrive(self, only: Destination | None, *, dry_run: bool) -> tuple[admin.Parked, ...]:
+        """Return what is parked for a destination, or for any, and what became of it."""
+        with self._broker.plain() as connection:
+            topology = self._broker.topology(connection)
+            management = self._broker.management(connection)
+        done = admin.redrive(self._broker.plain, topology, management, only=only, dry_run=dry_run)
+        return tuple(each for each in done.parked if only in (None, each.destination))
+
+    def _act(self, request: Request, plan: Plan) -> None:
+        """Do it, and write to the log who did what, before and after.
+
+        As warnings, since a site that mounts the pages may keep no less.
+        """
+        by, said = to_log(who(request)), to_log(plan.said)
+        what = f"{plan.action} {plan.count:,} ({said})"
+        logger.warning("%s: %s", by, what)
+        ids = list(plan.chosen.dues) if plan.chosen else []
+        for start in range(0, len(ids), _TO_A_LINE):
+            listed = " ".join(map(to_log, ids[start : start + _TO_A_LINE]))
+            logger.warning("%s: %s of %s", by, plan.action, listed)
+        began = time.monotonic()
+        try:
+            plan.result = self._done(plan)
+        except FAILURES as exc:
+            plan.error = str(exc) or type(exc).__name__
+            logger.error("%s: %s failed: %s", by, what, to_log(plan.error))  # noqa: TRY400 - its words say it
+            return
+        logger.warning("%s: %s done: %s", by, what, plan.result)
+        # The list is to be without them, or with their new times, soon.
+        self._index(2.0, since=began)
+        self._reader.get("now", self._watch.now, _NOW, since=began)
+
+    def _done(self, plan: Plan) -> str:
+        if plan.chosen is not None:
+            with self._broker.delaying() as connection:
+                done = admin.amend(connection, plan.action, plan.chosen, plan.due)
+            word = "cancelled" if plan.action == CANCEL else "rescheduled"
+            return f"{_tasks(len(done.ids))} {word}: the broker has recorded it."
+        # No destination that was not counted.
+        rows = [
+            row for each in plan.parked for row in self._redrive(each.destination, dry_run=False)
+        ]
+        sent, stays = sum(each.sent for each in rows), sum(each.stays for each in rows)
+        why = ": no queue takes it, or it is not due yet" if stays else ""
+        return f"{sent:,} sent on, {stays:,} still parked{why}."
+
+    # --- what all share ---------------------------------------------------------------
+
+    def _show(
+        self, request: Request, template: str, words: Mapping[str, Any], status: int = 200
+    ) -> Response:
+        state = request.scope["state"]
+        page = self._templates.get_template(f"{template}.html").render(
+            base=request.scope.get("root_path", ""),
+            path=request.url.path,
+            user=state.get("user", ""),
+            allow=self._allow,
+            field=FIELD,
+            token=self._tokens.of(request) if self._allow else "",
+            **words,
+        )
+        response = HTMLResponse(page, status)
+        if self._allow:
+            self._tokens.remember(request, response)
+        return response
+
+    @staticmethod
+    def _at(request: Request, path: str) -> str:
+        return f"{request.scope.get('root_path', '')}{path}"
+
+
+def _expect(
+    span: str, milliseconds: int, ladders: tuple[admin.LadderStatus, ...], index: Index | None
+) -> Forecast:
+    exact = None
+    if index is not None:
+        exact = index.count(Filter(before=time.time_ns() // 1_000_000 + milliseconds))
+    both = [each.within(milliseconds) for each in ladders]
+    surely, probably = sum(each[0] for each in both), sum(each[1] for each in both)
+    return Forecast(span, milliseconds, exact, surely, probably)
+
+
+def _asked(words: Mapping[str, str]) -> Asked:
+    """Read what the form of the tasks says."""
+    kept = {
+        each: words.get(each, "").strip() for each in ("name", "queue", "id", "after", "before")
+    }
+    times: dict[str, int | None] = {}
+    errors: dict[str, str] = {}
+    for each in ("after", "before"):
+        try:
+            times[each] = _moment(kept[each])
+        except ValueError as exc:  # noqa: PERF203 - two times
+            errors[each] = str(exc)
+    for each in ("name", "queue", "id"):
+        if len(kept[each]) > _LONGEST or kept[each].count("*") > _STARS:
+            errors[each] = f"no more than {_LONGEST} characters, and {_STARS} of them *"
+            kept[each] = kept[each][:_LONGEST]
+    which = Filter(kept["name"], kept["queue"], kept["id"], times.get("after"), times.get("before"))
+    return Asked(kept, which, min(_number(words.get("page")) or 0, 10**6), errors)
+
+
+def _moment(text: str) -> int | None:
+    """Read a time in milliseconds since the epoch; None for no words.
+
+    :raises ValueError: for what is none.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if (number := _number(text)) is not None:
+        return number
+    try:
+        ahead = duration(text)
+        found = time_of(text) * 1000 if ahead is None else time.time() * 1000 + ahead
+        return int(found)
+    except OverflowError:
+        raise ValueError(f"{text!r} is too far away") from None
+
+
+def _number(text: str | None) -> int | None:
+    """Read a whole number that SQLite can hold; None for anything else."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
+        return None
+    return int(text)
+
+
+def _place(destination: Destination) -> str:
+    exchange = f"{destination.exchange}:" if destination.exchange else ""
+    return f"{exchange}{destination.routing_key}" or "no address"
+
+
+def _tasks(count: int) -> str:
+    return f"{count:,} task" + ("s" if count != 1 else "")

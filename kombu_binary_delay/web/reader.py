@@ -1,0 +1,172 @@
+"""A thread that reads for all pages: each thing once, and no more often than its age allows.
+
+Ten open pages cost the broker what one does. Nobody's page, nobody reads. What was read before
+stays to be seen while the broker is down, with the reason why there is nothing newer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import amqp
+from kombu.exceptions import OperationalError
+from kombu.log import get_logger
+
+from kombu_binary_delay.errors import BinaryDelayError
+
+logger = get_logger(__name__)
+
+#: Seconds after a failure before the broker is asked again.
+_RETRY = 3.0
+#: Seconds after which a reading is slow, if the last one was not.
+_SLOW = 20.0
+#: Seconds to wait at the end for what is being read.
+_LAST = 5.0
+#: So many things are remembered; the one that was asked for longest ago is forgotten.
+_REMEMBERED = 64
+#: What reading a broker may fail with. Their words have no passwords.
+FAILURES = (BinaryDelayError, amqp.AMQPError, OperationalError, OSError)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was read last.
+
+    :param value: None where nothing was read yet.
+    :param at: when it was read, in seconds since the epoch.
+    :param error: why there is nothing newer; None while all is well.
+    :param took: seconds that the reading took.
+    """
+
+    value: Any = None
+    at: float = 0.0
+    error: str | None = None
+    took: float = 0.0
+
+
+class Reader:
+    """Reads what pages ask for, one thing at a time, on a thread that starts with the first.
+
+    :param at_end: is called by that thread, when it ends.
+    """
+
+    def __init__(self, name: str, at_end: Callable[[], None] = lambda: None) -> None:
+        self._name = name
+        self._at_end = at_end
+        self._changed = threading.Condition()
+        self._looks: OrderedDict[Hashable, Look] = OrderedDict()
+        #: When to read again, on the monotonic clock.
+        self._next: dict[Hashable, float] = {}
+        self._wanted: OrderedDict[Hashable, tuple[Callable[[], Any], float]] = OrderedDict()
+        #: When the reading began whose result is there, on the monotonic clock.
+        self._began: dict[Hashable, float] = {}
+        #: What is being read now, and since when on the monotonic clock.
+        self._reading: tuple[Hashable, float] | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def get(
+        self,
+        key: Hashable,
+        read: Callable[[], Any],
+        age: float,
+        wait: float = 0.0,
+        since: float | None = None,
+    ) -> Look:
+        """Return what was read last, and have it read again if that is too old.
+
+        :param read: reads it; raises one of ``FAILURES``.
+        :param age: seconds for which it is new enough; at least ten times what reading it takes.
+        :param wait: seconds to wait for a first result.
+        :param since: wait also for a reading that began after this, on the monotonic clock.
+        """
+        end = time.monotonic() + wait
+        with self._changed:
+            if since is not None and self._began.get(key, 0.0) < since:
+                self._next[key] = 0.0
+            while True:
+                look = self._looks.get(key)
+                if time.monotonic() >= self._next.get(key, 0.0) and not self._closed:
+                    self._wanted.setdefault(key, (read, age))
+                    self._start()
+                    self._changed.notify_all()
+                done = look is not None and (since is None or self._began[key] >= since)
+                left = end - time.monotonic()
+                if done or left <= 0:
+                    break
+                self._changed.wait(left)
+            if look is not None:
+                self._looks.move_to_end(key)
+            return self._doubted(key, look or Look())
+
+    def close(self) -> None:
+        """End the thread after what it reads now; wait for that, but not for long."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_LAST)
+
+    def _doubted(self, key: Hashable, look: Look) -> Look:
+        """Return a look, with what is wrong where a reading takes far longer than the last one."""
+        if self._reading is None or self._reading[0] != key or look.error is not None:
+            return look
+        seconds = time.monotonic() - self._reading[1]
+        if seconds < max(_SLOW, 3 * look.took) or look.value is None:
+            return look
+        return replace(look, error=f"the broker has not answered for {round(seconds)} s")
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._read_on()
+        finally:
+            self._at_end()
+
+    def _read_on(self) -> None:
+        while True:
+            with self._changed:
+                while not self._wanted and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    break
+                key, (read, age) = next(iter(self._wanted.items()))
+                began = time.monotonic()
+                self._reading = key, began
+            before = self._looks.get(key) or Look()
+            try:
+                value = read()
+            except FAILURES as exc:
+                look = Look(before.value, before.at, str(exc) or type(exc).__name__, before.took)
+                pause = _RETRY
+            except Exception:
+                # The page must go on; the log has what it was.
+                logger.exception("reading %s failed", key)
+                error = "reading failed; the log of this program says why"
+                look = Look(before.value, before.at, error, before.took)
+                pause = _RETRY
+            else:
+                took = time.monotonic() - began
+                look = Look(value, time.time(), None, took)
+                pause = max(age, 10 * took)
+            with self._changed:
+                self._reading = None
+                self._wanted.pop(key, None)
+                self._looks[key] = look
+                self._looks.move_to_end(key)
+                self._began[key] = began
+                self._next[key] = time.monotonic() + pause
+                while len(self._looks) > _REMEMBERED:
+                    old, _ = self._looks.popitem(last=False)
+                    self._next.pop(old, None)
+                    self._began.pop(old, None)
+                self._changed.notify_all()

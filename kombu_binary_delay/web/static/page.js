@@ -1,0 +1,159 @@
+// What the pages do beside htmx: ask again while they are seen, write times in the reader's zone,
+// say what changed to screen readers, and draw the chart. No inline code: the policy forbids it.
+"use strict";
+(() => {
+  const EVERY = 3000; // milliseconds
+  const zone = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" })
+    .formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
+  const isUtc = new Date().getTimezoneOffset() === 0;
+  const two = (number) => String(number).padStart(2, "0");
+  const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const utc = (at) => at.toISOString().slice(0, 19).replace("T", " ");
+
+  function writeTimes(within) {
+    if (isUtc) return;
+    for (const time of within.querySelectorAll("time:not([data-local])")) {
+      const at = new Date(time.dateTime);
+      time.dataset.local = "1";
+      const same = utc(at).slice(0, 10) === day(at);
+      const beside = document.createElement("span");
+      beside.className = "utc";
+      beside.textContent = ` (UTC ${same ? utc(at).slice(11) : utc(at)})`;
+      time.textContent = `${day(at)} ${clock(at)}`;
+      time.append(beside);
+    }
+  }
+
+  function announce() {
+    const said = [...document.querySelectorAll("[data-announce]")]
+      .map((each) => each.dataset.announce).join(". ");
+    const live = document.getElementById("live");
+    if (live.textContent !== said) live.textContent = said;
+  }
+
+  // --- the chart -----------------------------------------------------------------------
+
+  let chart = null, span = "", chosen = null, isDragged = false;
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function sayRange(box, start, end, count) {
+    const say = document.getElementById("range");
+    say.textContent = "";
+    if (start === null) {
+      say.textContent = "Drag over the chart to choose a time.";
+      return;
+    }
+    const from = new Date(start), to = new Date(end);
+    const link = document.createElement("a");
+    link.href = `${box.dataset.base}/tasks?after=${Math.round(start)}&before=${Math.round(end)}`;
+    link.textContent = `List the ${count.toLocaleString("en")} due from ${day(from)} ${clock(from)} to ${day(to)} ${clock(to)}`;
+    const all = document.createElement("button");
+    all.type = "button";
+    all.textContent = "Show all again";
+    all.addEventListener("click", () => { chosen = null; draw(); });
+    say.append(link, " ", all);
+  }
+
+  async function draw() {
+    const box = document.getElementById("chart-box");
+    if (!box || isDragged) return;
+    const now = Date.now();
+    const query = new URLSearchParams();
+    if (chosen) { query.set("start", Math.round(chosen[0])); query.set("end", Math.round(chosen[1])); }
+    else if (span) { query.set("start", now); query.set("end", now + Number(span)); }
+    let found;
+    try {
+      const answer = await fetch(`${box.dataset.base}/forecast?${query}`);
+      if (!answer.ok) return;
+      found = await answer.json();
+    } catch { return; }
+    if (isDragged) return;
+    const bars = found.counts.length;
+    const place = document.getElementById("chart");
+    if (!bars) {
+      if (!chart) place.textContent = found.error ? "The tasks cannot be read." : "Reading the tasks…";
+      return;
+    }
+    const width = (found.end - found.start) / bars;
+    const data = [
+      found.counts.map((_, index) => (found.start + (index + 0.5) * width) / 1000),
+      found.counts,
+    ];
+    if (!chart || chart.isDark !== matchMedia("(prefers-color-scheme: dark)").matches) {
+      if (chart) chart.destroy();
+      place.textContent = "";
+      const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--rail") }, ticks: { stroke: colour("--rail") } };
+      chart = new uPlot({
+        width: place.clientWidth, height: 220, legend: { show: false },
+        cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
+        scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(most, 1) * 1.1] } },
+        axes: [{ ...axis, values: (_, marks, __, ___, step) => marks.map((mark, index) => {
+          const at = new Date(mark * 1000);
+          const hour = step < 60 ? clock(at) : clock(at).slice(0, 5);
+          const isNew = index === 0 || day(at) !== day(new Date(marks[index - 1] * 1000));
+          return step >= 86400 ? day(at) : isNew ? `${hour}\n${day(at)}` : hour;
+        }) }, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => Number.isInteger(mark) ? mark.toLocaleString("en") : "") }],
+        series: [{}, { fill: colour("--bar"), stroke: colour("--bar"), points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60] }) }],
+        hooks: { setSelect: [(self) => {
+          if (self.select.width < 5) return;
+          chosen = [self.posToVal(self.select.left, "x") * 1000, self.posToVal(self.select.left + self.select.width, "x") * 1000];
+          self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+          draw();
+        }] },
+      }, data, place);
+      chart.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    }
+    chart.setData(data);
+    chart.setScale("x", { min: found.start / 1000, max: found.end / 1000 });
+    if (chosen) sayRange(box, found.start, found.end, found.counts.reduce((sum, each) => sum + each, 0));
+    else sayRange(box, null);
+  }
+
+  // --- what happens when ---------------------------------------------------------------
+
+  const isBusy = (part) => part.contains(document.activeElement)
+    && document.activeElement.matches("input:not([type=checkbox]):not([type=radio])")
+    || part.querySelector("input[type=checkbox]:checked, input[value=all]:checked, input[name=when]:not(:placeholder-shown)");
+
+  document.addEventListener("DOMContentLoaded", () => {
+    const lost = document.getElementById("lost");
+    writeTimes(document);
+    announce();
+    document.getElementById("zone").textContent =
+      isUtc ? "Times are in UTC." : `Times are in your zone, ${zone}, with UTC beside.`;
+    // What somebody is choosing in stays as it is.
+    document.body.addEventListener("htmx:beforeRequest", (event) => {
+      if (isBusy(event.detail.elt)) event.preventDefault();
+    });
+    document.body.addEventListener("htmx:beforeSwap", (event) => {
+      if (isBusy(event.detail.elt)) event.detail.shouldSwap = false;
+    });
+    document.body.addEventListener("htmx:afterSwap", (event) => {
+      writeTimes(event.detail.target);
+      announce();
+    });
+    document.body.addEventListener("htmx:sendError", () => { lost.hidden = false; });
+    document.body.addEventListener("htmx:afterOnLoad", () => { lost.hidden = true; });
+    for (const button of document.querySelectorAll("[data-span]")) {
+      button.addEventListener("click", () => {
+        span = button.dataset.span;
+        chosen = null;
+        for (const each of document.querySelectorAll("[data-span]")) each.setAttribute("aria-pressed", each === button);
+        draw();
+      });
+    }
+    document.getElementById("chart")?.addEventListener("mousedown", () => { isDragged = true; }, true);
+    addEventListener("mouseup", () => { isDragged = false; }, true);
+    addEventListener("resize", () => {
+      if (chart) chart.setSize({ width: document.getElementById("chart").clientWidth, height: 220 });
+    });
+    draw();
+    setInterval(() => {
+      if (document.visibilityState !== "visible") return;
+      htmx.trigger(document.body, "tick");
+      draw();
+    }, EVERY);
+  });
+})();

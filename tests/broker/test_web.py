@@ -1,0 +1,276 @@
+"""The web pages on a real broker: what they show, what they change, and for whom."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from datetime import datetime, timedelta, timezone
+from functools import partial
+
+import pytest
+from kombu import Queue
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from kombu_binary_delay import Topology, admin
+from kombu_binary_delay.cli.web import asgi_app
+from kombu_binary_delay.web import guard, passwords
+
+HOSTILE = "</td><script>alert('name')</script>\u202e"
+ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
+
+
+@pytest.fixture(autouse=True)
+def streams(broker):
+    """The journal and amendments are in streams."""
+    if broker.release < (3, 9):
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+
+
+@pytest.fixture
+def publish(connect):
+    """Publish tasks that wait an hour and more, each an hour longer than the one before."""
+    connection = connect(confirm_publish=True, binary_delay={"journal": "stream"})
+    Queue("mail")(connection.default_channel).declare()
+
+    def publish(*ids, name="shop.pay", key="mail", **more):
+        for hour, each in enumerate(ids, 1):
+            eta = datetime.now(timezone.utc) + timedelta(hours=hour)
+            headers = {"id": each, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
+            connection.Producer().publish("x", routing_key=key, headers={**headers, **more})
+        return connection
+
+    return publish
+
+
+@pytest.fixture
+def pages(vhost, broker):
+    """Open the pages of the test's own virtual host; the options are those of ``asgi_app``."""
+    opened = []
+
+    def pages(authenticate=None, **options):
+        options.setdefault("management", broker.management_url)
+        app = asgi_app(authenticate, broker=vhost.url, source="journal", **options)
+        client = TestClient(app, base_url="http://127.0.0.1")
+        opened.append(client)
+        return client.__enter__()
+
+    yield pages
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+def until(client, path, *words, auth=None):
+    """Load a page until it has all of these words."""
+    end = time.monotonic() + 60
+    while not all(word in (page := client.get(path, auth=auth)).text for word in words):
+        assert time.monotonic() < end, page.text
+        time.sleep(0.2)
+    return page.text
+
+
+def token(page):
+    [found, *_] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
+    return found
+
+
+def counted(number):
+    return f'id="count">{number}<'
+
+
+def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
+    publish("one", "two")
+    publish("</script>'\"&", name=HOSTILE)
+    client = pages()
+
+    now = until(client, "/now", 'id="waiting">3<', "By the journal", "The ladder is sound")
+    found = until(client, "/tasks", counted(3))
+    searched = client.get("/tasks?name=pay&before=90m").text
+    unread = client.get("/tasks?before=soon").text
+    complex_ = (
+        client.get(f"/tasks?name={'*a' * 6}").text + client.get(f"/tasks?id={'x' * 501}").text
+    )
+    story = until(client, "/task?id=one", "It <strong>waits</strong>", "here now")
+    hostile = until(client, "/task?id=%3C/script%3E'%22%26", "It <strong>waits</strong>")
+    unknown = until(client, "/task?id=nobody", "is not known")
+
+    assert re.search(r">mail</a></th><td class=\"number\">3<", now)
+    assert "kbd.v2-125ms" in now
+    for page in (found, hostile):
+        assert "alert(" in page
+        for words in ("<script>a", "<img src=x", "onerror=alert(1)>'", "\u202e"):
+            assert words not in page
+    assert counted(1) in searched
+    assert "is no delay" in unread
+    assert complex_.count("no more than 500 characters, and 5 of them *") == 2
+    assert "scheduled" in story
+    assert "what was published without the journal is not in it" in story + found
+    assert "waits in" not in unknown
+    assert sum(client.get("/forecast").json()["counts"]) == 3
+    for page in (now, found, story):
+        assert 'method="post"' not in page
+
+
+def test_the_arguments_are_nowhere_where_they_are_hidden(publish, pages):
+    publish("one")
+    client = pages(hide_arguments=True)
+
+    found = until(client, "/tasks", counted(1))
+    story = until(client, "/task?id=one", "It <strong>waits</strong>")
+
+    assert "onerror" not in found + story
+    assert "Arguments are hidden" in found
+
+
+def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
+    publish, pages, caplog, connect, vhost
+):
+    publish("one", "two", "three")
+    publish("mail-1", name="mail.digest")
+    client = pages(allow_changes=True)
+    found = until(client, "/tasks", counted(4))
+    form = {"action": "cancel", "token": token(found)}
+
+    planned = client.post("/plan", data={**form, "chosen": ["one", "two"]})
+    confirm = {"token": token(planned.text), "key": planned.url.params["key"]}
+    still = until(client, "/tasks", counted(4))
+    with caplog.at_level(logging.INFO, "kombu_binary_delay.web"):
+        done = client.post("/act", data=confirm)
+        again = client.post("/act", data=confirm)
+
+    assert "Cancel 2 tasks" in planned.text
+    assert "one" in still
+    assert "2 tasks cancelled" in done.text
+    assert "2 tasks cancelled" in again.text
+    said = [each.getMessage() for each in caplog.records if "cancel of" in each.getMessage()]
+    assert said == ["somebody at testclient: cancel of one two"], "once, though confirmed twice"
+    until(client, "/tasks", counted(2), "2 more wait that are cancelled")
+    until(client, "/task?id=one", "is cancelled")
+    # A whole search, to a later time.
+    words = {"action": "reschedule", "scope": "all", "name": "mail", "when": "5h"}
+    planned = client.post("/plan", data={**words, "token": form["token"]})
+    assert "Reschedule 1 task<" in planned.text
+    client.post("/act", data={**confirm, "key": planned.url.params["key"]})
+    until(client, "/tasks?after=4h", counted(1), "mail.digest")
+    with connect() as connection:
+        left = admin.from_journal(connection, Topology(), judge=admin.judge_of(connection))
+        assert {each.id for each in left} == {"three", "mail-1"}
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"action": "cancel"}, "No task is chosen"),
+        ({"action": "purge", "chosen": "one"}, "This is no act"),
+        ({"action": "reschedule", "chosen": "one", "when": "1999-01-01"}, "still to come"),
+        ({"action": "reschedule", "chosen": "one", "when": "soon"}, "is no delay"),
+        ({"action": "cancel", "scope": "all", "before": "soon"}, "not understood"),
+        ({"action": "cancel", "chosen": "x" * 600}, "the id of a task"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, form, says):
+    publish("one")
+    client = pages(allow_changes=True)
+    found = until(client, "/tasks", counted(1))
+
+    refused = client.post("/plan", data={**form, "token": token(found)})
+
+    assert refused.status_code in (400, 502)
+    assert says in refused.text.replace("&#39;", "'")
+
+
+def test_forms_need_the_token_of_their_page_and_user(publish, pages, vhost):
+    publish("one")
+    lines = [passwords.line_for(name, name) for name in ("ann", "bob")]
+    check = guard.by_password(passwords.read("\n".join(lines)))
+    client = pages(check, allow_changes=True)
+    ann, bob = ("ann", "ann"), ("bob", "bob")
+    post = partial(client.post, "/plan")
+    found = until(client, "/tasks", counted(1), auth=ann)
+    form = {"action": "cancel", "chosen": "one", "token": token(found)}
+
+    planned = post(data=form, auth=ann)
+    refused = [
+        post(data=form, auth=bob),
+        post(data={**form, "token": "0" * 64}, auth=ann),
+        post(data={**form, "token": "\u0660"}, auth=ann),
+        post(data=form, auth=ann, headers={"sec-fetch-site": "cross-site"}),
+        post(data=form),
+    ]
+    long = post(content=b"x" * 2_000_001, auth=ann)
+    bobs = until(client, "/tasks", counted(1), auth=bob)
+    key = {"key": planned.url.params["key"], "token": token(bobs)}
+    stolen = client.post("/act", data=key, auth=bob)
+    client.cookies.clear()
+    refused.append(post(data=form, auth=ann))
+
+    assert planned.status_code == 200
+    assert [each.status_code for each in refused] == [403, 403, 403, 403, 401, 403]
+    assert (long.status_code, stolen.status_code) == (413, 404)
+    assert "one" in until(client, "/tasks", counted(1), auth=ann)
+
+
+def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhost, topology):
+    connection = publish("one")
+    for queue in ("gone", "gone", "away"):
+        connection.Producer().publish("late", routing_key=queue, headers={"x-delay": 1})
+    client = pages(allow_changes=True)
+    now = until(client, "/now", "<dt>parked</dt><dd>3<", "Redrive what is parked")
+    Queue("gone")(connect("amqp").default_channel).declare()
+
+    everything = client.post("/plan", data={"action": "redrive", "token": token(now)})
+    some = {"action": "redrive", "exchange": "", "key": "gone", "token": token(now)}
+    planned = client.post("/plan", data=some)
+    end = time.monotonic() + 60
+    # What was counted is put back a moment later.
+    parking = topology.parking
+    while vhost.waiting(parking).get(parking) != 3:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    key = planned.url.params["key"]
+    done = client.post("/act", data={"key": key, "token": token(planned.text)})
+
+    assert "Redrive 3 messages" in everything.text
+    assert "Redrive 2 messages" in planned.text
+    assert "2 sent on, 0 still parked" in done.text
+    assert vhost.waiting("gone") == {"gone": 2}
+
+
+def test_without_the_management_api_the_levels_are_counted_all_the_same(publish, pages):
+    publish("one")
+    client = pages(management="http://127.0.0.1:1")
+
+    now = until(client, "/now", 'id="waiting">1<', "Not all can be read", "By the journal")
+
+    assert "does not answer" in now
+    assert "level 7" in now
+
+
+def test_the_pages_are_mounted_in_another_site(publish, vhost, broker):
+    publish("one")
+
+    async def authenticate(request):
+        return request.headers.get("x-operator")
+
+    app = asgi_app(
+        authenticate,
+        broker=vhost.url,
+        management=broker.management_url,
+        source="journal",
+        allow_changes=True,
+    )
+    site = Starlette(routes=[Mount("/admin/waiting", app)])
+    with TestClient(site, headers={"x-operator": "ann"}) as client:
+        found = until(client, "/admin/waiting/tasks", counted(1), "ann")
+        form = {"action": "cancel", "chosen": "one", "token": token(found)}
+        planned = client.post("/admin/waiting/plan", data=form)
+        nobody = client.get("/admin/waiting/tasks", headers={"x-operator": ""})
+
+        assert planned.url.path == "/admin/waiting/plan"
+        assert "Cancel 1 task" in planned.text
+        assert nobody.status_code == 403
+        for address in re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', found):
+            assert address.startswith(("/admin/waiting/", "#"))
+        assert client.get("/admin/waiting/static/page.js").status_code == 200

@@ -1,0 +1,332 @@
+"""The parts of the web pages that need no broker: reading once for all, searching, coming in."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from kombu_binary_delay.admin import OperationError, WaitingTask
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.web import drawing, guard, passwords
+from kombu_binary_delay.web.application import application
+from kombu_binary_delay.web.index import Filter, Index
+from kombu_binary_delay.web.plans import Plan, Plans, to_log
+from kombu_binary_delay.web.reader import Reader
+
+HOUR = 3_600_000
+
+
+# --- the reader ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader():
+    reader = Reader("test")
+    yield reader
+    reader.close()
+
+
+def test_ten_pages_that_ask_at_the_same_time_cost_one_reading(reader):
+    readings, going, looks = [], threading.Event(), []
+
+    def read():
+        going.wait(60)
+        readings.append(1)
+        return "figures"
+
+    asking = [
+        threading.Thread(target=lambda: looks.append(reader.get("now", read, age=600, wait=60)))
+        for _ in range(10)
+    ]
+    for each in asking:
+        each.start()
+    going.set()
+    for each in asking:
+        each.join(60)
+
+    assert [look.value for look in looks] == ["figures"] * 10
+    assert reader.get("now", read, age=600).value == "figures"
+    assert len(readings) == 1
+
+
+def test_what_was_read_stays_with_the_reason_why_there_is_nothing_newer(reader):
+    failing = False
+
+    def read():
+        if failing:
+            raise OperationError("the broker is away")
+        return "figures"
+
+    first = reader.get("now", read, age=600, wait=60)
+    failing = True
+    second = reader.get("now", read, age=600, wait=60, since=time.monotonic())
+    failing = False
+    third = reader.get("now", read, age=600, wait=60, since=time.monotonic())
+
+    assert (first.value, first.error) == ("figures", None)
+    assert (second.value, second.at, second.error) == ("figures", first.at, "the broker is away")
+    assert (third.value, third.error) == ("figures", None)
+
+
+def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, monkeypatch):
+    monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
+    going = threading.Event()
+    reader.get("now", lambda: "figures", age=0, wait=60)
+    reader.get("now", lambda: going.wait(60), age=600)
+    end = time.monotonic() + 60
+    while (look := reader.get("now", going.wait, age=600)).error is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    going.set()
+
+    assert "has not answered for" in look.error
+    assert look.value == "figures"
+
+
+def test_a_defect_in_a_reading_is_no_end_of_the_pages(reader):
+    def read():
+        raise ZeroDivisionError("secret")
+
+    look = reader.get("now", read, age=600, wait=60)
+
+    assert look.error == "reading failed; the log of this program says why"
+    assert reader.get("other", lambda: 1, age=600, wait=60).value == 1
+
+
+# --- the index ----------------------------------------------------------------------
+
+
+class Waiters:
+    source, complete = "journal", True
+
+    def __init__(self, tasks):
+        self._tasks = tasks
+
+    def __iter__(self):
+        return iter(self._tasks)
+
+    def unseen(self):
+        return ("what was published without it",)
+
+
+def task(id_, name, due, queue="mail", args="(1,)"):
+    return WaitingTask(id_, name, args, "{}", "", queue, due, 0, None, "journal")
+
+
+@pytest.fixture(scope="module")
+def now():
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture(scope="module")
+def index(now):
+    tasks = [
+        task("a1", "shop.pay", now + HOUR),
+        task("a2", "Shop.remind", now + 2 * HOUR, "sms"),
+        task("b1", "crm.[sync]", now + 3 * HOUR, "it's; --"),
+        task(None, None, now + 4 * HOUR),
+        task("past", "shop.pay", now - HOUR),
+        task("\ud800", "half a pair", now + 5 * HOUR),
+    ]
+    return Index(Waiters(tasks), hide=False)
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        (Filter(), ["a1", "a2", "b1", None, "?"]),
+        (Filter(name="shop"), ["a1", "a2"]),
+        (Filter(name="shop.*"), ["a1"]),
+        (Filter(name="%"), []),
+        (Filter(name="' or 1=1 --"), []),
+        (Filter(queue="it's; --"), ["b1"]),
+        (Filter(id="a"), ["a1", "a2"]),
+        (Filter(queue="mail", name="pay"), ["a1"]),
+    ],
+)
+def test_tasks_are_searched(index, which, expected):
+    assert [each.id for each in index.page(which, 10)] == expected
+    assert index.count(which) == len(expected)
+
+
+def test_tasks_are_paged_counted_and_found_by_due_time_and_id(index, now):
+    assert [each.id for each in index.page(Filter(), 2, 1)] == ["a2", "b1"]
+    due = Filter(after=now + 2 * HOUR, before=now + 3 * HOUR)
+    assert [each.id for each in index.page(due, 10)] == ["a2"]
+    assert index.histogram(now, now + 6 * HOUR, 6) == [0, 1, 1, 1, 1, 1]
+    assert [(each.value, each.tasks) for each in index.by_queue(1)] == [("mail", 3)]
+    assert [each.name for each in index.by_ids(["b1", "gone"])] == ["crm.[sync]"]
+
+
+def test_hidden_arguments_are_not_even_kept(now):
+    index = Index(Waiters([task("a", "pay", now + HOUR, args="(secret,)")]), hide=True)
+
+    [found] = index.page(Filter(), 1)
+
+    assert (found.args, found.kwargs) == (None, None)
+
+
+# --- how it looks -------------------------------------------------------------------
+
+
+def test_names_from_elsewhere_are_seen_as_they_are():
+    page = drawing.environment().from_string("{{ name | visible }}")
+
+    assert page.render(name="<b>\u202e\n") == "&lt;b&gt;\\u202e\\n"
+    assert to_log("one\nline\x1b[2J") == "one\\nline\\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [(125, "125 ms"), (1500, "1.5 s"), (61_000, "1 min 1 s"), (90_061_000, "1 d 1 h")],
+)
+def test_durations_are_short(milliseconds, expected):
+    assert drawing.short(milliseconds) == expected
+
+
+# --- who comes in -------------------------------------------------------------------
+
+
+def test_a_password_is_kept_as_a_hash_and_known_again():
+    line = passwords.line_for("ann", "open: sesame")
+    users = passwords.read(f"# users\n{line}\n")
+    checker = passwords.Checker(users)
+
+    assert "sesame" not in line
+    assert checker.is_right("ann", "open: sesame")
+    assert checker.is_right("ann", "open: sesame")
+    assert not checker.is_right("ann", "open")
+    assert not checker.is_right("bob", "open: sesame")
+
+
+@pytest.mark.parametrize("text", ["", "ann", "ann:secret", ":scrypt$1$1$1$a$b"])
+def test_bad_users_are_refused_and_not_repeated(text):
+    with pytest.raises(ValueError, match="user") as refused:
+        passwords.read(text)
+    assert "secret" not in str(refused.value)
+
+
+def away(**options):
+    """Make pages of a broker that nobody can reach."""
+    target = Target("amqp://guest:hidden-word@127.0.0.1:1//")
+
+    def place(_):
+        raise OperationError("there is no journal")
+
+    return application(target, place, authenticate=options.pop("authenticate", None), **options)
+
+
+def browser(app, host="127.0.0.1", **options):
+    return TestClient(app, base_url=f"http://{host}", **options)
+
+
+def test_a_page_says_that_the_broker_is_away_and_no_secrets():
+    with browser(away()) as client:
+        for path in ("/", "/now", "/tasks", "/results", "/task?id=x"):
+            end = time.monotonic() + 60
+            while "The broker cannot be read" not in (page := client.get(path)).text:
+                assert page.status_code == 200
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert "hidden-word" not in page.text
+
+
+def test_pages_come_with_a_strict_policy_and_nothing_from_elsewhere():
+    with browser(away()) as client:
+        page = client.get("/")
+        script = client.get("/static/page.js")
+
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert "http" not in page.text.replace("http-equiv", "")
+    assert "style=" not in page.text
+    assert "<script>" not in page.text
+    assert page.headers["cache-control"] == "no-store"
+    assert script.status_code == 200
+    assert script.headers["content-security-policy"] == policy
+
+
+def test_nothing_can_be_changed_unless_that_is_allowed():
+    with browser(away()) as client:
+        assert client.post(
+            "/plan", data={"action": "cancel", "chosen": "x"}
+        ).status_code == 405 or (client.post("/plan").status_code == 404)
+        assert client.post("/act").status_code == 404
+        assert 'method="post"' not in client.get("/tasks").text
+
+
+def test_another_name_for_this_machine_is_refused():
+    app = away(hosts={*guard.LOCAL_HOSTS})
+
+    with browser(app) as here, browser(app, "[::1]") as six, browser(app, "evil.example") as trick:
+        assert here.get("/tasks").status_code == 200
+        assert six.get("/tasks").status_code == 200
+        assert trick.get("/tasks").status_code == 400
+        assert here.get("/tasks", headers={"host": "[::1"}).status_code == 400
+
+
+def test_users_need_their_password():
+    users = passwords.read(passwords.line_for("ann", "sesame"))
+
+    with browser(away(authenticate=guard.by_password(users))) as client:
+        refused = client.get("/tasks")
+        wrong = client.get("/tasks", auth=("ann", "open"))
+        garbage = client.get("/tasks", headers={"authorization": b"Basic \xff\xff"})
+        static = client.get("/static/page.js")
+        right = client.get("/tasks", auth=("ann", "sesame"))
+
+    assert [each.status_code for each in (refused, wrong, garbage, static)] == [401] * 4
+    assert refused.headers["www-authenticate"].startswith("Basic")
+    assert right.status_code == 200
+    assert "ann" in right.text
+
+
+def test_a_header_counts_from_the_proxy_and_from_nobody_else():
+    app = away(authenticate=guard.by_header("X-User", ["10.0.0.0/8"]))
+    said = {"X-User": "ann"}
+
+    with (
+        browser(app, client=("10.1.2.3", 1)) as proxy,
+        browser(app, client=("11.0.0.1", 1)) as other,
+    ):
+        assert proxy.get("/tasks", headers=said).status_code == 200
+        assert proxy.get("/tasks").status_code == 403
+        assert other.get("/tasks", headers=said).status_code == 403
+
+
+def test_a_plan_is_done_once_and_by_whoever_made_it():
+    plans = Plans()
+    plan = Plan("cancel", "ann", "all")
+    plans.add(plan)
+
+    assert plans.get(plan.key, "bob") is None
+    assert plans.get(plan.key, "ann") is plan
+    assert [plans.take(plan), plans.take(plan)] == [True, False]
+
+
+# --- the command --------------------------------------------------------------------
+
+
+def test_another_address_needs_users():
+    run, place = CliRunner(), ["web", "--host", "10.0.0.1"]
+
+    refused = run.invoke(binary_delay, place, env={})
+    bad = run.invoke(binary_delay, place, env={"BINARY_DELAY_WEB_USERS": "ann:secret"})
+
+    assert refused.exit_code == bad.exit_code == 2
+    assert "--users" in refused.output
+    assert "secret" not in bad.output
+
+
+def test_a_new_user_is_a_line_with_a_hash():
+    made = CliRunner().invoke(binary_delay, ["web", "--new-user", "ann"], input="sesame\nsesame\n")
+
+    assert made.exit_code == 0
+    [line] = [each for each in made.output.splitlines() if each.startswith("ann:")]
+    assert passwords.Checker(passwords.read(line)).is_right("ann", "sesame")
