@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import click
 
-from kombu_binary_delay.admin import RefusedError, UnreachableError
+from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .asked import Asked, accepts_places, asked_after
@@ -49,6 +49,16 @@ class Printer:
     def log(self, text: str) -> None:
         """Say what goes on, beside the result."""
         click.echo(wrapped(text), err=True)
+
+    def confirm(self, text: str, *, yes: bool) -> None:
+        """Say what comes next and, on a terminal, ask for consent.
+
+        :param yes: whether the user has consented already.
+        :raises OperationError: if the user says no.
+        """
+        self.log(text)
+        if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
+            raise OperationError("nothing was changed, as you did not confirm it")
 
 
 def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
@@ -124,6 +134,11 @@ def wrapped(text: str) -> str:
     )
 
 
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )

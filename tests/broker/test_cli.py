@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology, admin
-from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.parts import Part
 from tests.waits import wait_until
 
@@ -21,9 +21,9 @@ from tests.waits import wait_until
 def run(broker, vhost):
     """Run the command on the test's own virtual host."""
 
-    def run(*arguments, url=None, env=None):
+    def run(*arguments, url=None, **more):
         place = ["-b", url or vhost.url, "-m", broker.management_url]
-        return CliRunner().invoke(binary_delay, [*place, *arguments], env=env)
+        return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
 
     return run
 
@@ -102,6 +102,23 @@ def test_create_verify_status_and_teardown(run, slow, connect):
     assert "2 messages wait" in refused.output
     assert gone.exit_code == 0
     assert '"lost": 2' in gone.output
+
+
+def test_on_a_terminal_a_teardown_asks_and_a_no_changes_nothing(run, tick, vhost, monkeypatch):
+    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    nothing = run(*tick, "teardown", input="n\n")
+    run(*tick, "create")
+    before = what_exists(vhost)
+    refused = run(*tick, "teardown", input="n\n")
+    after = what_exists(vhost)
+    unasked = run(*tick, "teardown", "--yes", "--force", "--json")
+
+    assert (nothing.exit_code, "Go on?" in nothing.output) == (0, False)
+    assert (refused.exit_code, before == after) == (2, True)
+    asked = f"in the virtual host {vhost.name}: "
+    assert all(word in refused.output for word in ("remove the ladder kbd.v2-1000ms-", asked))
+    assert (unasked.exit_code, "Go on?" in unasked.output) == (0, False), unasked.output
+    assert not vhost.queues()
 
 
 def test_what_the_setting_relays_names_is_reached_where_nothing_is_declared(
@@ -466,7 +483,7 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
     assert all(each["current"] for each in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
-    *first, last = (json.loads(line) for line in gone.output.splitlines())
+    *first, last = (json.loads(line) for line in gone.stdout.splitlines())
     assert all(each["keeps"] for each in first)
     assert last["keeps"] == []
 
