@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import select
 import shutil
 import sys
 import textwrap
@@ -21,6 +23,8 @@ from .connect import Target
 from .failures import BROKER_ERRORS, in_words
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
+#: Of a program that the signal SIGPIPE ends, as a shell has it.
+_CLOSED = 128 + 13
 
 
 @dataclasses.dataclass
@@ -89,10 +93,31 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
         except BinaryDelayError as exc:
             code = _fail(printer, _code(exc), exc)
         except BROKER_ERRORS as exc:
-            code = _fail(printer, UNREACHABLE, in_words(exc, target))
+            # The connection to the broker may be such a pipe as well.
+            if isinstance(exc, BrokenPipeError) and _output_is_closed():
+                code = _CLOSED
+            else:
+                code = _fail(printer, UNREACHABLE, in_words(exc, target))
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads the output any more, as behind ``head``; if so, open it to nowhere."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    if closed:
+        # Python writes what is left in its buffer when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return closed
 
 
 def _need_rich() -> None:

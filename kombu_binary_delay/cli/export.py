@@ -110,3 +110,4 @@ def export(
     if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     output.write(text)
+    output.flush()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -370,6 +373,37 @@ def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, wor
 
     assert done.exit_code == code
     assert words in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["status"],
+        ["status", "--json"],
+        ["create", "--dry-run"],
+        ["explain", "10s"],
+        ["export", "kubernetes"],
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_nobody_reads_ends_it_quietly_as_a_pipe_does(broker, vhost, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    place = ["-b", vhost.url, "-m", broker.management_url]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_settings_come_from_options_and_the_environment(run):
