@@ -86,8 +86,8 @@ def cancel(
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     Each is delayed again when it is first due, for the time that is left then. So the new time
-    must be later than the first; an earlier one changes nothing. For the rest, see 'cancel
-    --help'.
+    must be later than the first; an earlier one changes nothing. A cancelled task stays cancelled.
+    For the rest, see 'cancel --help'.
 
     \b
       kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 --countdown 7200
@@ -145,8 +145,8 @@ def _amend(
                 f"say what to {action}: ids, --file, --name, --queue or a due time"
             )
         chosen = admin.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
-    for sentence in more.get("unseen", ()):
-        printer.log(f"! {sentence}")
+    if unseen := more.get("unseen"):
+        printer.log(f"{'note:' if more['complete'] else '!'} {'; '.join(unseen)}")
     with broker.delaying() as connection:
         act = partial(
             admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
@@ -157,7 +157,7 @@ def _amend(
         if chosen.dues and not dry_run and not typed:
             printer.confirm(f"{action} {_tasks(tuple(chosen.dues))}", yes=yes)
         done = planned if dry_run else act()
-    printer.show(done, "amended", dry=dry_run, **more)
+    printer.show(done, "amended" if more else "amended_by_id", dry=dry_run, **more)
     return OK if more.get("complete", True) and not chosen.without_id else FOUND
 
 

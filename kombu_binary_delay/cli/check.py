@@ -81,7 +81,7 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
 def _print(finding: Finding) -> None:
     mark, colour = _MARKS[finding.state]
     width = max(shutil.get_terminal_size().columns - _INDENT, 40)
-    remedy = f"-> {finding.remedy}".splitlines() if finding.remedy else []
+    remedy = f"→ {finding.remedy}".splitlines() if finding.remedy else []
     texts = [finding.said, *remedy]
     first, *rest = [
         line

@@ -78,7 +78,8 @@ def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
     assert json.loads(planned.output)["dry_run"] is True
     assert done.exit_code == 0, done.output
     assert "cancel 3 tasks" in done.output
-    assert "3 tasks cancelled: recorded" in done.output
+    assert "cancellation recorded for 3 ids, kept until " in done.output
+    assert "UTC (ids are not looked up)" in done.output
     assert arrived(collect, connect, 1) == ["kept"]
 
 
