@@ -47,6 +47,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    short_help="Cancel tasks that wait.",
     help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     A cancelled task stays on the broker until it is due. Then the consumer that gets it drops it,
@@ -60,10 +61,10 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
 
     \b
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
-      kombu-binary-delay -A shop cancel --name 'shop.mail.*' --queue celery --dry-run
+      kombu-binary-delay -A shop cancel --name 'shop.mail.*' --dry-run
       kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
       psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
-    """
+    """,
 )
 @click.option(
     "--eta",
@@ -83,6 +84,7 @@ def cancel(
 
 
 @click.command(
+    short_help="Postpone tasks that wait.",
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     Each is delayed again when it is first due, for the time that is left then. So the new time
@@ -90,9 +92,11 @@ def cancel(
     For the rest, see 'cancel --help'.
 
     \b
-      kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 --countdown 7200
-      kombu-binary-delay -A shop reschedule --queue mail --eta 2030-01-31T12:00+00:00 --dry-run
-    """
+      kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 \\
+        --countdown 7200
+      kombu-binary-delay -A shop reschedule --queue mail \\
+        --eta 2030-01-31T12:00+00:00 --dry-run
+    """,
 )
 @click.option("--eta", type=Moment(), metavar="WHEN", help="The new time.")
 @click.option(

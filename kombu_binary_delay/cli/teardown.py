@@ -15,6 +15,7 @@ from .connect import Target
 
 
 @click.command(
+    short_help="Remove a ladder.",
     help="""Remove a ladder, and the delivery side with it if no other ladder leads there.
 
     Stop the programs that delay on it first. It refuses while messages wait, with exit status 3.
@@ -29,7 +30,7 @@ from .connect import Target
       kombu-binary-delay teardown --dry-run
       kombu-binary-delay teardown --ladder 250ms-2x30
       kombu-binary-delay teardown --ladder celery
-    """
+    """,
 )
 @ladder
 @click.option("--force", is_flag=True, help="Remove it though messages wait. They are lost.")

@@ -84,9 +84,10 @@ def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
     try:
         at = datetime.fromisoformat(value.replace("Z", "+00:00"))
     except ValueError:
+        by_id = f"; for a task's id that is no UUID: explain --task {value}"
         kind.fail(
             f"{value!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
-            f"2030-01-31T12:00+00:00",
+            f"2030-01-31T12:00+00:00{by_id if isinstance(kind, DelayOrId) else ''}",
             param,
             ctx,
         )

@@ -252,6 +252,7 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     # What was put back is there again a moment later.
     both_are_parked()
     stays = run(*tick, "redrive", "--json")
+    [reason] = json.loads(stays.stdout)["reasons"]
     both_are_parked()
     filed = run(*tick, "redrive", "--to-file", str(path), "--json")
     declare(connect, "elsewhere")
@@ -261,6 +262,8 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     assert (counted.exit_code, "the queue gone" in counted.output) == (0, True)
     assert (stays.exit_code, json.loads(stays.output)["stays"]) == (1, 2)
     assert (filed.exit_code, json.loads(filed.output)["sent"]) == (0, 2)
+    words = "the queue 'gone' does not exist; declare it, or send them elsewhere with --to"
+    assert reason == f"2 stay: {words}"
     assert len(path.read_text().splitlines()) == 2
     assert (sent.exit_code, sent.output) == (0, "2 messages sent\n")
     assert vhost.waiting("elsewhere") == {"elsewhere": 2}
@@ -360,7 +363,7 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
         (["status", "--nonsense"], 2, "No such option"),
         (["--tick", "0", "status"], 2, "tick must be a whole number"),
         (["--tick", "x", "status"], 2, "'x' is not a whole number"),
-        (["explain", "soon"], 2, "is no delay, such as"),
+        (["explain", "soon"], 2, "for a task's id that is no UUID: explain --task soon"),
         (["explain", "99999w"], 2, "longer than 3,106.9 days"),
         (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
         (["migrate"], 2, "say what to move"),
@@ -455,6 +458,9 @@ def test_every_verb_has_help_with_examples_and_json(subcommand):
     assert f"kombu-binary-delay {subcommand}" in shown.output
     # What Spark finds is tables, and the summary a file.
     assert "--json" in shown.output or subcommand == "spark"
+    examples = [line for line in shown.output.splitlines() if "binary-delay " in line]
+    assert max(map(len, examples)) <= 80
+    assert 0 < len(binary_delay.commands[subcommand].short_help or "") <= 55
 
 
 @pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])

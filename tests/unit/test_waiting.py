@@ -234,9 +234,9 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--node-command", "false"], 4, "'false rabbitmqctl' failed to read the node"),
-        (["--node-command", "nonesuch"], 4, "cannot be run"),
-        (["--node-command", "echo kbd"], 4, "failed to read the node"),
+        (["--node-command", "false"], 4, "the node: false rabbitmqctl printed nothing. Run this"),
+        (["--node-command", "nonesuch"], 4, "Run this on the broker's host, or keep a journal ("),
+        (["--node-command", "echo kbd"], 4, "cannot list from the node: echo kbd rabbitmqctl"),
         (["--due-before", "soon"], 2, "is no delay"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
     ],
@@ -313,6 +313,13 @@ def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked(
 def test_what_was_recorded_is_said_and_no_more(action, drawing, text):
     amended = admin.Amended(action, ("x",), 5000, 9000)
     assert drawn(drawing(amended), 200).splitlines()[0].rstrip() == text
+
+
+def test_where_rabbitmqctl_is_not_found_all_ways_out_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(binary_delay, ["tasks", "--source", "node"])
+    said = "Run this on the broker's host, or give --node-command, or keep a journal (setting"
+    assert (done.exit_code, said in done.stderr) == (4, True), done.output
 
 
 def drawn(value, width):
