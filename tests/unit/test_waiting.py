@@ -346,3 +346,16 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert len(lines) < 40
     assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
     assert "4 of 9 waiting" in shown
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ((), ""),
+        (("a",), "; in use, and kept: 1 queue"),
+        (("a", "b"), "; in use, and kept: 2 queues"),
+    ],
+)
+def test_queues_that_are_in_use_are_counted_where_there_are_any(kept, said):
+    shown = drawn(output.pruning(admin.Pruning((), kept, ())), 200)
+    assert shown.splitlines()[0].rstrip() == f"0 queues and 0 exchanges removed{said}"
