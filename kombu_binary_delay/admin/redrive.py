@@ -185,8 +185,7 @@ def refill(
                 f"sent: {exc.__cause__ or exc}"
             ) from exc
         raise
-    most = tuple(reason for reason, _ in refilling.reasons.most_common(5))
-    return Refill(refilling.sent, sum(refilling.reasons.values()), most)
+    return Refill(refilling.sent, sum(refilling.reasons.values()), _most(refilling.reasons))
 
 
 class _Refilling:
@@ -251,6 +250,14 @@ def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
 
 
+def _most(reasons: Counter[str]) -> tuple[str, ...]:
+    """Return the reasons why most messages stay, each with their number."""
+    return tuple(
+        f"{count:,} {'stays' if count == 1 else 'stay'}: {reason}"
+        for reason, count in reasons.most_common(5)
+    )
+
+
 def _obstacle(probe: Probe, place: Destination) -> str:
     """Return why nothing can be published to a destination; empty if it can."""
     if place == UNREADABLE:
@@ -262,7 +269,13 @@ def _obstacle(probe: Probe, place: Destination) -> str:
             f"its destination {place.exchange!r} is a part of another ladder, which does not know "
             f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
         )
-    return "" if probe.has_exchange(place.exchange) else f"there is no exchange {place.exchange!r}"
+    if place.exchange:
+        exists, kind, name = probe.has_exchange(place.exchange), "exchange", place.exchange
+    else:
+        exists, kind, name = probe.has_queue(place.routing_key), "queue", place.routing_key
+    if exists:
+        return ""
+    return f"the {kind} {name!r} does not exist; declare it, or send them elsewhere with --to"
 
 
 class _Sorter:
@@ -339,7 +352,7 @@ class _Sorter:
         parked = (
             Parked(each, sent[each], count - sent[each]) for each, count in self._seen.most_common()
         )
-        return Redrive(tuple(parked), tuple(reason for reason, _ in reasons.most_common(5)))
+        return Redrive(tuple(parked), _most(reasons))
 
 
 # -- one message as one line ---------------------------------------------------------------------

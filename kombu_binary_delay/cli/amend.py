@@ -15,6 +15,7 @@ from kombu_binary_delay import admin
 from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
+from .command import yes as no_question
 from .connect import Target
 from .sources import Place
 from .sources import choose as source
@@ -37,7 +38,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--due-after", type=Moment(), metavar="WHEN", help="All due then or later."),
         click.option("--due-before", type=Moment(), metavar="WHEN", help="All due before."),
         source,
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        no_question,
         dry_run,
     ]
     for option in reversed(options):
@@ -46,6 +47,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    short_help="Cancel tasks that wait.",
     help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     A cancelled task stays on the broker until it is due. Then the consumer that gets it drops it,
@@ -53,16 +55,16 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
     not look whether there is such a task.
 
     A cancellation by id is remembered for 31 days, or as the setting amendments_max_age says; with
-    --eta, for so long after that time. By a pattern, the due times are known. On a terminal, it
-    says how many there are, and asks before it acts. Ends with 1 if some could not be found or
-    cancelled.
+    --eta, for so long after that time. By a pattern, the due times are known. For a pattern or a
+    file, it says how many there are and, on a terminal, asks before it acts. Ends with 1 if some
+    could not be found or cancelled.
 
     \b
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
-      kombu-binary-delay -A shop cancel --name 'shop.mail.*' --queue celery --dry-run
+      kombu-binary-delay -A shop cancel --name 'shop.mail.*' --dry-run
       kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
       psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
-    """
+    """,
 )
 @click.option(
     "--eta",
@@ -82,16 +84,19 @@ def cancel(
 
 
 @click.command(
+    short_help="Postpone tasks that wait.",
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     Each is delayed again when it is first due, for the time that is left then. So the new time
-    must be later than the first; an earlier one changes nothing. For the rest, see 'cancel
-    --help'.
+    must be later than the first; an earlier one changes nothing. A cancelled task stays cancelled.
+    For the rest, see 'cancel --help'.
 
     \b
-      kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 --countdown 7200
-      kombu-binary-delay -A shop reschedule --queue mail --eta 2030-01-31T12:00+00:00 --dry-run
-    """
+      kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 \\
+        --countdown 7200
+      kombu-binary-delay -A shop reschedule --queue mail \\
+        --eta 2030-01-31T12:00+00:00 --dry-run
+    """,
 )
 @click.option("--eta", type=Moment(), metavar="WHEN", help="The new time.")
 @click.option(
@@ -132,6 +137,7 @@ def _amend(
     if due is not None and due <= time.time() * 1000:
         raise click.UsageError("the time has passed; give one that is still to come")
     more: dict[str, Any] = {}
+    typed = not _is_pattern(given) and given["file"] is None and "-" not in given["ids"]
     if _is_pattern(given):
         if given["ids"] or given["file"]:
             raise click.UsageError("give ids or a pattern, not both")
@@ -139,27 +145,24 @@ def _amend(
     else:
         ids = _ids(given["ids"], given["file"])
         if not ids:
-            raise click.UsageError("say what to amend: ids, --file, --name, --queue or a due time")
+            raise click.UsageError(
+                f"say what to {action}: ids, --file, --name, --queue or a due time"
+            )
         chosen = admin.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
-    for sentence in more.get("unseen", ()):
-        printer.log(f"! {sentence}")
+    if unseen := more.get("unseen"):
+        printer.log(f"{'note:' if more['complete'] else '!'} {'; '.join(unseen)}")
     with broker.delaying() as connection:
         act = partial(
             admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
         )
         # Bad ids, and a broker that cannot, before anybody is asked.
         planned = act(dry_run=True)
-        if not dry_run and chosen.dues:
-            printer.log(f"{action} {_tasks(len(chosen.dues))}")
-            if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
-                raise admin.OperationError("nothing was changed, as you did not confirm it")
+        # Ids in the command itself have been looked at by whoever typed them.
+        if chosen.dues and not dry_run and not typed:
+            printer.confirm(f"{action} {_tasks(tuple(chosen.dues))}", yes=yes)
         done = planned if dry_run else act()
-    printer.show(done, "amended", dry=dry_run, **more)
+    printer.show(done, "amended" if more else "amended_by_id", dry=dry_run, **more)
     return OK if more.get("complete", True) and not chosen.without_id else FOUND
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
 
 
 def _is_pattern(given: dict[str, Any]) -> bool:
@@ -197,5 +200,6 @@ def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(listed))
 
 
-def _tasks(count: int) -> str:
-    return f"{count:,} task" + ("s" if count != 1 else "")
+def _tasks(ids: tuple[str, ...]) -> str:
+    first = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    return f"{len(ids):,} task{'' if len(ids) == 1 else 's'}: {first}"

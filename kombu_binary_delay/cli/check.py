@@ -22,6 +22,7 @@ _INDENT = 19
 
 
 @click.command(
+    short_help="Send one delayed message, and say what came of it.",
     help="""Send one short delayed message through the ladder, and say what came of it.
 
     Looks at the app's transport (with -A), the connection, the broker's release, the ladder, this
@@ -33,7 +34,7 @@ _INDENT = 19
     \b
       kombu-binary-delay check -A shop
       kombu-binary-delay check -b amqp://guest:guest@localhost// --delay 10s
-    """
+    """,
 )
 @click.option(
     "--delay", type=Delay(), default="1s", show_default=True, help="How long to delay the message."
@@ -81,7 +82,7 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
 def _print(finding: Finding) -> None:
     mark, colour = _MARKS[finding.state]
     width = max(shutil.get_terminal_size().columns - _INDENT, 40)
-    remedy = f"-> {finding.remedy}".splitlines() if finding.remedy else []
+    remedy = f"→ {finding.remedy}".splitlines() if finding.remedy else []
     texts = [finding.said, *remedy]
     first, *rest = [
         line

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import select
 import shutil
 import sys
 import textwrap
@@ -13,7 +15,7 @@ from typing import Any, cast
 
 import click
 
-from kombu_binary_delay.admin import RefusedError, UnreachableError
+from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .asked import Asked, accepts_places, asked_after
@@ -21,6 +23,8 @@ from .connect import Target
 from .failures import BROKER_ERRORS, in_words
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
+#: Of a program that the signal SIGPIPE ends, as a shell has it.
+_CLOSED = 128 + 13
 
 
 @dataclasses.dataclass
@@ -49,6 +53,16 @@ class Printer:
     def log(self, text: str) -> None:
         """Say what goes on, beside the result."""
         click.echo(wrapped(text), err=True)
+
+    def confirm(self, text: str, *, yes: bool) -> None:
+        """Say what comes next and, on a terminal, ask for consent.
+
+        :param yes: whether the user has consented already.
+        :raises OperationError: if the user says no.
+        """
+        self.log(text)
+        if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
+            raise OperationError("nothing was changed, as you did not confirm it")
 
 
 def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
@@ -79,10 +93,31 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
         except BinaryDelayError as exc:
             code = _fail(printer, _code(exc), exc)
         except BROKER_ERRORS as exc:
-            code = _fail(printer, UNREACHABLE, in_words(exc, target))
+            # The connection to the broker may be such a pipe as well.
+            if isinstance(exc, BrokenPipeError) and _output_is_closed():
+                code = _CLOSED
+            else:
+                code = _fail(printer, UNREACHABLE, in_words(exc, target))
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads the output any more, as behind ``head``; if so, open it to nowhere."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    if closed:
+        # Python writes what is left in its buffer when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return closed
 
 
 def _need_rich() -> None:
@@ -124,6 +159,11 @@ def wrapped(text: str) -> str:
     )
 
 
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )

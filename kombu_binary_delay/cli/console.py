@@ -13,10 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the subcommand what happens if nobody reads the output any more."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Make a console; where there is no terminal, without colour."""
     # Names are shown as they are, whatever Rich could read in them.
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    as_it_is = partial(_Console, highlight=False, markup=False, emoji=False)
     made = as_it_is()
     return made if made.is_terminal else as_it_is(width=_width())
 

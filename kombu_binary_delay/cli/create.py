@@ -12,6 +12,7 @@ from .connect import Target
 
 
 @click.command(
+    short_help="Make the ladder ahead of its first message.",
     help="""Make the whole ladder, with all it needs, ahead of its first message.
 
     Programs make what they need by themselves, when they first need it. Use this if they may not
@@ -26,7 +27,7 @@ from .connect import Target
       kombu-binary-delay create
       kombu-binary-delay create --queue mail --exchange events
       kombu-binary-delay -A shop create --dry-run
-    """
+    """,
 )
 @click.option(
     "--queue",

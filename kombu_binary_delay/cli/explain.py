@@ -19,6 +19,7 @@ from .values import DelayOrId, Place
 
 
 @click.command(
+    short_help="Show a message's way, or the story of a task.",
     help="""Show which way a delayed message takes, or what became of one task.
 
     For a DELAY such as 500ms, 10s, 1h30m or 2d, or a time such as 2030-01-31T12:00+00:00: its bits,
@@ -34,7 +35,7 @@ from .values import DelayOrId, Place
       kombu-binary-delay explain 1h30m --to events:order.paid
       kombu-binary-delay --radix 2 explain 10s
       kombu-binary-delay explain 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
-    """
+    """,
 )
 @click.argument("delay", type=DelayOrId(), required=False)
 @click.option(

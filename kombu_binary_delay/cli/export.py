@@ -22,6 +22,7 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 
 
 @click.command(
+    short_help="Write the topology for other tools.",
     help="""Write the topology as FORMAT. Needs no broker.
 
     \b
@@ -39,9 +40,9 @@ _OF_TOPOLOGY = ("alerts", "grafana")
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
-      kombu-binary-delay export definitions --vhost shop --queue mail > ladder.json
+      kombu-binary-delay export definitions --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
-    """
+    """,
 )
 @click.argument(
     "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
@@ -110,3 +111,4 @@ def export(
     if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     output.write(text)
+    output.flush()

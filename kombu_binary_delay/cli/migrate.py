@@ -36,6 +36,7 @@ _exchange = click.option(
 
 
 @click.command(
+    short_help="Move what waits to another ladder.",
     help="""Move what waits from one ladder to another, in the same virtual host.
 
     A message keeps its due time. If neither the message nor NServiceBus's headers say it, the
@@ -50,7 +51,7 @@ _exchange = click.option(
       kombu-binary-delay -A shop migrate --from celery
       kombu-binary-delay migrate --from-queue tasks
       kombu-binary-delay migrate --from nservicebus-v1 --to nservicebus
-    """
+    """,
 )
 @_from_ladder
 @_from_queue
@@ -76,6 +77,7 @@ def migrate(
 
 
 @click.command(
+    short_help="Move what waits to another broker.",
     help="""Move what waits to the same ladder on another broker, or in another virtual host.
 
     It works as 'migrate' does. Make the destination queues there first: a message that finds none
@@ -88,8 +90,9 @@ def migrate(
     \b
       kombu-binary-delay transfer --to-broker amqp://new:5672// --dry-run
       kombu-binary-delay transfer --to-broker amqp://new:5672//
-      kombu-binary-delay transfer --to-broker amqp://localhost/shop --from 250ms-2x30
-    """
+      kombu-binary-delay transfer --to-broker amqp://localhost/shop \\
+        --from 250ms-2x30
+    """,
 )
 @click.option("--to-broker", metavar="URL", required=True, help="The broker, or virtual host.")
 @click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -30,7 +30,7 @@ from kombu_binary_delay.admin.amend import CANCEL
 
 from .console import console, cropped, hanging
 from .status_screen import status
-from .words import ahead, exact, moment, place, plain, short
+from .words import ahead, exact, moment, place, plain
 
 __all__ = ["console", "cropped", "status"]
 
@@ -42,7 +42,6 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def explanation(value: Explanation) -> RenderableType:
     """Draw the way of one message."""
-    due = datetime.fromtimestamp(value.due / 1000, tz=timezone.utc).astimezone()
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -55,7 +54,7 @@ def explanation(value: Explanation) -> RenderableType:
     facts.add_row("in bits", _digits(value))
     facts.add_row("publish to", value.exchange)
     facts.add_row("with the key", value.key)
-    facts.add_row("due", due.isoformat(sep=" ", timespec="milliseconds"))
+    facts.add_row("due", moment(value.due))
     way = Table(box=None, header_style="dim", pad_edge=False)
     way.add_column("waits", justify="right", no_wrap=True, style="bold cyan")
     way.add_column("in the queue", no_wrap=True, overflow="ellipsis")
@@ -63,12 +62,11 @@ def explanation(value: Explanation) -> RenderableType:
         way.add_column(name, justify="right", no_wrap=True, style="dim")
     for stay in value.stays:
         way.add_row(
-            short(stay.ends - stay.begins), stay.queue, exact(stay.begins), exact(stay.ends)
+            exact(stay.ends - stay.begins), stay.queue, exact(stay.begins), exact(stay.ends)
         )
     end = Text(f"arrives at {place(value.destination)}", style="bold green")
-    notes = (hanging("!", note, "dim") for note in value.notes)
     stays: list[RenderableType] = ["", way] if value.stays else []
-    return Group(facts, *stays, end, *notes)
+    return Group(facts, *stays, end, *_notes(value.notes))
 
 
 def _digits(value: Explanation) -> Text:
@@ -76,7 +74,7 @@ def _digits(value: Explanation) -> Text:
     for digit, weight in zip(value.digits, value.weights, strict=True):
         waits = "1" in digit
         text.append(digit, style="bold cyan" if waits else "dim")
-        text.append(f"\N{MULTIPLICATION SIGN}{short(weight)} ", style="" if waits else "dim")
+        text.append(f"\N{MULTIPLICATION SIGN}{exact(weight)} ", style="" if waits else "dim")
     return text
 
 
@@ -105,13 +103,13 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
     if not value or width < _WIDE:
         return Group(*task_lines(value, width), foot)
     table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
-    for name, ratio in (("due", None), ("", None), ("id", None), ("task", 1)):
+    for name, ratio in (("due (UTC)", None), ("", None), ("id", None), ("task", 1)):
         table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=ratio)
     table.add_column("for", no_wrap=True, overflow="ellipsis", max_width=width // 4)
     table.add_column("retries", justify="right", no_wrap=True)
     for each in value:
         table.add_row(
-            moment(each.due),
+            moment(each.due, zone=False),
             Text(ahead(each.due), style="cyan"),
             Text(plain(each.id or "-"), style="bold"),
             call(each),
@@ -147,8 +145,9 @@ def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
     """Say how many there are, from where they were read, and what is not among them."""
     those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
     lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
-    style = "dim" if found.complete else "yellow"
-    return Group(*lines, *(hanging("!", plain(each), style) for each in found.unseen()))
+    if found.complete:
+        return Group(*lines, *_notes(found.unseen()))
+    return Group(*lines, *(hanging("!", plain(each), "yellow") for each in found.unseen()))
 
 
 def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
@@ -156,14 +155,14 @@ def counts(value: Sequence[Count], what: str, foot: RenderableType) -> Renderabl
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column(what, no_wrap=True, overflow="ellipsis")
     table.add_column("waiting", justify="right", no_wrap=True)
-    table.add_column("first due", no_wrap=True)
-    table.add_column("last due", no_wrap=True)
+    table.add_column("first due (UTC)", no_wrap=True)
+    table.add_column("last due (UTC)", no_wrap=True)
     for each in value:
         table.add_row(
             plain(each.value) or "(no task)",
             f"{each.tasks:,}",
-            moment(each.first),
-            moment(each.last),
+            moment(each.first, zone=False),
+            moment(each.last, zone=False),
         )
     return Group(table, foot) if value else foot
 
@@ -203,9 +202,8 @@ def story(value: Story) -> RenderableType:
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
     state = Text(f"It {_STATES.get(value.state, value.state)}", style="bold")
-    lines = [hanging("!", plain(each), "dim") for each in value.unseen]
     source = Text(f", by the {value.source}.", style="dim")
-    return Group(facts, Text.assemble(state, source), *lines)
+    return Group(facts, Text.assemble(state, source), *_notes(value.unseen))
 
 
 # -- the others ----------------------------------------------------------------------------------
@@ -292,26 +290,30 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
 
 
-def amended(value: Amended, *, dry: bool = False) -> RenderableType:
-    """Draw what was cancelled or rescheduled, or would be."""
-    count = f"{len(value.ids):,} task" + ("s" if len(value.ids) != 1 else "")
-    until = datetime.fromtimestamp(value.until / 1000).astimezone()
+def amended(value: Amended, *, dry: bool = False, found: bool = True) -> RenderableType:
+    """Draw what was recorded, or would be.
+
+    :param found: whether the tasks are known to wait.
+    """
+    count = _count(value.ids, "task" if found else "id")
     if value.action == CANCEL:
-        recorded = "" if dry else ": recorded"
-        head = (
-            f"{count} {_done(dry, 'cancelled')}{recorded}, and remembered until "
-            f"{until:%Y-%m-%d %H:%M}"
-        )
+        head = f"cancellation {_done(dry, 'recorded')} for {count}, kept until "
+        head += moment(value.until)
     else:
-        due = datetime.fromtimestamp((value.due or 0) / 1000).astimezone()
-        at = due.isoformat(sep=" ", timespec="seconds")
-        head = f"{count} {_done(dry, 'rescheduled')} to {at}{'' if dry else ': recorded'}"
+        head = (
+            f"{_done(dry, 'recorded')} for {count}: not before {moment(value.due or 0)}; "
+            f"one that is due later keeps its time"
+        )
+    head += "" if found else " (ids are not looked up)"
     lines: list[RenderableType] = [
         Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
     ]
     if value.without_id:
         lines.append(hanging("!", f"{value.without_id:,} have no id, and wait on", "yellow"))
     return Group(*lines, *_names(value.ids, "task"))
+
+
+amended_by_id = partial(amended, found=False)
 
 
 def redriven(value: Redrive, *, dry: bool = False) -> RenderableType:
@@ -373,10 +375,11 @@ def _left(count: int) -> str:
 
 def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
     """Draw what was pruned, or would be."""
+    kept = f"; in use, and kept: {_count(value.kept, 'queue')}" if value.kept else ""
     return Group(
         Text(
             f"{_count(value.removed, 'queue')} and {_count(value.exchanges, 'exchange')} "
-            f"{_done(dry, 'removed')}; {len(value.kept):,} queues are in use and stay"
+            f"{_done(dry, 'removed')}{kept}"
         ),
         *_names(value.removed, "queue"),
         *_names(value.exchanges, "exchange"),
@@ -386,6 +389,12 @@ def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
 def dry(drawn: RenderableType) -> RenderableType:
     """Say above what was drawn that nothing was done."""
     return Group(Text("dry run: nothing was changed", style="yellow"), drawn)
+
+
+def _notes(sentences: Iterable[str]) -> list[RenderableType]:
+    """Draw in one line what is good to know, where nothing is wrong."""
+    text = "; ".join(map(plain, sentences))
+    return [hanging("note:", text, "dim")] if text else []
 
 
 def _count(of: int | Sequence[str], what: str) -> str:

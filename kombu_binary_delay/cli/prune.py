@@ -11,6 +11,7 @@ from .connect import Target
 
 
 @click.command(
+    short_help="Remove idle queues, and what leads to nothing.",
     help="""Remove queues that each serve one delay, and what leads to nothing, where empty.
 
     Queues for one delay come with the setting queue_per_delay. Messages of a delay without such a
@@ -20,7 +21,7 @@ from .connect import Target
     \b
       kombu-binary-delay prune --dry-run
       kombu-binary-delay -A shop prune
-    """
+    """,
 )
 @dry_run
 @subcommand

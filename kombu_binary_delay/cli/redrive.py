@@ -19,6 +19,7 @@ from .values import Place
 
 
 @click.command(
+    short_help="Send on what is parked.",
     help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
 
     With --dry-run, only counts parked messages by destination.
@@ -33,7 +34,7 @@ from .values import Place
       kombu-binary-delay redrive --only events:order.paid --to orders
       kombu-binary-delay redrive --to-file parked.jsonl
       kombu-binary-delay redrive --from-file parked.jsonl --to mail
-    """
+    """,
 )
 @click.option("--only", type=Place(), help="Only messages for this queue, or exchange:key.")
 @click.option("--to", type=Place(), help="Send them to this queue, or exchange:key, instead.")

@@ -21,6 +21,7 @@ _HISTORY = 60  # looks
 
 
 @click.command(
+    short_help="Show what waits, and what is parked or stuck.",
     help="""Show what waits, level by level, when it leaves, and what is parked or stuck.
 
     A line a level: how many messages wait in each of its queues, and after what time all of them
@@ -40,7 +41,7 @@ _HISTORY = 60  # looks
       kombu-binary-delay -A shop status --watch
       kombu-binary-delay status --destinations
       kombu-binary-delay status --json
-    """
+    """,
 )
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 from kombu_binary_delay.admin import LadderStatus, Status, Waiting
 
 from .console import console, cropped, hanging
-from .words import short
+from .words import moment, short
 
 _HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -42,14 +41,13 @@ def watched(value: Status, history: History, *more: RenderableType) -> Renderabl
 
 
 def _head(value: Status) -> Text:
-    at = datetime.fromtimestamp(value.at).astimezone().strftime("%H:%M:%S")
     return _one_line(
         ("RabbitMQ ", "dim"),
         value.broker,
         ("  virtual host ", "dim"),
         value.vhost,
         ("  at ", "dim"),
-        at,
+        moment(value.at * 1000),
     )
 
 

@@ -20,6 +20,7 @@ from .values import Moment
 
 
 @click.command(
+    short_help="List the tasks that wait.",
     help="""List the tasks that wait, those due first before the others.
 
     It reads the journal, which has what was published with the setting journal, or the node, which
@@ -34,9 +35,9 @@ from .values import Moment
       kombu-binary-delay tasks
       kombu-binary-delay tasks --name 'shop.*' --due-before 1h
       kombu-binary-delay tasks --count-by name
-      kombu-binary-delay tasks --node-command 'docker exec rabbit' --limit 0 --json
+      kombu-binary-delay tasks --node-command 'docker exec rabbit' --json
       kombu-binary-delay tasks --id 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
-    """
+    """,
 )
 @click.option("--name", metavar="PATTERN", help="Only tasks with such a name.")
 @click.option("--queue", metavar="PATTERN", help="Only those for such a queue.")

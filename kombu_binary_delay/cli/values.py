@@ -66,7 +66,8 @@ def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
     try:
         return time_of(value)
     except ValueError as exc:
-        kind.fail(str(exc), param, ctx)
+        by_id = f"; for a task's id that is no UUID: explain --task {value}"
+        kind.fail(f"{exc}{by_id if isinstance(kind, DelayOrId) else ''}", param, ctx)
         raise
 
 

@@ -15,6 +15,7 @@ from .connect import Target
 
 
 @click.command(
+    short_help="Compare the broker with what should be there.",
     help="""Compare the broker with what should be there, and say what to do about each difference.
 
     Looks at exchanges, queues and bindings of the ladder; bindings of your exchanges that delayed
@@ -38,7 +39,7 @@ from .connect import Target
       kombu-binary-delay -A shop verify --fix
       kombu-binary-delay verify --json
       kombu-binary-delay verify --user shop
-    """
+    """,
 )
 @click.option("--fix", is_flag=True, help="Make what is missing; see above.")
 @click.option(

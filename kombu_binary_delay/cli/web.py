@@ -19,6 +19,7 @@ _USERS = "BINARY_DELAY_WEB_USERS"
 
 
 @click.command(
+    short_help="Show what waits on pages for a browser.",
     help="""Show what waits on pages for a browser: what is due when, the ladder, each task.
 
     Serves http://127.0.0.1:8025 to this machine, and changes nothing, unless you say so. With
@@ -34,8 +35,9 @@ _USERS = "BINARY_DELAY_WEB_USERS"
       celery -A shop binary-delay web --allow-changes
       kombu-binary-delay web --new-user ann >> users.txt
       kombu-binary-delay web --host 0.0.0.0 --users users.txt
-      kombu-binary-delay web --host 10.0.0.5 --user-header X-Forwarded-User --proxy 10.0.0.2
-    """
+      kombu-binary-delay web --host 10.0.0.5 --proxy 10.0.0.2 \\
+        --user-header X-Forwarded-User
+    """,
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8025, show_default=True)

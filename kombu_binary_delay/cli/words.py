@@ -24,14 +24,16 @@ def short(milliseconds: float) -> str:
 
 
 def exact(milliseconds: float) -> str:
-    """Write a time so that nothing of it is lost: "1 d 0:16:40", "8.125 s"."""
-    days, rest = divmod(milliseconds, 86_400_000)
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:g} s"
-    hours, rest = divmod(rest, 3_600_000)
-    minutes, rest = divmod(rest, 60_000)
-    seconds = f"{rest / 1000:06.3f}".rstrip("0").rstrip(".")
-    return (f"{days:.0f} d " if days else "") + f"{hours:.0f}:{minutes:02.0f}:{seconds}"
+    """Write a time so that nothing of it is lost: "1d16m40s", "8.125s", "500ms"."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds:g}ms"
+    parts, rest = [], milliseconds
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        count, rest = divmod(rest, size)
+        parts += [f"{count:.0f}{unit}"] if count else []
+    if rest or not parts:
+        parts.append(f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s")
+    return "".join(parts)
 
 
 def place(destination: Destination) -> str:
@@ -51,13 +53,16 @@ def plain(text: str) -> str:
     )
 
 
-def moment(milliseconds: int) -> str:
-    """Write a time since the epoch in this machine's time zone."""
+def moment(milliseconds: float, *, zone: bool = True) -> str:
+    """Write a time since the epoch in UTC: "2030-01-31 12:00:00 UTC".
+
+    :param zone: whether to end with the zone; otherwise the head of a column names it.
+    """
     try:
-        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc).astimezone()
+        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
     except (OverflowError, ValueError, OSError):
         return f"{milliseconds} ms"
-    return at.strftime("%Y-%m-%d %H:%M:%S")
+    return at.strftime("%Y-%m-%d %H:%M:%S") + (" UTC" if zone else "")
 
 
 def ahead(milliseconds: int) -> str:

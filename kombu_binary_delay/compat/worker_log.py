@@ -61,12 +61,11 @@ def line(settings: Settings, topology: Topology, version: str) -> str:
 
 
 def describe(topology: Topology) -> str:
-    """Describe a ladder: its name, levels, radix, tick and longest delay."""
+    """Describe a ladder: its name, levels, tick and longest delay."""
     ladder: Ladder = topology.ladder
     return (
-        f"{topology.queue_type} queues of the ladder {topology.prefix} ({ladder.levels} levels of "
-        f"radix {max(ladder.radices)}, tick {_time(ladder.tick)}, longest delay "
-        f"{_time(ladder.maximum)})"
+        f"{topology.queue_type} queues of the ladder {topology.prefix} ({ladder.levels} levels, "
+        f"tick {_time(ladder.tick)}, longest delay {_time(ladder.maximum)})"
     )
 
 

@@ -51,6 +51,7 @@ conf = click.option(
 
 @click.group(
     name="spark",
+    short_help="Schedule, audit and plan tasks with Spark.",
     help="""Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
 
     \b

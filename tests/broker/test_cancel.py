@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from kombu import Queue
 
 from kombu_binary_delay.amendments import stream
-from kombu_binary_delay.cli import amend, binary_delay
+from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import wait_until
 
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
@@ -78,7 +78,8 @@ def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
     assert json.loads(planned.output)["dry_run"] is True
     assert done.exit_code == 0, done.output
     assert "cancel 3 tasks" in done.output
-    assert "3 tasks cancelled: recorded" in done.output
+    assert "cancellation recorded for 3 ids, kept until " in done.output
+    assert "UTC (ids are not looked up)" in done.output
     assert arrived(collect, connect, 1) == ["kept"]
 
 
@@ -146,7 +147,8 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["cancel"], 2, "say what to amend"),
+        (["cancel"], 2, "say what to cancel"),
+        (["reschedule", "--countdown", "9"], 2, "say what to reschedule"),
         (["cancel", ""], 2, "must be a non-empty string"),
         (["cancel", "x" * 256], 2, "at most 255 bytes"),
         (["cancel", "a", "--name", "b"], 2, "not both"),
@@ -169,19 +171,23 @@ def test_what_cannot_be_amended_is_refused_with_the_reason_and_nothing_is_made(
     assert not vhost.queues()
 
 
-def test_on_a_terminal_it_asks_and_a_no_changes_nothing(run, vhost, monkeypatch):
-    monkeypatch.setattr(amend, "_is_terminal", lambda: True)
+def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
+    run, vhost, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    file = tmp_path / "ids.txt"
+    file.write_text("one\ntwo\nthree\nfour\n")
 
-    refused = run("cancel", "one", "two", input="n\n")
+    refused = run("cancel", "--file", str(file), input="n\n")
     nothing = vhost.queues()
-    agreed = run("cancel", "one", "two", input="y\n")
-    unasked = run("cancel", "three", "--yes")
+    agreed = run("cancel", "--file", str(file), input="y\n")
+    unasked = [run("cancel", "five", "six"), run("cancel", "--file", str(file), "--yes")]
 
     assert (refused.exit_code, nothing) == (2, [])
-    assert "cancel 2 tasks" in refused.output
+    assert "cancel 4 tasks: one, two, three, …" in refused.output
     assert "nothing was changed" in refused.output
-    assert "2 tasks cancelled" in agreed.output
-    assert (unasked.exit_code, "Go on?" in unasked.output) == (0, False)
+    assert (agreed.exit_code, "Go on?" in agreed.output) == (0, True)
+    assert [(each.exit_code, "Go on?" in each.output) for each in unasked] == [(0, False)] * 2
 
 
 def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology, admin
-from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.parts import Part
 from tests.waits import wait_until
 
@@ -21,9 +24,9 @@ from tests.waits import wait_until
 def run(broker, vhost):
     """Run the command on the test's own virtual host."""
 
-    def run(*arguments, url=None, env=None):
+    def run(*arguments, url=None, **more):
         place = ["-b", url or vhost.url, "-m", broker.management_url]
-        return CliRunner().invoke(binary_delay, [*place, *arguments], env=env)
+        return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
 
     return run
 
@@ -102,6 +105,23 @@ def test_create_verify_status_and_teardown(run, slow, connect):
     assert "2 messages wait" in refused.output
     assert gone.exit_code == 0
     assert '"lost": 2' in gone.output
+
+
+def test_on_a_terminal_a_teardown_asks_and_a_no_changes_nothing(run, tick, vhost, monkeypatch):
+    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    nothing = run(*tick, "teardown", input="n\n")
+    run(*tick, "create")
+    before = what_exists(vhost)
+    refused = run(*tick, "teardown", input="n\n")
+    after = what_exists(vhost)
+    unasked = run(*tick, "teardown", "--yes", "--force", "--json")
+
+    assert (nothing.exit_code, "Go on?" in nothing.output) == (0, False)
+    assert (refused.exit_code, before == after) == (2, True)
+    asked = f"in the virtual host {vhost.name}: "
+    assert all(word in refused.output for word in ("remove the ladder kbd.v2-1000ms-", asked))
+    assert (unasked.exit_code, "Go on?" in unasked.output) == (0, False), unasked.output
+    assert not vhost.queues()
 
 
 def test_what_the_setting_relays_names_is_reached_where_nothing_is_declared(
@@ -232,6 +252,7 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     # What was put back is there again a moment later.
     both_are_parked()
     stays = run(*tick, "redrive", "--json")
+    [reason] = json.loads(stays.stdout)["reasons"]
     both_are_parked()
     filed = run(*tick, "redrive", "--to-file", str(path), "--json")
     declare(connect, "elsewhere")
@@ -241,6 +262,8 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     assert (counted.exit_code, "the queue gone" in counted.output) == (0, True)
     assert (stays.exit_code, json.loads(stays.output)["stays"]) == (1, 2)
     assert (filed.exit_code, json.loads(filed.output)["sent"]) == (0, 2)
+    words = "the queue 'gone' does not exist; declare it, or send them elsewhere with --to"
+    assert reason == f"2 stay: {words}"
     assert len(path.read_text().splitlines()) == 2
     assert (sent.exit_code, sent.output) == (0, "2 messages sent\n")
     assert vhost.waiting("elsewhere") == {"elsewhere": 2}
@@ -340,7 +363,7 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
         (["status", "--nonsense"], 2, "No such option"),
         (["--tick", "0", "status"], 2, "tick must be a whole number"),
         (["--tick", "x", "status"], 2, "'x' is not a whole number"),
-        (["explain", "soon"], 2, "is no delay, such as"),
+        (["explain", "soon"], 2, "for a task's id that is no UUID: explain --task soon"),
         (["explain", "99999w"], 2, "longer than 3,106.9 days"),
         (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
         (["migrate"], 2, "say what to move"),
@@ -353,6 +376,37 @@ def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, wor
 
     assert done.exit_code == code
     assert words in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["status"],
+        ["status", "--json"],
+        ["create", "--dry-run"],
+        ["explain", "10s"],
+        ["export", "kubernetes"],
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_nobody_reads_ends_it_quietly_as_a_pipe_does(broker, vhost, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    place = ["-b", vhost.url, "-m", broker.management_url]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_settings_come_from_options_and_the_environment(run):
@@ -404,6 +458,9 @@ def test_every_verb_has_help_with_examples_and_json(subcommand):
     assert f"kombu-binary-delay {subcommand}" in shown.output
     # What Spark finds is tables, and the summary a file.
     assert "--json" in shown.output or subcommand == "spark"
+    examples = [line for line in shown.output.splitlines() if "binary-delay " in line]
+    assert max(map(len, examples)) <= 80
+    assert 0 < len(binary_delay.commands[subcommand].short_help or "") <= 55
 
 
 @pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])
@@ -466,7 +523,7 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
     assert all(each["current"] for each in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
-    *first, last = (json.loads(line) for line in gone.output.splitlines())
+    *first, last = (json.loads(line) for line in gone.stdout.splitlines())
     assert all(each["keeps"] for each in first)
     assert last["keeps"] == []
 

@@ -446,7 +446,7 @@ def test_the_node_leaves_out_what_was_taken_back(connect, vhost, beside, on_node
     due = {each["id"]: each["due"] for each in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
-    assert done["unseen"] == ["1 more wait that are cancelled or superseded, and will not run"]
+    assert done["unseen"] == ["1 cancelled or superseded task is not shown; it will not run"]
     for id_, state in states.items():
         told = run(vhost, "explain", "--task", id_, "--node-command", beside)
         assert told["state"] == state
@@ -460,7 +460,7 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
     due = {each["id"]: each["due"] for each in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
-    assert "1 more wait that are cancelled or superseded" in done["unseen"][-1]
+    assert "1 cancelled or superseded task is not shown" in done["unseen"][-1]
     for id_, state in states.items():
         assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
 

@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 TOOL = re.compile(r"(?:kombu-binary-delay|celery -A \S+ binary-delay)\s")
 #: Where one command ends, and the shell goes on with another, or with a file.
-END = re.compile(r"\s(?:\||&&|>|#)\s|\s(?:&&|\|)$")
+END = re.compile(r"\s(?:\||&&|>>?|#)\s|\s(?:&&|\|)$")
 
 
 def blocks(*languages):
@@ -69,7 +69,8 @@ def test_the_tool_takes_what_a_page_gives_it(page, line, tmp_path, monkeypatch):
     words = words[4:] if words[0] == "celery" else words[1:]
     for name in ("reminders.parquet", "receipts", "journal", "audit"):
         (tmp_path / name).mkdir()
-    (tmp_path / "ids.txt").touch()
+    for name in ("ids.txt", "users.txt"):
+        (tmp_path / name).touch()
 
     parse(binary_delay, words)
 

@@ -16,8 +16,10 @@ from rich.console import Console
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.waiting import node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
+from kombu_binary_delay.admin.waiting.task import taken_back
 from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
+from kombu_binary_delay.cli.words import exact, moment
 from kombu_binary_delay.model.address import Destination
 
 #: When these tests began, in milliseconds since the epoch.
@@ -56,6 +58,10 @@ class Found:
 
     def unseen(self) -> tuple[str, ...]:
         return self._unseen
+
+
+class Whole(Found):
+    complete = True
 
 
 @pytest.mark.parametrize(
@@ -228,9 +234,9 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--node-command", "false"], 4, "'false rabbitmqctl' failed to read the node"),
-        (["--node-command", "nonesuch"], 4, "cannot be run"),
-        (["--node-command", "echo kbd"], 4, "failed to read the node"),
+        (["--node-command", "false"], 4, "the node: false rabbitmqctl printed nothing. Run this"),
+        (["--node-command", "nonesuch"], 4, "Run this on the broker's host, or keep a journal ("),
+        (["--node-command", "echo kbd"], 4, "cannot list from the node: echo kbd rabbitmqctl"),
         (["--due-before", "soon"], 2, "is no delay"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
     ],
@@ -239,6 +245,81 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 def test_what_cannot_be_read_is_an_error(words, code, said):
     done = CliRunner().invoke(binary_delay, ["tasks", *words])
     assert (done.exit_code, said in done.stderr) == (code, True), done.output
+
+
+def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        written = moment(0), moment(0, zone=False)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert written == ("1970-01-01 00:00:00 UTC", "1970-01-01 00:00:00")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0s"),
+        (125, "125ms"),
+        (8125, "8.125s"),
+        (2_048_000, "34m8s"),
+        (3_600_000, "1h"),
+        (88_600_000, "1d36m40s"),
+    ],
+)
+def test_a_duration_is_written_as_it_is_typed(milliseconds, text):
+    assert exact(milliseconds) == text
+
+
+def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked():
+    sentences = ("it is empty", taken_back(1), taken_back(2))
+    wrong = drawn(output.task_foot(Found(*sentences), 0, 0), 200)
+    fine = drawn(output.task_foot(Whole(*sentences), 0, 0), 200)
+    assert [line[:2] for line in wrong.splitlines()[1:]] == ["! "] * 3
+    assert fine.splitlines()[1].rstrip() == (
+        "note: it is empty; 1 cancelled or superseded task is not shown; it will not run; "
+        "2 cancelled or superseded tasks are not shown; they will not run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "drawing", "text"),
+    [
+        (
+            "cancel",
+            output.amended,
+            "cancellation recorded for 1 task, kept until 1970-01-01 00:00:09 UTC",
+        ),
+        (
+            "cancel",
+            output.amended_by_id,
+            (
+                "cancellation recorded for 1 id, kept until 1970-01-01 00:00:09 UTC (ids are not "
+                "looked up)"
+            ),
+        ),
+        (
+            "reschedule",
+            output.amended,
+            (
+                "recorded for 1 task: not before 1970-01-01 00:00:05 UTC; one that is due later "
+                "keeps its time"
+            ),
+        ),
+    ],
+)
+def test_what_was_recorded_is_said_and_no_more(action, drawing, text):
+    amended = admin.Amended(action, ("x",), 5000, 9000)
+    assert drawn(drawing(amended), 200).splitlines()[0].rstrip() == text
+
+
+def test_where_rabbitmqctl_is_not_found_all_ways_out_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(binary_delay, ["tasks", "--source", "node"])
+    said = "Run this on the broker's host, or give --node-command, or keep a journal (setting"
+    assert (done.exit_code, said in done.stderr) == (4, True), done.output
 
 
 def drawn(value, width):
@@ -265,3 +346,16 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert len(lines) < 40
     assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
     assert "4 of 9 waiting" in shown
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ((), ""),
+        (("a",), "; in use, and kept: 1 queue"),
+        (("a", "b"), "; in use, and kept: 2 queues"),
+    ],
+)
+def test_queues_that_are_in_use_are_counted_where_there_are_any(kept, said):
+    shown = drawn(output.pruning(admin.Pruning((), kept, ())), 200)
+    assert shown.splitlines()[0].rstrip() == f"0 queues and 0 exchanges removed{said}"

@@ -16,7 +16,7 @@ BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
         (
             {},
             (
-                "quorum queues of the ladder kbd.v2-125ms-2x1-4x15 (16 levels of radix 4, "
+                "quorum queues of the ladder kbd.v2-125ms-2x1-4x15 (16 levels, "
                 "tick 125 ms, longest delay 8.5 years)"
             ),
             "the defaults",
@@ -24,7 +24,7 @@ BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
         (
             {"tick": 1000, "radix": 2, "levels": 4, "queue_type": "classic", "relays": ["a*"]},
             (
-                "classic queues of the ladder kbd.v2-1000ms-2x4-classic (4 levels of radix 2, "
+                "classic queues of the ladder kbd.v2-1000ms-2x4-classic (4 levels, "
                 "tick 1 s, longest delay 15 s)"
             ),
             "tick=1000, levels=4, radix=2, queue_type='classic', relays=('a*',)",

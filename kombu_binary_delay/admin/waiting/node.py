@@ -281,7 +281,7 @@ class NodeWaiters:
                     arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
                 )
             except OSError as exc:
-                raise UnreachableError(f"{shown!r} cannot be run: {exc}") from exc
+                raise self._failure(f"{shown!r} cannot be run: {exc}") from exc
             try:
                 last = yield from _words(process.stdout)
                 process.wait()
@@ -296,11 +296,16 @@ class NodeWaiters:
                 said = errors.read(_WORDS).decode("utf-8", "replace").strip().partition("\n\n")[0]
                 # The suggestions that it refers to are not shown here.
                 said = said.removeprefix("Error: ").partition(" Please see")[0].rstrip(".")
-                raise UnreachableError(
-                    f"{shown!r} failed to read the node: {said or 'it printed nothing'}; run this "
-                    f"on the broker's host as a user that may run rabbitmqctl, or set "
-                    f"--node-command to reach it"
+                raise self._failure(
+                    f"{shown} says {said!r}" if said else f"{shown} printed nothing"
                 )
+
+    def _failure(self, why: str) -> UnreachableError:
+        elsewhere = "" if self._command else " or give --node-command,"
+        return UnreachableError(
+            f"cannot list from the node: {why}. Run this on the broker's host,{elsewhere} or keep "
+            f"a journal (setting journal: 'stream')"
+        )
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:

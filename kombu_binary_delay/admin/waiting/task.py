@@ -92,7 +92,9 @@ def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
 
 def taken_back(count: int) -> str:
     """Return a sentence with the number of waiting tasks that are not listed."""
-    return f"{count} more wait that are cancelled or superseded, and will not run"
+    if count == 1:
+        return "1 cancelled or superseded task is not shown; it will not run"
+    return f"{count} cancelled or superseded tasks are not shown; they will not run"
 
 
 class Waiters(Protocol):
