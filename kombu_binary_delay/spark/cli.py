@@ -325,7 +325,7 @@ def audit(
     depths: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Give a verdict on each task, and write data, summary.json and report.html."""
+    """Write a verdict on each task, with data, summary.json and report.html."""
     _needs_spark()
     from datetime import datetime, timezone  # noqa: PLC0415
 
