@@ -2,8 +2,8 @@
 
 A `Broker` has its own data folder, its own epmd and its own free ports, all of them on
 127.0.0.1; a RabbitMQ which the machine may already run neither sees it nor is seen.
-`stop`, `kill` and `restart` keep the data and the ports; `close` leaves nothing behind.
-A virtual host shares nothing with others: each test takes a fresh one.
+`stop`, `kill` and `restart` keep the data and the ports; `close` removes everything.
+Virtual hosts share nothing: each test uses a fresh one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
-EPMD = 4  # where its port is among those of a node
-# In milliseconds. RabbitMQ's own, 5 and 10 s, are too short for clients on a machine that is busy.
+EPMD = 4  # the index of its port among a node's ports
+# In milliseconds. RabbitMQ's defaults, 5 and 10 s, are too short for clients on a busy machine.
 HANDSHAKE_TIMEOUT = 60_000
 
 __all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
 
-# An `advanced` for brokers that are restarted or killed: a message which was between two queues
-# at that moment goes on after 5 to 10 s, instead of RabbitMQ's 180 s.
+# An `advanced` for brokers that are restarted or killed: a message that was between two queues
+# at that moment continues after 5 to 10 s, instead of RabbitMQ's 180 s.
 RETRY_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 
 
 class Node(Server):
-    """A RabbitMQ node of this machine, as other processes than the one that started it see it.
+    """A RabbitMQ node on this machine, as seen by processes that did not start it.
 
-    It can be asked and administered. Only the `Broker` that started it ends it.
+    You can query and administer it. Only the `Broker` that started it ends it.
 
     root:   as for `Broker`.
     name:   of the node, with the @.
@@ -64,7 +64,7 @@ class Node(Server):
 
     @property
     def tls_url(self) -> str:
-        """The one for TLS: its name is in the certificate, if the certificate is for localhost."""
+        """The URL for TLS. Its host is localhost, the name that the certificate needs."""
         if not self._tls_ports:
             raise BrokerError("this broker was not given a certificate")
         return f"amqps://guest:guest@localhost:{self._tls_ports[0]}//"
@@ -77,9 +77,9 @@ class Node(Server):
     # --- administration -------------------------------------------------------------
 
     def ctl(self, *arguments: str, timeout: float = 120) -> str:
-        """Run `rabbitmqctl`, and return what it printed.
+        """Run `rabbitmqctl`, and return its output.
 
-        :raises BrokerError: where it fails, with its words.
+        :raises BrokerError: if it fails, with its message.
         """
         argv, env = self._command([CTL, "-n", self.node, *arguments])
         try:
@@ -102,11 +102,11 @@ class Node(Server):
 
     @property
     def _inside(self) -> Path:
-        """The folder, as the node sees it."""
+        """The folder's path, as the node sees it."""
         return Path("/mnt") if self._root else self.folder
 
     def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Return how to run a program of the broker's: its arguments and its environment."""
+        """Return the arguments and the environment to run one of the broker's programs."""
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -114,7 +114,7 @@ class Node(Server):
             "HOME": str(inside),  # the Erlang cookie
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
-            # For every Erlang of the node, the helper that looks for epmd included.
+            # For every Erlang process of the node, including the helper that looks for epmd.
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
             "RABBITMQ_NODENAME": self.node,
@@ -126,8 +126,8 @@ class Node(Server):
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
             "RABBITMQ_CONF_ENV_FILE": "/nonexistent",
-            # The start script then becomes the node, instead of being its parent:
-            # the process we hold is the one that SIGTERM and SIGKILL are meant for.
+            # The start script then becomes the node, instead of its parent, so that our SIGTERM
+            # and SIGKILL reach the node.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
         if self._root:
@@ -135,7 +135,7 @@ class Node(Server):
         return argv, env
 
     def _chroot_script(self, argv: list[str]) -> str:
-        # The mounts live in a namespace of the process, and end with it.
+        # The mounts are in the process's namespace, and end with it.
         root = shlex.quote(str(self._root))
         return (
             f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
@@ -146,16 +146,16 @@ class Node(Server):
 
 
 class Broker(Node, Service):
-    """One RabbitMQ node of our own.
+    """A private RabbitMQ node.
 
-    root:     a folder with an unpacked Debian that holds another RabbitMQ (started by
-              chroot, which needs root); None is the one installed on this machine.
+    root:     a folder with an unpacked Debian that has another RabbitMQ (started by
+              chroot, which needs root); None uses the one installed on this machine.
     config:   more lines for rabbitmq.conf.
-    advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot say.
+    advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot set.
     name:     the part of the node's name before the @.
     beside:   a node to form a cluster with, whose epmd and cookie are then shared.
-    data:     a folder with the data of a node that has stopped, to be copied and gone on with.
-    tls:      a folder with ca.pem, cert.pem and key.pem, to listen with on a port of its own.
+    data:     a folder with the data of a stopped node, which is copied and used.
+    tls:      a folder with ca.pem, cert.pem and key.pem; the node also listens on a TLS port.
     """
 
     def __init__(  # noqa: PLR0913 - each with a default
@@ -194,7 +194,7 @@ class Broker(Node, Service):
         self.wait_until_up(timeout)
 
     def begin_to_start(self) -> None:
-        """Start the node and do not wait: nodes of a cluster may wait for each other."""
+        """Start the node without waiting: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
             wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
@@ -212,48 +212,48 @@ class Broker(Node, Service):
     def stop(self) -> None:
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
-            # Longer than it takes on a busy machine: a SIGKILL may cost what a stop may not.
+            # Longer than a stop takes on a busy machine: a SIGKILL may lose data, a stop must not.
             self._processes.stop(self._node, 120)
             self._node = None
 
     def kill(self) -> None:
-        """SIGKILL to the node. Data and ports are kept."""
+        """Send SIGKILL to the node. Data and ports are kept."""
         if self._node:
             self._processes.kill(self._node)
             self._node = None
 
     def freeze(self) -> None:
-        """SIGSTOP to the node: it is there, and does nothing, until thaw()."""
+        """Send SIGSTOP to the node: it exists, but does nothing until `thaw`."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to the node."""
+        """Send SIGCONT to the node."""
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """stop() and start()."""
+        """Stop and start the node."""
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """End it: no process and no folder is left."""
+        """End the node, and remove its folder."""
         self._node = self._epmd = None
         self._processes.close()
 
     def seen(self) -> Node:
-        """Return what another process may have of it: it can be pickled."""
+        """Return the node for another process: it can be pickled."""
         return Node(self._root, self.node, self.folder, self.ports)
 
     # --- what it is -----------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """Whether the node lives."""
+        """Whether the node's process runs."""
         return self._node is not None and self._node.poll() is None
 
     @property
     def pids(self) -> list[int]:
-        """The processes we started: the node, and its epmd."""
+        """The ids of the processes that we started: the node, and its epmd."""
         return [process.pid for process in (self._node, self._epmd) if process]
 
     # --- how it is started ----------------------------------------------------------
@@ -261,7 +261,7 @@ class Broker(Node, Service):
     def _tls_settings(self, folder: Path | None) -> dict[str, str | int]:
         if folder is None:
             return {}
-        # Where the node, which may live in a root of its own, can read them.
+        # Copied to where the node, which may run in another root, can read them.
         shutil.copytree(folder, self.folder / "tls")
         inside = self._inside / "tls"
         return {

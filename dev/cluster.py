@@ -1,7 +1,7 @@
 """Purpose: a RabbitMQ cluster on one machine, of nodes that can be killed, frozen and restarted.
 
-Each node is a `Broker` with data, ports and processes of its own. They share an epmd and a cookie
-and find each other by their names, as nodes on three machines would.
+Each node is a `Broker` with separate data, ports and processes. They share an epmd and a cookie,
+and find each other by their names, like nodes on three machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(Service):
-    """Some nodes, three by default, that started empty and found each other.
+    """A cluster of nodes, three by default, that start empty.
 
     root, config, advanced: as for a `Broker`.
     """
@@ -54,8 +54,8 @@ class Cluster(Service):
         self.wait_until_whole(timeout)
 
     def close(self) -> None:
-        """End it: no process and no folder is left."""
-        # The first one's epmd serves them all.
+        """End all nodes, and remove their folders."""
+        # The first node's epmd serves them all.
         for node in reversed(self.nodes):
             node.close()
 
@@ -71,9 +71,9 @@ class Cluster(Service):
         return set()
 
     def wait_until_whole(self, timeout: float = 120) -> None:
-        """Wait until every node sees every other, and has ended its start.
+        """Wait until every node sees every other, and has started completely.
 
-        A virtual host that is made before is not made on the node that still starts, and
+        A virtual host that is created earlier is missing on a node that still starts, and
         RabbitMQ waits 45 s for it (`rabbit_vhost_sup_sup:start_on_all_nodes`).
         """
         deadline = time.monotonic() + timeout

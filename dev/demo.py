@@ -1,8 +1,8 @@
-"""Purpose: the main job, for everyone to see: `make demo`.
+"""Purpose: show the main feature: `make demo`.
 
 Some hundred tasks with a countdown wait in a real broker for a real worker. Half-way, the worker
-is killed and the broker restarted. Then we count. The exit status is 0 only if no task was lost
-and none came early.
+is killed and the broker restarted. Then the demo counts. The exit status is 0 only if no task was
+lost and none arrived early.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ HOUR, DAY = 3600, 86400
 FAR = [1 * HOUR, 5 * HOUR, 12 * HOUR, 1 * DAY, 3 * DAY, 10 * DAY, 30 * DAY] * 4
 HALF_WAY = 10  # seconds after the first publish
 PATIENCE = 60  # seconds after the last task was due and a worker ran
-# A task that is due this shortly before the SIGKILL may be under way: it waits like the others.
+# Seconds: a task due this shortly before the SIGKILL may be under way, and waits like the others.
 UNDER_WAY = 0.25
 
 
 class Demo:
-    """What the demo does, and what it does it with."""
+    """The demo, with its broker, worker and display."""
 
     def __init__(self, processes: Processes, broker: Broker, display: Display) -> None:
         self.display = display
@@ -58,7 +58,7 @@ class Demo:
         before_task_publish.connect(self._note)
 
     def run(self) -> bool:
-        """Run it; return whether nothing was lost and nothing early."""
+        """Run the demo; return whether no task was lost or early."""
         say = self.display.say
         self.accounts.far = self._publish(FAR)
         topology = self._topology()
@@ -90,7 +90,7 @@ class Demo:
             deadline = time.time() + max(AFTER) + PATIENCE
             while self.look().missing and time.time() < deadline:
                 time.sleep(0.1)
-            time.sleep(1)  # a duplicate, if there is one, is not far behind
+            time.sleep(1)  # a duplicate, if there is one, arrives soon
 
         before = {task for task in near if self.accounts.due[task] < killed - UNDER_WAY}
         return self._report(
@@ -104,7 +104,7 @@ class Demo:
         )
 
     def look(self) -> Accounts:
-        """Read what has arrived until now."""
+        """Return the accounts with the tasks that have arrived until now."""
         self.accounts.read(self.arrivals.read_text())
         return self.accounts
 
@@ -112,7 +112,7 @@ class Demo:
         return {arrive.apply_async(countdown=each).id for each in countdowns}
 
     def _note(self, headers: dict[str, Any], **_: object) -> None:
-        # Celery's own idea of when the task is due, to the microsecond.
+        # Celery's due time of the task, to the microsecond.
         self.accounts.due[headers["id"]] = datetime.fromisoformat(headers["eta"]).timestamp()
 
     def _topology(self) -> Topology:
@@ -125,7 +125,7 @@ class Demo:
         return Worker(self.processes, "dev.demo_app", env, "-P", "prefork", "-c", "2")
 
     def _held_by(self, worker: Worker) -> int:
-        """Count the tasks that are in the worker and not yet due."""
+        """Return how many tasks are in the worker and not yet due."""
         inspect = app.control.inspect(destination=[worker.name], timeout=60)
         now = time.time()
         scheduled = (entry["request"] for entry in inspect.scheduled()[worker.name])
@@ -133,7 +133,7 @@ class Demo:
         return sum(self.accounts.due[task] > now for task in tasks)
 
     def _overdue(self) -> int:
-        """Count the missing tasks that are in the broker, on the way between two queues perhaps."""
+        """Return how many missing tasks are in the broker, perhaps between two queues."""
         time.sleep(6)  # quorum queues report their length every 5 s
         kept: int = sum(row.get("messages", 0) for row in self.vhost.queues())
         return min(self.accounts.missing, max(0, kept - len(self.accounts.far)))
@@ -161,7 +161,7 @@ class Demo:
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Shows a picture twice a second, whatever happens meanwhile."""
+    """Shows a picture twice a second, whatever else happens."""
 
     def __init__(
         self, display: Display, vhost: VHost, topology: Topology, look: Callable[[], Accounts]
@@ -195,7 +195,7 @@ class Watch(AbstractContextManager["Watch"]):
             )
 
     def _is_away(self) -> bool:
-        """Look at the broker, where it is there."""
+        """Return whether the broker is unreachable; if not, update the numbers."""
         try:
             self._seen = self._vhost.waiting(*level_queues(self._topology))
         except (OSError, amqp.AMQPError):
@@ -210,7 +210,7 @@ def level_queues(topology: Topology) -> list[str]:
 
 def main() -> int:
     """Run the demo; return the exit status."""
-    # So that what we started ends in order. Ctrl-C is an exception already.
+    # So that the processes that we started end in order. Ctrl-C already raises an exception.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
         display = Display()

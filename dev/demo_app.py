@@ -1,6 +1,6 @@
-"""Purpose: the Celery application of the demo, as the worker and the publisher both know it.
+"""Purpose: the Celery application of the demo, for both the worker and the publisher.
 
-Its delayed delivery is one line; the rest is what any application would set that wants to lose
+Its delayed delivery is one line; the rest are the usual settings of an application that must lose
 nothing when a worker dies.
 """
 
@@ -23,7 +23,7 @@ app.conf.broker_connection_retry_on_startup = True
 
 @app.task(bind=True)
 def arrive(self: Any) -> None:
-    """Note that this task has arrived, and when, so that even SIGKILL cannot undo it."""
+    """Record when this task has arrived, in a way that survives SIGKILL."""
     line = f"{self.request.id} {time.time():.6f}\n"
     file = os.open(os.environ["DEMO_ARRIVALS"], os.O_WRONLY | os.O_APPEND)
     try:

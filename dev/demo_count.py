@@ -1,4 +1,4 @@
-"""Purpose: the accounts of the demo: what was sent, what has come, how late. Pure."""
+"""Purpose: the accounts of the demo: what was sent, what has arrived, how late. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spread:
-    """How late some tasks were, in seconds."""
+    """The lateness of some tasks, in seconds."""
 
     lateness: tuple[float, ...]
 
     def quantile(self, share: float) -> float:
-        """Return the lateness which this share of the tasks does not exceed."""
+        """Return the lateness that this share of the tasks does not exceed, in seconds."""
         ordered = sorted(self.lateness)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -31,14 +31,14 @@ class Spread:
 
 @dataclass
 class Accounts:
-    """Due times by task id, as published, and every arrival, as the tasks noted it."""
+    """Due times by task id, as published, and every arrival, as the tasks recorded it."""
 
     due: dict[str, float] = field(default_factory=dict)
     far: set[str] = field(default_factory=set)
     arrivals: dict[str, list[float]] = field(default_factory=dict)
 
     def read(self, text: str) -> None:
-        """Take the arrivals from what the tasks wrote: a line of id and time each."""
+        """Read the arrivals from the tasks' records: one line with id and time each."""
         arrivals: dict[str, list[float]] = {}
         # A last line without its end is still being written.
         for line in text[: text.rfind("\n") + 1].splitlines():
@@ -48,21 +48,21 @@ class Accounts:
 
     @property
     def missing(self) -> int:
-        """Those due during the demo that have not come."""
+        """The number of tasks due during the demo that have not arrived."""
         return len(self.due.keys() - self.far - self.arrivals.keys())
 
     @property
     def duplicated(self) -> int:
-        """Arrivals of a task beyond its first."""
+        """The number of arrivals beyond each task's first."""
         return sum(len(times) - 1 for times in self.arrivals.values())
 
     @property
     def early(self) -> int:
-        """Tasks that came before they were due."""
+        """The number of tasks that arrived before they were due."""
         return sum(min(times) < self.due[task] for task, times in self.arrivals.items())
 
     def lateness(self, tasks: Collection[str] | None = None) -> Spread:
-        """Return how late these tasks were, or all that have arrived."""
+        """Return the lateness of these tasks, or of all that have arrived."""
         return Spread(
             tuple(
                 min(times) - self.due[task]

@@ -1,4 +1,4 @@
-"""Purpose: what the demo shows: a live picture in a terminal, plain lines elsewhere."""
+"""Purpose: the demo's output: a live picture in a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Picture:
 
 
 class Display:
-    """Lines that stay, and below them, in a terminal, a picture that changes."""
+    """Permanent lines and, in a terminal, a changing picture below them."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
@@ -51,12 +51,12 @@ class Display:
         self._last_line = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         line = f"{self._elapsed:5.1f} s  {text}"
         self._console.print(line, soft_wrap=not self._is_live)
 
     def show(self, picture: Picture) -> None:
-        """Show a moment; where it takes a line each, not more often than every two seconds."""
+        """Show a moment; outside a terminal, at most one line every two seconds."""
         if self._is_live:
             self._picture = picture
             self._live.start()
@@ -66,7 +66,7 @@ class Display:
             self.say(_line(picture))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self._live.stop()
 
     def report(self, rows: Sequence[tuple[str, object]], *, good: bool) -> None:
@@ -122,7 +122,7 @@ class Display:
 
 
 def human(milliseconds: int) -> str:
-    """Write a time with the unit that suits it: "125 ms", "64 s", "12 d"."""
+    """Return a duration in a suitable unit: "125 ms", "64 s", "12 d"."""
     value, unit = float(milliseconds), "ms"
     for size, larger, limit in ((1000, "s", 1), (60, "min", 2), (60, "h", 2), (24, "d", 2)):
         if value / size < limit:

@@ -3,8 +3,8 @@
     python -m dev.kombu_suite [WAY ...] [-- ARGUMENT ...]    the arguments go to pytest
 
 It takes `t/integration/test_py_amqp.py` out of Kombu's source distribution, which pip downloads
-into the cache, and runs it once for each way to name our transport, each in a virtual host of its
-own. The broker is a private one, or the one that the environment names as for our own tests.
+into the cache, and runs it once for each way to name our transport, each in a separate virtual
+host. The broker is a private one, or the one that the environment names as for our own tests.
 
 This file is also the pytest plugin of those runs: it makes each of Kombu's connections ours. Kombu
 repeats a test that fails up to five times; here, none is repeated.
@@ -36,13 +36,13 @@ SUITE = "t/integration/test_py_amqp.py"
 OURS = "kombu_binary_delay:Transport"
 
 SCHEME, ALIAS, TRANSPORT = "scheme", "alias", "transport"
-#: How the suite, whose URLs begin with `pyamqp://`, comes to our transport.
+#: The ways in which the suite, whose URLs begin with `pyamqp://`, gets our transport.
 WAYS = {
     SCHEME: "its URLs begin with binary-delay://",
     ALIAS: "the name pyamqp means our transport",
     TRANSPORT: "our transport is named beside its URLs",
 }
-#: There, Kombu expects its connection to forget what was named beside the URL.
+#: In these tests, Kombu expects its connection to ignore what was named beside the URL.
 FORGETFUL = (
     "test_PyAMQPFailover::test_failover_switches_to_alternate_url",
     "test_PyAMQPFailover::test_failover_to_alias_alternate_is_allowed",
@@ -51,7 +51,7 @@ _WAY = "KOMBU_SUITE_WAY"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the suite in the ways that the arguments name, or in all."""
+    """Run the suite in the ways that the arguments name, or in all; return the exit status."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     ways = arguments[:split] or list(WAYS)
     if unknown := set(ways) - WAYS.keys():
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 def source() -> Path:
-    """Find the tests of the installed Kombu; download them if they are not in the cache yet."""
+    """Return the tests of the installed Kombu; download them if they are not in the cache yet."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"kombu-{version('kombu')}"
     folder = cache / "kombu_binary_delay" / name
@@ -78,7 +78,7 @@ def source() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            # What it is built with is installed: our own wheel is built with it too.
+            # Its build requirements are installed, because our own wheel needs them too.
             pip += ["--no-binary=kombu", "--no-build-isolation", "--dest", partial]
             subprocess.run([*pip, name.replace("-", "==")], check=True)
             with tarfile.open(next(Path(partial).glob("*.tar.gz"))) as archive:
@@ -96,7 +96,7 @@ def run(folder: Path, server: Server, way: str, arguments: list[str]) -> int:
         **os.environ,
         _WAY: way,
         "PYTHONPATH": str(ROOT),
-        # The suite writes a URL out of these: so the one may have the user, the other a path.
+        # The suite makes a URL from these: so one may contain the user, the other a path.
         "RABBITMQ_HOST": host,
         "RABBITMQ_5672_TCP": port,
     }

@@ -1,4 +1,4 @@
-"""Purpose: the data pipeline, for everyone to see: `make pipeline-demo`.
+"""Purpose: show the data pipeline: `make pipeline-demo`.
 
 A DataFrame of reminders is planned, published by Spark, executed by a real worker, and audited
 against the journal. One executor is killed in the middle. The exit status is 0 only if the audit
@@ -50,7 +50,7 @@ _ALIVE = "FAILED: no executor was killed, so nothing is proven"
 
 
 class Pipeline:
-    """What the demo does, and what it does it with."""
+    """The demo, with its broker, worker and Spark session."""
 
     def __init__(self, processes: Processes, vhost: VHost, spark: SparkSession, died: Path) -> None:
         self._processes, self._vhost, self._spark, self._died = processes, vhost, spark, died
@@ -60,7 +60,7 @@ class Pipeline:
         self._folder.mkdir(parents=True)
 
     def run(self) -> bool:
-        """Run it; return whether nothing was lost and nothing early."""
+        """Run the demo; return whether no task was lost or early."""
         self._reminders().write.parquet(self._path("reminders"))
         reminders = self._spark.read.parquet(self._path("reminders"))
         self._plan(_due(reminders, ORIGIN))
@@ -99,7 +99,7 @@ class Pipeline:
         return str(self._folder / name)
 
     def _reminders(self) -> DataFrame:
-        """Generate whom to remind of what, and how many seconds after the start."""
+        """Return the reminders: the customer, the task, and the seconds after the start."""
         return self._spark.range(REMINDERS).select(
             F.concat(F.lit("customer-"), "id").alias("key"),
             F.when(F.col("id") % 10 == 0, "dev.pipeline_app.bill")
@@ -186,7 +186,7 @@ class Pipeline:
 
 
 def _due(reminders: DataFrame, start: float) -> DataFrame:
-    """Say when each reminder is due, and from when on it may be published."""
+    """Return the reminders with their due times, and the times from which to publish them."""
     at = (F.lit(start) + F.col("after")) * 1_000_000
     return reminders.withColumns(
         {
@@ -197,7 +197,7 @@ def _due(reminders: DataFrame, start: float) -> DataFrame:
 
 
 class Depths:
-    """Looks at the level queues once a second."""
+    """Reads the lengths of the level queues once a second."""
 
     def __init__(self, vhost: VHost) -> None:
         self.seen: list[tuple[datetime, str, int]] = []
@@ -229,7 +229,7 @@ class Depths:
 
 
 def session() -> SparkSession:
-    """Start a Spark that is small, and tries a failed task again."""
+    """Return a small Spark session that retries failed tasks."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return (
         SparkSession.builder.master("local[2,4]")
@@ -248,7 +248,7 @@ def session() -> SparkSession:
 
 @contextmanager
 def errors_into(log: Path) -> Iterator[None]:
-    """Let what is started meanwhile, such as a JVM, write its errors to a file."""
+    """Redirect the errors of processes started meanwhile, such as a JVM, to a file."""
     ours = os.dup(2)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 2)
@@ -263,7 +263,7 @@ def errors_into(log: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Give it a broker and a Spark, and take them away again."""
+    """Run the demo with a broker and Spark; return the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
         processes = stack.enter_context(Processes("pipeline"))

@@ -32,19 +32,19 @@ _published = count()
 
 @app.task
 def remind(customer: int) -> int:
-    """Do as if somebody were reminded."""
+    """Pretend to remind a customer."""
     return customer
 
 
 @app.task
 def bill(customer: int) -> int:
-    """Do as if somebody were billed."""
+    """Pretend to bill a customer."""
     return customer
 
 
 @before_task_publish.connect(weak=False)
 def fail_once(**_: Any) -> None:
-    """Die as an executor does that runs out of memory."""
+    """End this process once, like an executor that runs out of memory."""
     died = os.environ.get("PIPELINE_DIES_ONCE")
     at = int(os.environ.get("PIPELINE_DIES_AT", "0"))
     if died and next(_published) == at and not Path(died).exists():

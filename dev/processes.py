@@ -1,4 +1,4 @@
-"""Purpose: nothing that `dev` starts outlives it, and nothing it writes stays.
+"""Purpose: end all processes that `dev` starts, and remove all files that it writes.
 
 A `Processes` owns one temporary folder and the processes it spawned, each the leader of
 its own process group. `close()` ends them all and removes the folder. If we never get
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # Each line replaces the list of groups to end. End of file: our parent is gone.
-# The wait is bounded, since nobody may reap the dead where process 1 is not an init.
+# The wait is bounded, because dead processes may stay if process 1 is not an init.
 _LAST_WILL = """
 while read -r line; do groups=$line; done
 for group in $groups; do
@@ -35,7 +35,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Processes(AbstractContextManager["Processes"]):
-    """Spawns processes, and sees to their end and to that of its `folder`."""
+    """Starts processes; ends them and removes its `folder` on close."""
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"kbd-{name}-"))
@@ -49,7 +49,7 @@ class Processes(AbstractContextManager["Processes"]):
         os.close(ours)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
-        """Start a process in a group of its own; its output is added to `log`."""
+        """Start a process in a new group, and return it; its output is appended to `log`."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 argv,
@@ -64,13 +64,13 @@ class Processes(AbstractContextManager["Processes"]):
         return process
 
     def kill(self, process: Process) -> None:
-        """SIGKILL to the whole group, as when a machine loses power."""
+        """Send SIGKILL to the whole group, as when a machine loses power."""
         _signal_group(process, signal.SIGKILL)
         process.wait()
         self._forget(process)
 
     def stop(self, process: Process, timeout: float = 60) -> None:
-        """SIGTERM to the leader, which ends its own children; SIGKILL to what stays."""
+        """Send SIGTERM to the leader, which ends its children; then SIGKILL to the others."""
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
@@ -88,7 +88,7 @@ class Processes(AbstractContextManager["Processes"]):
         self.close()
 
     def _forget(self, process: Process) -> None:
-        # A number may be given to a stranger's process later: it must leave the list.
+        # The number may later belong to a foreign process, so it must leave the list.
         self._processes.pop(process.pid, None)
         self._write_will()
 

@@ -1,7 +1,7 @@
 """Purpose: a private, real Prometheus that scrapes a private broker and evaluates rules.
 
-It is Debian's, on 127.0.0.1 and a free port, with a data folder of its own; `close` leaves nothing
-behind.
+It is Debian's, on 127.0.0.1 and a free port, with a private data folder; `close` removes
+everything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TOOL = "/usr/bin/promtool"
 
 
 class PrometheusError(RuntimeError):
-    """Prometheus is missing, or does not do what it was asked to."""
+    """Prometheus is missing, or a request fails."""
 
 
 class Prometheus(Service):
-    """One Prometheus of our own.
+    """A private Prometheus.
 
-    config: what prometheus.yml says.
+    config: the text of prometheus.yml.
     rules:  the text of a file of rules.
     """
 
@@ -55,7 +55,7 @@ class Prometheus(Service):
 
     @property
     def folder(self) -> Path:
-        """Where its data, configuration and log are, until close()."""
+        """The folder of its data, configuration and log, until `close`."""
         return self._processes.folder
 
     def start(self, timeout: float = 60) -> None:
@@ -68,9 +68,9 @@ class Prometheus(Service):
             raise PrometheusError(f"Prometheus: {failure}\n{log.read_text()}") from None
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Evaluate an expression now: labels and value of each series.
+        """Evaluate an expression now; return the labels and value of each series.
 
-        :raises PrometheusError: where it is not one, with its words.
+        :raises PrometheusError: if it is invalid, with Prometheus's message.
         """
         found = self._get(f"query?{urlencode({'query': expression})}")["result"]
         return [(each["metric"], float(each["value"][1])) for each in found]
@@ -84,7 +84,7 @@ class Prometheus(Service):
         return firing
 
     def close(self) -> None:
-        """End it: no process and no folder is left."""
+        """End the process, and remove its folder."""
         self._processes.close()
 
     def _answers(self) -> bool:

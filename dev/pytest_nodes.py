@@ -1,8 +1,8 @@
 """Purpose: nodes for pytest-celery that are processes of this machine, so that no Docker is needed.
 
 pytest-celery runs tests against a broker, a result backend and workers, each a *node* that wraps a
-container. Here are nodes of the same classes around processes. To use them, give the fixtures of
-pytest-celery others of the same names, and leave all else to it:
+container. Here are nodes of the same classes around processes. To use them, override these
+fixtures of pytest-celery:
 
     @pytest.fixture(scope="module")
     def celery_broker():
@@ -25,9 +25,9 @@ pytest-celery others of the same names, and leave all else to it:
         celery_setup.worker.restart()
         assert result.get(timeout=10)
 
-What a node promises, these keep: `config`, `ready`, `logs`, `wait_for_log`, `assert_log_exists`,
+They support all that a node has: `config`, `ready`, `logs`, `wait_for_log`, `assert_log_exists`,
 `name`, `hostname`, `kill` with any signal, `restart`, `teardown`. Scopes wider than one test are
-fine. This module knows neither this project's transport nor its tests.
+fine. This module imports neither this project's transport nor its tests.
 """
 
 from __future__ import annotations
@@ -63,44 +63,44 @@ RUNNING, EXITED = "running", "exited"
 
 
 class ProcessContainer(CeleryTestContainer):
-    """Whatever a node of pytest-celery asks of its container, answered by a process.
+    """The container interface of a pytest-celery node, implemented by a process.
 
-    A subclass says whether it runs, how it is signalled and started again, and what it printed.
+    A subclass implements its status, signals, restart and output.
     """
 
     def __init__(self, container_id: str) -> None:
-        # Not that of the base class: there is no container of Docker behind this one.
+        # Without the base class's: there is no Docker container.
         self._id = container_id
 
     @property
     def id(self) -> str:
-        """Whatever is unique; a node takes the first twelve characters for a host's name."""
+        """A unique id; a node uses its first twelve characters as the host name."""
         return self._id
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return f"{type(self).__name__} {self._id}"
 
     @property
     def status(self) -> str:
-        """Docker's words for whether it runs."""
+        """The status, in Docker's words."""
         raise NotImplementedError
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Docker's own description: there is none."""
+        """Docker's description: empty."""
         return {}
 
     def logs(self) -> str:
-        """Return all that it printed."""
+        """Return all of its output."""
         return ""
 
     def reload(self) -> None:
-        """Ask Docker again how it is; a process is asked each time."""
+        """Do nothing: the status of a process is always current."""
 
     def ready(self) -> bool:
-        """Whether it may be used. What starts it waits until it is."""
+        """Return whether it may be used. Starting it waits for that."""
         return self.status == RUNNING
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
@@ -108,12 +108,12 @@ class ProcessContainer(CeleryTestContainer):
         raise NotImplementedError
 
     def restart(self, timeout: float = 10) -> None:
-        """Stop it, if it runs, and start it again as it was."""
+        """Stop it, if it runs, and start it again with the same options."""
         raise NotImplementedError
 
 
 class BrokerProcess(ProcessContainer):
-    """A virtual host of its own on a RabbitMQ, which may be restarted only if it is our own."""
+    """A private virtual host on a RabbitMQ, which can be restarted only if we started it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -128,15 +128,15 @@ class BrokerProcess(ProcessContainer):
 
     @property
     def status(self) -> str:
-        """Whether the node runs; a broker that is not ours to stop does."""
+        """Whether the node runs; always true for a broker that we did not start."""
         return EXITED if isinstance(self.server, Broker) and not self.server.is_running else RUNNING
 
     def logs(self) -> str:
-        """Return what the node printed."""
+        """Return the node's output."""
         return self._broker.log(lines=10_000)
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """SIGKILL, SIGSTOP or SIGCONT to the node, or stop it in order on SIGTERM."""
+        """Send SIGKILL, SIGSTOP or SIGCONT to the node, or stop it cleanly for SIGTERM."""
         actions = {
             signals.SIGKILL: Broker.kill,
             signals.SIGTERM: Broker.stop,
@@ -149,12 +149,12 @@ class BrokerProcess(ProcessContainer):
         action(self._broker)
 
     def restart(self, timeout: float = 120) -> None:
-        """Stop and start the node; what is durable is there again."""
+        """Stop and start the node; durable queues and messages are kept."""
         self._broker.stop()
         self._broker.start(timeout)
 
     def teardown(self) -> None:
-        """Delete the virtual host. The RabbitMQ is its owner's."""
+        """Delete the virtual host. The RabbitMQ continues to run."""
         self.vhost.delete()
 
     @property
@@ -165,7 +165,7 @@ class BrokerProcess(ProcessContainer):
 
 
 class ResultFolder(ProcessContainer):
-    """Celery's own file system backend: nothing runs, nothing has to be installed."""
+    """Celery's file system backend: it needs no process and no installation."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder.name)
@@ -179,20 +179,20 @@ class ResultFolder(ProcessContainer):
 
     @property
     def status(self) -> str:
-        """Whether there is such a folder."""
+        """Whether the folder exists."""
         return RUNNING if self._folder.is_dir() else EXITED
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """Refuse: a folder cannot be killed, and a test that relied on it would show nothing."""
+        """Raise an error: a folder cannot be killed, so such a test would prove nothing."""
         raise TypeError(f"a folder takes no signals, such as {signal!r}")
 
     def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - the base class has it
-        """Refuse, as `kill` does."""
+        """Raise an error, as `kill` does."""
         raise TypeError("a folder cannot be restarted")
 
 
 class WorkerProcess(ProcessContainer):
-    """A `celery worker`; ready when this returns, and part of what `processes` ends at the last."""
+    """A `celery worker`, ready when this returns; `processes` ends it when it closes."""
 
     def __init__(
         self, processes: Processes, app: str, env: Mapping[str, str], *options: str
@@ -204,7 +204,7 @@ class WorkerProcess(ProcessContainer):
 
     @classmethod
     def version(cls) -> str:
-        """Return the version of Celery: that of the tests."""
+        """Return the version of Celery, the same as for the tests."""
         import celery  # noqa: PLC0415 - whoever has no tests needs none
 
         return str(celery.__version__)
@@ -226,27 +226,27 @@ class WorkerProcess(ProcessContainer):
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """Nobody connects to a worker."""
+        """An empty configuration: no program connects to a worker."""
         return {}
 
     @property
     def status(self) -> str:
-        """Whether its main process lives."""
+        """Whether its main process runs."""
         return RUNNING if self.worker.is_running else EXITED
 
     def logs(self) -> str:
-        """Return all that it printed, before a restart as well."""
+        """Return all of its output, including that before a restart."""
         return self._before + self.worker.log()
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """SIGKILL to the worker and its pool at once; any other signal to its main process."""
+        """Send SIGKILL to the worker and its pool at once, other signals to its main process."""
         if _number(signal) == signals.SIGKILL:
             self.worker.kill()
         else:
             os.kill(self.worker.pid, _number(signal))
 
     def restart(self, timeout: float = 120) -> None:
-        """Stop it as an administrator would, if it runs, and start it under the same name."""
+        """Stop it as an administrator would, if it runs, and start it with the same name."""
         self.worker.stop()
         self._before = self.logs()
         self.worker = self._start(self.worker.name, timeout)
@@ -262,14 +262,14 @@ class WorkerProcess(ProcessContainer):
 
 
 class LocalBroker(CeleryTestBroker):
-    """A virtual host on a RabbitMQ: `vhost`, with what is in it."""
+    """A virtual host on a RabbitMQ: `vhost`, with its content."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(BrokerProcess(server))
 
     @property
     def vhost(self) -> VHost:
-        """What to look into."""
+        """The virtual host, for tests to inspect."""
         return cast("BrokerProcess", self.container).vhost
 
 
@@ -281,9 +281,9 @@ class LocalBackend(CeleryTestBackend):
 
 
 class LocalWorker(CeleryTestWorker):
-    """A `celery worker` of this machine.
+    """A `celery worker` on this machine.
 
-    processes:  ends it at the last.
+    processes:  ends it when it closes.
     module:  what Celery's -A takes.
     env:     more environment variables for it.
     options: more arguments for `celery worker`.
@@ -301,17 +301,17 @@ class LocalWorker(CeleryTestWorker):
         super().__init__(WorkerProcess(processes, module, env, *options), app)
 
     def hostname(self) -> str:
-        """Return its name, as Celery's remote control knows it."""
+        """Return its name for Celery's remote control."""
         return cast("WorkerProcess", self.container).worker.name
 
     def get_running_processes_info(
         self, columns: list[str] | None = None, filters: dict[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Describe its main process and those of its pool, as `psutil` does."""
+        """Return a description, as of `psutil`, of its main process and those of its pool."""
         main = psutil.Process(self.container.worker.pid)
         found = []
         for each in (main, *main.children(recursive=True)):
-            # A child may end while it is described.
+            # A child may end meanwhile.
             with suppress(psutil.NoSuchProcess):
                 found.append(each.as_dict(columns))
         wanted = (filters or {}).items()

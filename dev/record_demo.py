@@ -1,10 +1,10 @@
-"""Purpose: record `make demo` as it runs in a terminal of 80 columns and 24 lines.
+"""Purpose: record `make demo` in a terminal of 80 columns and 24 lines.
 
     python -m dev.record_demo
 
-It writes docs/demo.cast, in the form of asciinema (asciicast v2): when the terminal was sent which
-text. `python -m docs.generate` makes docs/demo.svg of it. RABBITMQ_ROOT names the broker, as for
-the demo. A run that fails is not kept.
+It writes docs/demo.cast, in asciinema's format (asciicast v2): the terminal's output with times.
+`python -m docs.generate` makes docs/demo.svg from it. RABBITMQ_ROOT names the broker, as for the
+demo. A failed run is not kept.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 CAST = Path(__file__).parents[1] / "docs" / "demo.cast"
 COLUMNS, LINES = 80, 24
 COMMAND = "make demo"
-# What it runs, once everything is installed.
+# The command, once everything is installed.
 ARGV = [sys.executable, "-m", "dev.demo"]
 
 
 def record(argv: list[str]) -> tuple[list[tuple[float, str]], int]:
-    """Run a program in a terminal of its own; return what it printed and when, and its status."""
+    """Run a program in a new terminal; return its output with times in seconds, and its status."""
     begin = time.monotonic()
     child, terminal = pty.fork()
     if child == 0:
@@ -44,7 +44,7 @@ def record(argv: list[str]) -> tuple[list[tuple[float, str]], int]:
             sys.stdout.buffer.write(output)
             sys.stdout.flush()
             events.append((time.monotonic() - begin, decode(output)))
-    except OSError:  # Linux says so that the program has ended
+    except OSError:  # on Linux, this means that the program has ended
         pass
     return events, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -42,11 +42,11 @@ class ReleaseError(Exception):
     """The release cannot be made; the text says what to do."""
 
 
-# --- what the files say: pure -----------------------------------------------------------
+# --- the content of the files: pure ------------------------------------------------------
 
 
 def sections(changelog: str) -> dict[str, tuple[str, str]]:
-    """Return the date and the text of each section, by its version; "" where there is no date."""
+    """Return the date and the text of each section by version; "" if it has no date."""
     heads = list(_SECTION.finditer(changelog))
     ends = [*(head.start() for head in heads), len(changelog)][1:]
     return {
@@ -56,9 +56,9 @@ def sections(changelog: str) -> dict[str, tuple[str, str]]:
 
 
 def with_section(changelog: str, version: str, today: date) -> str:
-    """Return the changelog with what is unreleased under the heading of a version.
+    """Return the changelog with the unreleased changes under the heading of a version.
 
-    :raises ReleaseError: where nothing is unreleased, or the version has a section.
+    :raises ReleaseError: if nothing is unreleased, or the version already has a section.
     """
     there = sections(changelog)
     if version in there:
@@ -72,7 +72,7 @@ def with_section(changelog: str, version: str, today: date) -> str:
 def with_version(project: str, version: str) -> str:
     """Return pyproject.toml with another version.
 
-    :raises ReleaseError: where it has not exactly one.
+    :raises ReleaseError: if it does not have exactly one.
     """
     text, count = _VERSION.subn(f'version = "{version}"', project)
     if count != 1:
@@ -81,7 +81,7 @@ def with_version(project: str, version: str) -> str:
 
 
 def disagreements(project: str, changelog: str, version: str) -> list[str]:
-    """List what keeps these files from being those of the release; nothing if all is well."""
+    """Return the reasons why these files are not ready for the release; none if they are."""
     found = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         found.append(f"{version} is no version such as 0.1.0 or 0.1.0rc1")
@@ -165,7 +165,7 @@ def make(version: str, *, tag: bool) -> None:
 
 
 def name_of_tag(version: str) -> str:
-    """Name the tag of a version."""
+    """Return the tag of a version."""
     return f"v{version}"
 
 
@@ -188,9 +188,9 @@ def build(source: Path, version: str) -> list[Path]:
 
 
 def check_wheel(wheel: Path, version: str) -> None:
-    """See that the wheel calls itself what it is.
+    """Check the wheel's metadata.
 
-    :raises ReleaseError: where its metadata has another version or no licence.
+    :raises ReleaseError: if it has another version or no licence.
     """
     with ZipFile(wheel) as packed:
         [name] = (each for each in packed.namelist() if each.endswith(".dist-info/METADATA"))
@@ -226,9 +226,9 @@ def install(wheel: Path, folder: Path, version: str) -> Path:
 
 
 def deliver(python: Path) -> None:
-    """Send a delayed message with that Python, and see that it waited on a ladder.
+    """Send a delayed message with that Python, and check that it waited on a ladder.
 
-    :raises ReleaseError: where it did not.
+    :raises ReleaseError: if it did not.
     """
     given = Server.from_environment(os.environ)
     with nullcontext(given) if given else Broker(os.environ.get("RABBITMQ_ROOT")) as server:
@@ -248,9 +248,9 @@ def deliver(python: Path) -> None:
 def run(*argv: str, cwd: Path = ROOT) -> str:
     """Run a program and return what it printed.
 
-    :raises ReleaseError: where it fails, with its words.
+    :raises ReleaseError: if it fails, with its message.
     """
-    # What is set for the program that calls is not set for those of a user.
+    # The environment of this program must not reach the programs of a user.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
@@ -260,7 +260,7 @@ def run(*argv: str, cwd: Path = ROOT) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line of its own."""
+    """Print a separate line."""
     print(f"release: {text}", flush=True)
 
 

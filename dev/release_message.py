@@ -1,4 +1,4 @@
-"""Purpose: send and receive one delayed message with what is installed, for dev/release.py.
+"""Purpose: send and receive one delayed message with the installed package, for dev/release.py.
 
     python -I dev/release_message.py URL
 
@@ -22,7 +22,7 @@ PATIENCE = 60  # seconds
 
 
 def main(url: str) -> str:
-    """Send it, receive it, and return in words what was seen."""
+    """Send and receive a delayed message; return the result in words."""
     package = Path(kombu_binary_delay.__file__)
     if not package.is_relative_to(sys.prefix):
         sys.exit(f"{package} is not what this environment has installed")

@@ -1,7 +1,7 @@
-"""Purpose: a RabbitMQ that runs, wherever it is; tests take a virtual host of it each.
+"""Purpose: a running RabbitMQ, wherever it is; each test uses a virtual host of it.
 
-A `Server` is known by its URL and that of its management API, and asks for nothing else: it
-neither starts nor stops it. `dev.broker.Broker` is one that does.
+A `Server` needs only the URLs of the broker and of its management API. It neither starts nor stops
+the broker; the subclass `dev.broker.Broker` does.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Rows = list[dict[str, Any]]
 
 
 class BrokerError(RuntimeError):
-    """The RabbitMQ is missing, or does not do what it was asked to."""
+    """The RabbitMQ is missing, or a request fails."""
 
 
 class Server:
-    """A RabbitMQ that somebody else runs.
+    """A RabbitMQ that we do not start or stop.
 
     url:            amqp://USER:PASSWORD@HOST:PORT, or amqps://; a virtual host in it is ignored.
     management_url: of its management plugin; by default http://HOST:15672 with the same user. The
@@ -56,7 +56,7 @@ class Server:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Server | None:
-        """Take the one that RABBITMQ_URL and RABBITMQ_MANAGEMENT_URL name, if they do."""
+        """Return the server that RABBITMQ_URL and RABBITMQ_MANAGEMENT_URL name; None if unset."""
         url = env.get("RABBITMQ_URL")
         return cls(url, env.get("RABBITMQ_MANAGEMENT_URL")) if url else None
 
@@ -64,19 +64,19 @@ class Server:
 
     @property
     def version(self) -> str:
-        """As the broker says: "3.10.8"."""
+        """The version that the broker reports: "3.10.8"."""
         return str(self.api("GET", "overview")["rabbitmq_version"])
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Its major and minor number: (3, 10)."""
+        """The version's major and minor number: (3, 10)."""
         return release(self.version)
 
     @property
     def tls_url(self) -> str:
-        """The one for TLS.
+        """The URL for TLS.
 
-        :raises BrokerError: where it is not known.
+        :raises BrokerError: if it is unknown.
         """
         if self._at.scheme == "amqps":
             return self.url
@@ -85,7 +85,7 @@ class Server:
     # --- what it is used for --------------------------------------------------------
 
     def vhost(self) -> VHost:
-        """Make a virtual host with a name nobody had before."""
+        """Create and return a virtual host with a unique name."""
         name = f"env-{uuid.uuid4().hex[:12]}"
         self.api("PUT", f"vhosts/{name}", {})
         user = _user(self._at.username, self._at.password)[0]
@@ -131,32 +131,32 @@ class Server:
 
 @dataclass(frozen=True)
 class VHost:
-    """One virtual host of a `Server`, and what is in it."""
+    """One virtual host of a `Server`, and its content."""
 
     broker: Server
     name: str
 
     @property
     def url(self) -> str:
-        """What an application is given."""
+        """The URL for applications."""
         return f"{self.broker.url.removesuffix('/')}{self.name}"
 
     @property
     def tls_url(self) -> str:
-        """What an application is given to speak over TLS."""
+        """The URL for applications over TLS."""
         return f"{self.broker.tls_url.removesuffix('/')}{self.name}"
 
     def url_of(self, user: str, password: str) -> str:
-        """Write the URL for another user."""
+        """Return the URL for another user."""
         scheme, _, rest = self.url.partition("://")
         return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
 
     def queues(self) -> Rows:
-        """List them as the management API does. Its message counts lag: see `waiting`."""
+        """Return the queues, as in the management API. Its message counts lag: see `waiting`."""
         return self._list("queues")
 
     def exchanges(self) -> Rows:
-        """List those that somebody declared, without the broker's own."""
+        """Return the declared exchanges, without the broker's own."""
         return [
             row
             for row in self._list("exchanges")
@@ -164,11 +164,11 @@ class VHost:
         ]
 
     def bindings(self) -> Rows:
-        """List them, without the one that each queue has on the default exchange."""
+        """Return the bindings, without those of the default exchange."""
         return [row for row in self._list("bindings") if row["source"]]
 
     def waiting(self, *queues: str) -> dict[str, int]:
-        """Count the messages ready in these queues, now; what is not declared is left out."""
+        """Return the number of ready messages in each of these queues that exists."""
         with self.connect() as connection:
             return ready(connection, queues)
 
@@ -177,7 +177,7 @@ class VHost:
         return self.broker.connect(self.name)
 
     def delete(self) -> None:
-        """Delete it and all that is in it."""
+        """Delete the virtual host with its content."""
         self.broker.api("DELETE", f"vhosts/{self.name}")
 
     def _list(self, kind: str) -> Rows:

@@ -1,6 +1,6 @@
-"""Purpose: a server is started on free ports, waited for, and ended.
+"""Purpose: start a server on free ports, wait for it, and end it.
 
-All of them listen on 127.0.0.1.
+All servers listen on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 S = TypeVar("S", bound="Service")
-#: So many ports are reserved at once, by a socket that is bound to the first of them.
+#: How many ports are reserved at once, by a socket that is bound to the first of them.
 _BLOCK = 16
 
 
 class Service(ABC):
-    """Something that a `with` block starts, and ends, even where the start fails."""
+    """A server that a `with` block starts and ends, even if the start fails."""
 
     @abstractmethod
     def start(self) -> None:
@@ -35,7 +35,7 @@ class Service(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it: no process and no folder is left."""
+        """End it, and remove its folder."""
 
     def __enter__(self) -> Self:
         try:
@@ -50,7 +50,7 @@ class Service(ABC):
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports below the range that the kernel takes clients' ports from.
+    """Return free ports, below the range from which the kernel takes clients' ports.
 
     In that range, a client which reconnects to a broker that is down can be given the
     broker's own port, and then is connected to itself while the broker cannot start.
@@ -59,7 +59,7 @@ def free_ports(count: int) -> list[int]:
     one ends.
 
     :param count: at most 15.
-    :raises OSError: where there are not so many.
+    :raises OSError: if there are not enough.
     """
     first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     blocks = range(10000, first_client_port - _BLOCK, _BLOCK)
@@ -88,7 +88,7 @@ def _is_free(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Whether something listens on a port."""
+    """Return whether a program listens on a port."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
 
@@ -96,12 +96,12 @@ def listens(port: int) -> bool:
 def wait_until(
     ready: Callable[[], bool], timeout: float, complaint: str, process: Process | None = None
 ) -> None:
-    """Wait until something is so, for ``timeout`` seconds.
+    """Wait until a condition is true, for at most ``timeout`` seconds.
 
-    :param complaint: what is wrong otherwise.
-    :param process: one that must not end meanwhile.
-    :raises TimeoutError: where it is not so in time.
-    :raises ChildProcessError: where the process ends.
+    :param complaint: the message of the errors.
+    :param process: a process that must not end meanwhile.
+    :raises TimeoutError: if the condition does not become true in time.
+    :raises ChildProcessError: if the process ends.
     """
     deadline = time.monotonic() + timeout
     while not ready():

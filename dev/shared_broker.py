@@ -26,7 +26,7 @@ class SharedBroker(AbstractContextManager["SharedBroker"]):
         self._root = root
         self._broker: Broker | None = None
         self._answer: Node | str | None = None
-        # Only its owner may enter the folder, and so speak to us.
+        # Only its owner may enter the folder, and so connect to us.
         self._processes = Processes("shared")
         self.address = str(self._processes.folder / "socket")
         self._listener = Listener(self.address, "AF_UNIX", backlog=64)
@@ -34,7 +34,7 @@ class SharedBroker(AbstractContextManager["SharedBroker"]):
         self._thread.start()
 
     def close(self) -> None:
-        """End the broker, if it has been started. Nobody may use it any more."""
+        """End the broker, if it has been started. No process can use it afterwards."""
         with Client(self.address) as connection:
             connection.send(_END)
         self._thread.join()
@@ -65,9 +65,9 @@ class SharedBroker(AbstractContextManager["SharedBroker"]):
 
 
 def shared_broker(address: str) -> Node:
-    """Return the broker of the `SharedBroker` at this address; start it if need be.
+    """Return the broker of the `SharedBroker` at this address; start it if necessary.
 
-    :raises BrokerError: where it does not start.
+    :raises BrokerError: if it does not start.
     """
     with Client(address) as connection:
         connection.send(_GET)
@@ -84,5 +84,5 @@ def _request(connection: Connection) -> object:
 
 
 def _reply(connection: Connection, answer: object) -> None:
-    with suppress(OSError):  # who asked has ended
+    with suppress(OSError):  # the client has ended
         connection.send(answer)

@@ -20,12 +20,12 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One worker, ready when this returns, and part of what `processes` ends at the last.
+    """One worker, ready when this returns; `processes` ends it when it closes.
 
     app:     what Celery's -A takes.
     env:     more environment variables for it.
     options: more arguments for `celery worker`.
-    name:    what it is called; a part of its own is put behind it where it has no @.
+    name:    its name; a unique part is appended if it has no @.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class Worker:
         self._processes = processes
         self._log = processes.folder / f"{self.name}-{uuid.uuid4().hex[:8]}.log"
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-l", "INFO"]
-        # A pool that is killed leaves its temporary files behind: to the processes, then.
+        # A killed pool leaves its temporary files: so they go into the folder of the processes.
         env = {**os.environ, "TMPDIR": str(processes.folder), **env}
         self._process = processes.spawn([*argv, *options], env, self._log)
         self._wait_until_ready(timeout)
 
     @property
     def pid(self) -> int:
-        """The main process, which takes the messages and would hold what is not yet due."""
+        """The id of the main process, which receives the messages."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the main process lives."""
+        """Whether the main process runs."""
         return self._process.poll() is None
 
     def memory(self) -> int:
@@ -63,15 +63,15 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def log(self) -> str:
-        """Return all that it printed."""
+        """Return all of its output."""
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL to the worker and its pool at once."""
+        """Send SIGKILL to the worker and its pool at once."""
         self._processes.kill(self._process)
 
     def stop(self) -> None:
-        """Stop it as an administrator would: it finishes the tasks it is at."""
+        """Stop it as an administrator would: it finishes its current tasks."""
         self._processes.stop(self._process)
 
     def _wait_until_ready(self, timeout: float) -> None:

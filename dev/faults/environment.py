@@ -85,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to."""
+    """The result of a case."""
 
     case: Case
     broker: str
@@ -364,7 +364,7 @@ class Environment:
     # -- how it is done ------------------------------------------------------------------------
 
     def new_book(self) -> Path:
-        """Give the path of a new book, for a scenario that keeps one itself."""
+        """Return the path of a new book, for a scenario that writes it itself."""
         return Path(self._book())
 
     def _book(self) -> str:

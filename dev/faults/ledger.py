@@ -64,7 +64,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a ledger says. Times are in seconds."""
+    """The summary of a ledger. Times are in seconds."""
 
     confirmed: int
     refused: int  # the publish raised, and the publisher knows
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing confirmed was lost, early or misdelivered, and amendments held."""
+        """Whether no confirmed message was lost, early or misdelivered, and amendments held."""
         return not (self.lost or self.early or self.misdelivered or self.ran or self.dropped)
 
     def late(self, share: float) -> float:

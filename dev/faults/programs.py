@@ -229,7 +229,7 @@ class Consumer(ConsumerMixin):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_connection_error(self, exc: Exception, interval: float) -> None:
-        """Say so in the log; kombu tries again."""
+        """Log the error; kombu retries."""
         print(f"{time.time():.3f} {exc!r}, again in {interval} s", flush=True)  # noqa: T201
 
 

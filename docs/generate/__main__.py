@@ -1,10 +1,10 @@
-"""Purpose: write all that is generated in README and docs, as Markdown and SVG files to commit.
+"""Purpose: write all generated parts of README and docs, as Markdown and SVG files to commit.
 
     python -m docs.generate [--check]
 
 So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the
-names of the files that it has changed. With --check, which a test runs, it changes none, and ends
-with 1 if there are any.
+names of the files that it has changed. With --check, which a test runs, it changes no file, and
+exits with 1 if it would change any.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MAKERS: dict[str, Maker] = {
 
 
 def pages() -> list[Path]:
-    """Return README and every page."""
+    """Return the paths of README and every page."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def generated() -> dict[Path, str]:
-    """Return the text of every page, and of every figure, as it should be."""
+    """Return the up-to-date text of every page and figure, by path."""
     texts = {
         page: sentences.write(fill(page.read_text(), MAKERS), page.relative_to(ROOT).as_posix())
         for page in pages()

@@ -1,4 +1,4 @@
-"""Purpose: a table of the names that a page documents, with what each is in one sentence.
+"""Purpose: a table of the names that a page documents, each with one sentence.
 
 A page lists the names for the site, as directives of autodoc in a comment `<!-- site`. On a code
 host, which shows no directives, the table stands in their place.
@@ -24,9 +24,9 @@ _ENTRY = re.compile(
 
 
 def api(_: list[str], before: str) -> str:
-    """Write a row for each name, and for each of its methods, of the last comment for the site.
+    """Return a table with a row per name, and per method, of the last comment for the site.
 
-    :raises ValueError: where there is no such comment.
+    :raises ValueError: if there is no such comment.
     """
     comments = _SITE.findall(before)
     if not comments:
@@ -71,7 +71,7 @@ def _members(value: type, options: str) -> list[str]:
 
 
 def _of_data(module: Any, name: str) -> str:
-    """Return what the comment above a value says, as autodoc reads it."""
+    """Return the comment above a value, as autodoc reads it."""
     lines = inspect.getsource(module).splitlines()
     at = next(number for number, line in enumerate(lines) if re.match(rf"{name}\b", line))
     words: list[str] = []

@@ -1,7 +1,7 @@
-"""Purpose: the badges of README, as pictures that ask no service.
+"""Purpose: the badges of README, as pictures without an external service.
 
-Each states what is recorded here: in pyproject.toml, in the runs of the conformance suite, and in
-docs/badges/coverage.txt, which `dev/test.sh --record-coverage` writes.
+Each shows a value that is recorded here: in pyproject.toml, in the runs of the conformance suite,
+and in docs/badges/coverage.txt, which `dev/test.sh --record-coverage` writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GREY, _BLUE, _GREEN = "#4a5058", "#0a4bff", "#1a7f37"
 
 
 class Badge(NamedTuple):
-    """What a badge of README says, and where it leads."""
+    """The text of a badge, and its link."""
 
     name: str
     label: str
@@ -35,7 +35,7 @@ class Badge(NamedTuple):
 
 
 def badges() -> list[Badge]:
-    """Return all badges, with what is recorded now."""
+    """Return all badges, with the recorded values."""
     project = (ROOT / "pyproject.toml").read_text()
     (license_name,) = re.findall(r'^license = "(.+)"$', project, re.MULTILINE)
     pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
@@ -52,12 +52,12 @@ def badges() -> list[Badge]:
 
 
 def figures() -> dict[Path, str]:
-    """Return the text of each badge by its file."""
+    """Return the SVG text of each badge by its file."""
     return {badge.path: _draw(badge) for badge in badges()}
 
 
 def row(_: list[str], __: str) -> str:
-    """Write all badges, for README."""
+    """Return all badges as Markdown, for README."""
     return "\n".join(
         f"[![{each.label} {each.value}]({each.path.relative_to(ROOT).as_posix()})]({each.link})"
         for each in badges()
@@ -65,7 +65,7 @@ def row(_: list[str], __: str) -> str:
 
 
 def between(versions: list[str]) -> str:
-    """Write the first and the last of versions, without their patch levels."""
+    """Return the first and the last of versions, without their patch levels."""
     minors = sorted(tuple(map(int, each.split(".")[:2])) for each in versions)
     return " to ".join(".".join(map(str, each)) for each in (minors[0], minors[-1]))
 
@@ -90,5 +90,5 @@ def _draw(badge: Badge) -> str:
 
 
 def _width(text: str) -> int:
-    """Return about how wide a text is, with its margins, in px."""
+    """Return the approximate width of a text with its margins, in px."""
     return round(sum(_NARROW if each in " .fijlrtI" else _WIDE for each in text) + 2 * _MARGIN)

@@ -21,12 +21,12 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 
 def benchmark(arguments: list[str], _: str) -> str:
-    """Write the table of the result that the argument names."""
+    """Return the table of the result that the argument names."""
     return report.table(arguments[0], RESULTS[arguments[0]])
 
 
 def figure(result: str, row: str, name: str, of: str = "median") -> float:
-    """Return one figure of a result: its median, or what ``of`` names, such as its ratio."""
+    """Return one figure of a result: its median, or the one that ``of`` names."""
     found = RESULTS[result]["found"][row][name]
     return float(found[of] if isinstance(found, dict) else found)
 
@@ -45,7 +45,7 @@ def queues(ladder: Ladder) -> int:
 
 
 def waits(ladder: Ladder, longest: int) -> float:
-    """Return the mean number of waits of all delays of whole seconds up to ``longest`` s."""
+    """Return the mean number of waits over all delays of whole seconds up to ``longest`` s."""
     counts = [
         sum(int(digit, 2) > 0 for digit in ladder.digits(1000 * second))
         for second in range(1, longest + 1)
@@ -59,7 +59,7 @@ def to_default(result: str, row: str, name: str) -> float:
 
 
 def ladders(_: list[str], __: str) -> str:
-    """Write what the ladders cost, relative to the default one."""
+    """Return a table of the ladders' costs, relative to the default one."""
     head = ["", "Queues", "Waits, 12 s", "Waits, an hour"]
     head += ["CPU, burst", "p99, burst", "CPU, hour", "p99, hour"]
     rows = []

@@ -1,4 +1,4 @@
-"""Purpose: what ``--help`` prints, of the command or of a subcommand."""
+"""Purpose: the output of ``--help``, for the command or a subcommand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH = 88  # columns of the terminal
 
 
 def cli_help(arguments: list[str], _: str) -> str:
-    """Write the help of the subcommand that the argument names, or of the whole command."""
+    """Return the help of the subcommand that the argument names, or of the whole command."""
     name = "kombu-binary-delay"
     command: click.Command = binary_delay
     context = click.Context(command, info_name=name, terminal_width=WIDTH)

@@ -1,4 +1,4 @@
-"""Purpose: the tables of what recorded runs of the conformance suite found.
+"""Purpose: tables of the results of recorded runs of the conformance suite.
 
 `pytest tests/conformance --record-conformance` records a run in ``docs/reference/conformance/``.
 """
@@ -15,7 +15,7 @@ from .markdown import plain, table
 
 FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
 HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
-#: How the table says it.
+#: The table's words for each outcome.
 SIGNS = {HELD: "yes", NOT_APPLICABLE: "does not apply"}
 DEFAULT_LADDER = "radix 4"
 WALK = "walk"
@@ -25,7 +25,7 @@ Rows = list[list[str]]
 
 
 def load(folder: Path = FOLDER) -> list[Run]:
-    """Read every recorded run, oldest RabbitMQ and Celery first."""
+    """Return every recorded run, oldest RabbitMQ and Celery first."""
     runs = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     return sorted(runs, key=lambda run: [_numbers(run[each]) for each in _IDENTITY])
 
@@ -36,7 +36,7 @@ def tried(what: str) -> list[str]:
 
 
 def runs_table(runs: list[Run]) -> Rows:
-    """Make a row per RabbitMQ and a column per Celery: how many cases held, on which Pythons."""
+    """Return a row per RabbitMQ and a column per Celery: how many cases passed, and Pythons."""
     celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
     rows = [["RabbitMQ", *(f"Celery {each}" for each in celeries)]]
     for rabbitmq in dict.fromkeys(run["rabbitmq"] for run in runs):
@@ -49,10 +49,10 @@ def runs_table(runs: list[Run]) -> Rows:
 
 
 def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
-    """Make a row per case and a column per place where it ran, all recorded runs together.
+    """Return a row per case and a column per place where it ran, for all recorded runs.
 
-    :param ladders: a column per ladder; otherwise per RabbitMQ. There, a cell names the type of the
-        ladder's queues only where the types differ.
+    :param ladders: a column per ladder; otherwise per RabbitMQ. Then, a cell names the type of the
+        ladder's queues only if the types differ.
     """
     found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
     columns: dict[str, None] = {} if ladders else {WALK: None}
@@ -77,7 +77,7 @@ def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
 
 
 def _by_release(rows: Rows) -> Rows:
-    """Put the types of queues of a release into one column: seven would squeeze the sentences."""
+    """Return rows with one column per release for all queue types: seven would be too narrow."""
     head, *body = rows
     columns: dict[str, dict[str, int]] = defaultdict(dict)
     for number, title in enumerate(head):
@@ -108,7 +108,7 @@ def _cell(outcomes: list[tuple[str, Run]], *, ladders: bool) -> str:
     if failed:
         return f"**no**: {', '.join(failed)}"
     if ladders:
-        # Not every ladder has been tried on every RabbitMQ: say where.
+        # Not every ladder was tested on every RabbitMQ: name the versions.
         held = [_minor(run["rabbitmq"]) for outcome, run in outcomes if outcome == HELD]
         return ", ".join(dict.fromkeys(held))
     said = {SIGNS[outcome] for outcome, _ in outcomes}
@@ -116,7 +116,7 @@ def _cell(outcomes: list[tuple[str, Run]], *, ladders: bool) -> str:
 
 
 def _says(outcomes: list[tuple[str, Run]]) -> bool:
-    """Whether a column has anything but what does not apply."""
+    """Return whether a column has an outcome other than "does not apply"."""
     return any(outcome != NOT_APPLICABLE for outcome, _ in outcomes)
 
 
@@ -144,7 +144,7 @@ def _minor(version: str) -> str:
 
 
 def conformance(arguments: list[str], _: str) -> str:
-    """Write the table that the argument names: ``runs``, ``cases`` or ``ladders``."""
+    """Return the table that the argument names: ``runs``, ``cases`` or ``ladders``."""
     runs = load()
     if arguments == ["runs"]:
         head, *rows = runs_table(runs)

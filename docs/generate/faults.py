@@ -1,4 +1,4 @@
-"""Purpose: what runs of the fault scenarios found.
+"""Purpose: the results of runs of the fault scenarios.
 
 `python -m dev.faults --json docs/explanation/faults.json` recorded the figures.
 """
@@ -27,9 +27,9 @@ def runs() -> list[dict[str, Any]]:
 
 
 def faults(scenarios: list[str], _: str) -> str:
-    """Write a row for each run of the scenarios that the arguments name.
+    """Return a table with a row for each run of the scenarios that the arguments name.
 
-    :raises ValueError: where no run of one of them is recorded.
+    :raises ValueError: if a scenario has no recorded run.
     """
     rows = [row for row in runs() if row["scenario"] in scenarios]
     missing = set(scenarios) - {row["scenario"] for row in rows}
@@ -39,7 +39,7 @@ def faults(scenarios: list[str], _: str) -> str:
 
 
 def bad_destinations(_: list[str], __: str) -> str:
-    """Write what bad destinations cost a good one."""
+    """Return a table of what bad destinations cost a good one."""
     rows = [row for row in runs() if row["scenario"] == "bad destination"]
     found: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -55,7 +55,7 @@ def bad_destinations(_: list[str], __: str) -> str:
 
 
 def amended(_: list[str], __: str) -> str:
-    """Write what became of messages that were amended."""
+    """Return a table of the outcomes of amended messages."""
     names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
     rows = [row for row in runs() if row["scenario"] == "amended"]
     return table(AMENDED, [[row["case"], *(str(row[name]) for name in names)] for row in rows])

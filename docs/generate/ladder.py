@@ -1,4 +1,4 @@
-"""Purpose: the figures of a ladder, and of the way of one message down it."""
+"""Purpose: the figures of a ladder, and of the route of one message down it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _BOX, _GAP, _TOP, _TALL = 114, 40, 62, 54
 
 
 def ten_seconds() -> str:
-    """Draw ten seconds on a ladder of four levels, all parts of it."""
+    """Return the figure of ten seconds on a ladder of four levels, with all its parts."""
     return svg(Topology(Ladder.uniform(levels=4)), DELAY, QUEUE) + "\n"
 
 
 def an_hour() -> str:
-    """Draw an hour on the default ladder, whose unused levels are folded."""
+    """Return the figure of an hour on the default ladder, with unused levels folded."""
     return svg(Topology(), AN_HOUR, QUEUE) + "\n"
 
 
 def in_short() -> str:
-    """Draw the same delay by nothing but the queues that the message waits in."""
+    """Return the figure of the same delay with only the queues in which the message waits."""
     topology = Topology(Ladder.uniform(levels=4))
     ladder = topology.ladder
     waits = [

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int | None = None) -> str:
-    """Write a table. Cells are Markdown already, but for ``|``, which ends a cell.
+    """Return a table. Cells are Markdown already, except for ``|``, which ends a cell.
 
-    :param text: how many columns are text; the others are numbers, and stand at the right. None for
+    :param text: how many columns are text; the others are numbers, aligned to the right. None for
         all of them.
     """
     rules = ["---" if text is None or column < text else "--:" for column in range(len(head))]
@@ -20,18 +20,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int | Non
 
 
 def plain(text: str) -> str:
-    """Write text without markup as Markdown that shows it literally."""
+    """Return plain text as Markdown that shows it literally."""
     return re.sub(r"([*`_\\])", r"\\\1", text)
 
 
 def from_docstring(text: str) -> str:
-    """Write a piece of a docstring on one line: its literals and references as code."""
+    """Return a part of a docstring on one line, with its literals and references as code."""
     text = re.sub(r":\w+(?::\w+)?:`[~.]?([^`]+)`", r"`\1`", text)
     return " ".join(text.replace("``", "`").split())
 
 
 def first_sentence(docstring: str | None) -> str:
-    """Return the first sentence of a docstring, or nothing where there is none."""
+    """Return the first sentence of a docstring; "" if there is none."""
     paragraph = (docstring or "").strip().partition("\n\n")[0]
     sentence = re.match(r".*?\.(?=\s+[A-Z`]|\s*$)|.*", from_docstring(paragraph))
     return sentence[0] if sentence else ""

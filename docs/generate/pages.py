@@ -1,6 +1,6 @@
-"""Purpose: replace the parts of a page that are generated, and nothing else of it.
+"""Purpose: replace the generated parts of a page, and nothing else.
 
-Such a part stands between ``<!-- generated: NAME ARGUMENT, ARGUMENT -->`` and ``<!-- end -->``.
+Such a part is between ``<!-- generated: NAME ARGUMENT, ARGUMENT -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _PART = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-#: Returns Markdown, given the arguments and what the page has before the part.
+#: Returns Markdown from the arguments and the page's text before the part.
 Maker = Callable[[list[str], str], str]
 
 
 def fill(page: str, makers: Mapping[str, Maker]) -> str:
-    """Write all generated parts of a page anew.
+    """Return a page with all its generated parts replaced.
 
-    :raises ValueError: where a part has no end, or nothing makes it.
+    :raises ValueError: if a part has no end, or an unknown name.
     """
     if page.count("<!-- generated: ") != len(_PART.findall(page)):
         raise ValueError("a generated part has no line `<!-- end -->`")

@@ -11,8 +11,8 @@ _FILE = Path(__file__).parents[2] / "kombu_binary_delay" / "spark" / "schema.py"
 
 
 def pipeline_table(arguments: list[str], _: str) -> str:
-    """Write a row for each column of the table that the argument names."""
-    # By its path, since the package beside it needs Spark.
+    """Return a row for each column of the table that the argument names."""
+    # By its path, because its package needs Spark.
     spec = importlib.util.spec_from_file_location("pipeline_schema", _FILE)
     assert spec is not None  # noqa: S101 - the file is there
     assert spec.loader is not None  # noqa: S101 - and is Python

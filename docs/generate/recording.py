@@ -1,8 +1,8 @@
-"""Purpose: the recording of `make demo` as a picture that moves, and needs nothing but itself.
+"""Purpose: the recording of `make demo` as a self-contained animated picture.
 
 `python -m dev.record_demo` records a real run in docs/demo.cast. Here a terminal emulator replays
-it. Each piece of text is drawn once, and CSS shows it while the terminal did. Where motion is not
-wanted, or not understood, the last screen stands still.
+it. Each piece of text is drawn once, and CSS shows it while the terminal did. If motion is
+disabled or not supported, the picture shows the last screen.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pyte
 
 CAST = Path(__file__).parents[1] / "demo.cast"
 
-SPEED = 2  # of what is shown, beside what was recorded
-IDLE = 1.2  # recorded seconds: of a longer time in which nothing changes, only these are shown
-FLICKER = 0.15  # recorded seconds: a screen that stood for less is not shown
+SPEED = 2  # of the picture, relative to the recording
+IDLE = 1.2  # recorded seconds: a longer time without changes is shortened to this
+FLICKER = 0.15  # recorded seconds: a screen that was shown for less is skipped
 HOLD = 5  # seconds, of the last screen
 _CELL, _LINE = 8.4, 18  # px
 _LEFT, _TOP, _BOTTOM = 14, 50, 12  # px around the text; on top is the window's title
@@ -43,7 +43,7 @@ text,rect{fill:#e6edf3}.window{fill:#0d1117;stroke:#30363d}.head{fill:#161b22}
 
 
 class Run(NamedTuple):
-    """Text of one style, at its place on the screen."""
+    """Text of one style, with its position on the screen."""
 
     row: int
     column: int
@@ -52,14 +52,14 @@ class Run(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """What the terminal showed, from a time on, in seconds."""
+    """The content of the terminal from a time on, in seconds."""
 
     begin: float
     runs: frozenset[Run]
 
 
 def recording(cast: Path = CAST) -> str:
-    """Draw a recording in the form asciicast v2 as SVG."""
+    """Return a recording in the format asciicast v2 as SVG."""
     head, *events = map(json.loads, cast.read_text().splitlines())
     screens = list(_screens(head, events))
     begins, whole = _times(screens)
@@ -90,7 +90,7 @@ def recording(cast: Path = CAST) -> str:
 
 
 def _screens(head: dict[str, int], events: list[list]) -> Iterator[Screen]:
-    """Replay a recording; yield each screen that stood for a while, and the last."""
+    """Replay a recording; yield each screen that was shown long enough, and the last."""
     terminal = pyte.Screen(head["width"], head["height"])
     stream = pyte.Stream(terminal)
     for (when, _, text), (then, *_) in zip(events, [*events[1:], [float("inf")]], strict=True):
@@ -100,7 +100,7 @@ def _screens(head: dict[str, int], events: list[list]) -> Iterator[Screen]:
 
 
 def _runs(terminal: pyte.Screen) -> Iterator[Run]:
-    """Yield what is on a screen: words that a single space parts, as far as the style goes."""
+    """Yield the runs of a screen: words of one style, separated by single spaces."""
     for row, line in enumerate(terminal.display):
         for words in re.finditer(r"\S+(?: \S+)*", line):
             styled = ((_style_of(terminal.buffer[row][at]), at) for at in range(*words.span()))
@@ -117,7 +117,7 @@ def _style_of(cell: pyte.screens.Char) -> str:
 
 
 def _times(screens: list[Screen]) -> tuple[list[float], float]:
-    """Return when each screen begins in the picture, and how long that is, in seconds."""
+    """Return when each screen begins in the picture, and the picture's length, in seconds."""
     begins, now = [0.0], 0.0
     for one, other in pairwise(screens):
         now += min(other.begin - one.begin, IDLE) / SPEED
@@ -130,7 +130,7 @@ def _pace(recorded: float, shown: float) -> str:
 
 
 def _spans(run: Run, screens: list[Screen]) -> Iterator[tuple[int, int]]:
-    """Yield from which screen on the text is there, and which is the first without it."""
+    """Yield pairs: the first screen with the text, and the next screen without it."""
     for is_there, numbers in groupby(range(len(screens)), lambda each: run in screens[each].runs):
         if is_there:
             span = list(numbers)
@@ -142,9 +142,9 @@ def _draw(run: Run) -> str:
     width = len(run.text) * _CELL
     kind = f' class="{run.style}"' if run.style else ""
     if set(run.text) == {_BLOCK}:
-        # Without gaps, whatever the font.
+        # Without gaps in any font.
         return f'<rect{kind} x="{x:.1f}" y="{y - 12}" width="{width:.1f}" height="13"/>'
-    # Fonts differ in width: columns are straight all the same.
+    # Fonts differ in width: this keeps the columns aligned.
     return f'<text{kind} x="{x:.1f}" y="{y}" textLength="{width:.1f}">{escape(run.text)}</text>'
 
 

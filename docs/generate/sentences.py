@@ -1,7 +1,7 @@
 """Purpose: the figures of measurements in the sentences of README and pages.
 
-Each sentence below is in its page, word for word but for the figures, which are written anew from
-the recorded results. To change a sentence, change it in both places.
+Each sentence below is in its page, word for word except for the figures, which are replaced with
+those of the recorded results. To change a sentence, change it in both places.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEDGER = ("lost", "early", "confirmed")
 
 
 class Sentence(NamedTuple):
-    """A piece of a page with ``{}`` in place of each figure."""
+    """A part of a page with ``{}`` in place of each figure."""
 
     page: str
     text: str
@@ -61,7 +61,7 @@ def sentences() -> list[Sentence]:
 
 
 def _two_numbers(page: str) -> list[Sentence]:
-    """Return what a burst costs, and what was lost when something was killed."""
+    """Return the sentences on the cost of a burst, and on losses after a kill."""
     cpu = figure("burst", "ours", "cpu_us", "ratio")
     ours, native = (figure("burst", row, "p99") for row in ("ours", "celery-native"))
     runs = [row for row in faults.runs() if row["scenario"] in _KILLED]
@@ -147,7 +147,7 @@ def _performance() -> list[Sentence]:
 
 
 def _on_paper() -> list[Sentence]:
-    """Return what follows for a hundred thousand messages a second."""
+    """Return the sentences that extrapolate to a hundred thousand messages per second."""
     hour = figure("hour", "ours", "cpu_us") / 1000  # ms
     lane = figure("lanes", "1 lane", "cpu_us") / 1000
     replicated = lane / figure("burst", "ours", "cpu_us") * 1000
@@ -221,7 +221,7 @@ def _publishing() -> list[Sentence]:
 
 def _spark() -> list[Sentence]:
     def core_hours(row: str) -> float:
-        """Return what a hundred million tasks take on two cores."""
+        """Return the core-hours of a hundred million tasks, measured on two cores."""
         return 1e8 / figure("spark", row, "rate") * 2 / 3600
 
     text = "a plan takes {} core-hours and an audit {}"
@@ -253,7 +253,7 @@ def _word(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    """Say one tenth as a word, and all else in per cent."""
+    """Return a share as text: one tenth as a word, all others in per cent."""
     return "a tenth" if 0.095 <= value < 0.115 else f"{100 * value:.0f} %"
 
 
@@ -262,7 +262,7 @@ def _tens(value: float) -> str:
 
 
 def write(page: str, name: str) -> str:
-    """Write the figures of a page anew."""
+    """Return a page with its figures replaced."""
     for sentence in sentences():
         if sentence.page == name:
             page = insert(page, sentence)
@@ -270,9 +270,9 @@ def write(page: str, name: str) -> str:
 
 
 def insert(page: str, sentence: Sentence) -> str:
-    """Write the figures of one sentence anew.
+    """Return a page with the figures of one sentence replaced.
 
-    :raises ValueError: where the sentence is not in the page, or more than once.
+    :raises ValueError: if the page does not have the sentence exactly once.
     """
     pieces = [r"\s+".join(map(re.escape, piece.split(" "))) for piece in sentence.text.split("{}")]
     pattern = pieces[0] + "".join(f"({_FIGURE}){piece}" for piece in pieces[1:])
@@ -283,7 +283,7 @@ def insert(page: str, sentence: Sentence) -> str:
             "Change docs/generate/sentences.py with the page."
         )
     (match,) = found
-    # From the last to the first, so that the places of the others stay.
+    # From the last to the first, so that the other positions stay valid.
     for number, text in reversed(list(enumerate(sentence.figures, 1))):
         if match[number].split() != text.split():
             page = page[: match.start(number)] + text + page[match.end(number) :]

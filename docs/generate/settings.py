@@ -15,9 +15,9 @@ _PARAM = re.compile(r"^:param (\w+):(.*?)(?=^:|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def settings(_: list[str], __: str) -> str:
-    """Write a row for each setting.
+    """Return a table with a row for each setting.
 
-    :raises KeyError: where the docstring has nothing about a setting.
+    :raises KeyError: if the docstring does not describe a setting.
     """
     meanings = dict(_PARAM.findall(inspect.getdoc(Settings) or ""))
     rows = []

@@ -1,7 +1,7 @@
-"""Send one short delayed message through the real ladder, and say what was seen.
+"""Send one short delayed message through the real ladder, and report the findings.
 
-It declares what any publish with a delay declares, and a private queue, which it deletes in the
-end. It must not change anything else on the broker.
+It declares the same as any publish with a delay, and a private queue, which it deletes at the end.
+It must not change anything else on the broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .declare import declare
 from .probe import Probe
 
 TRANSPORT = "kombu_binary_delay:Transport"
-#: How long to go on waiting for a message that is late already, in seconds.
+#: How long to continue to wait for a late message, in seconds.
 _PATIENCE = 25.0
 _CONFIRM = 30.0  # seconds
 _LOOK = "look at `kombu-binary-delay status` and `kombu-binary-delay verify`"
@@ -37,9 +37,9 @@ _LOOK = "look at `kombu-binary-delay status` and `kombu-binary-delay verify`"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has looked at.
+    """One result of a check.
 
-    ``remedy`` is what to do, where the state is not ``"ok"``; a line to copy is one of its lines.
+    ``remedy`` is what to do if the state is not ``"ok"``; a command to copy has its own line.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Check:
 
 
 def check_app(app: Any) -> Iterator[Finding]:
-    """Find out whether a Celery app uses our transport."""
+    """Yield whether a Celery app uses our transport, as findings."""
     asked = app.conf.broker_transport
     try:
         with app.connection_for_write() as connection:
@@ -91,12 +91,12 @@ def check_app(app: Any) -> Iterator[Finding]:
 
 
 def check(connection: Any, settings: Settings, delay: float, late: float) -> Iterator[Finding]:
-    """Send a delayed message to a queue of our own, and wait for it.
+    """Send a delayed message to a private queue, wait for it, and yield the findings.
 
     :param connection: a :class:`kombu.Connection` by our transport with these settings.
     :param delay: in milliseconds.
-    :param late: from how many seconds after the due time a message counts as late.
-    :raises DelayError: where the ladder cannot have the delay.
+    :param late: seconds after the due time from which a message counts as late.
+    :raises DelayError: if the delay is out of the ladder's range.
     """
     broker = connection.connection
     server = broker.server_properties
@@ -124,10 +124,12 @@ def check(connection: Any, settings: Settings, delay: float, late: float) -> Ite
 
 
 def judge(asked: float, expected: float, seen: float, late: float) -> Finding:
-    """Compare the delay that was seen with the one asked for; all in seconds.
+    """Return the finding about the measured delay; all times in seconds.
 
-    :param expected: the one asked for in whole ticks.
-    :param late: how much later than that a message may come.
+    :param asked: the requested delay.
+    :param expected: the requested delay, rounded up to ticks.
+    :param seen: the measured delay.
+    :param late: how much later than ``expected`` a message may arrive.
     """
     said = f"asked for {asked:g} s, came after {seen:.3f} s"
     if expected > asked:
@@ -161,11 +163,11 @@ class _Trial:
         self._delay = delay
         self._arrived: list[tuple[float, Mapping[str, Any]]] = []
         self._queue = f"{settings.namespace}.check-{uuid.uuid4().hex[:12]}"
-        #: By its id, a message has its lane, where there are several.
+        #: If there are several lanes, the message's id decides its lane.
         self._properties = {"message_id": self._queue, "delivery_mode": 2}
-        #: Of our transport, to publish as applications do.
+        #: A channel of our transport, to publish as applications do.
         self._channel = connection.channel()
-        #: Of py-amqp, which shows a message as it came.
+        #: A channel of py-amqp, which shows the message unchanged.
         self._raw = amqp.Channel(connection.connection)
 
     @property
@@ -174,7 +176,7 @@ class _Trial:
         return self._queue
 
     def prepare(self) -> Finding:
-        """Declare the private queue, and what a publish with this delay needs."""
+        """Declare the private queue and the parts that a publish with this delay needs."""
         try:
             self._channel.queue_declare(self._queue, exclusive=True, auto_delete=True)
         except AccessRefused as exc:
@@ -188,7 +190,7 @@ class _Trial:
         before = self._missing(sum(parts, Part()))
         try:
             if self._settings.declare == "never":
-                # Applications bind nothing there, and need not: it is done for their queues.
+                # Applications do not bind there: the transport does it for their queues.
                 topology = self._topology
                 declare(self._connection, topology, topology.to_queue(self._queue))
             now = time.time_ns() // 1000
@@ -201,9 +203,9 @@ class _Trial:
         return self._prepared(parts[plan.lane], before)
 
     def send_and_wait(self, patience: float) -> float | None:
-        """Publish, and return after how many seconds the message came, or None.
+        """Publish, and return the seconds until the message arrived; None if it did not.
 
-        :param patience: how many seconds to wait.
+        :param patience: seconds to wait.
         """
         message = amqp.Message(
             "kombu-binary-delay check",
@@ -235,7 +237,7 @@ class _Trial:
         return self._arrived[0][0] - began if self._arrived else None
 
     def way(self) -> Finding:
-        """Describe in which queues of the ladder the message waited."""
+        """Return a finding about the ladder's queues in which the message waited."""
         waits = {
             each.name: each.wait
             for lane in self._lanes()
@@ -252,7 +254,7 @@ class _Trial:
         return Finding("way", "note", "the message does not say in which queues it waited")
 
     def lost(self, expected: float) -> Finding:
-        """Describe a message that did not come."""
+        """Return a finding about a message that did not arrive."""
         parking = self._topology.parking
         return Finding(
             "delay",
@@ -263,11 +265,11 @@ class _Trial:
         )
 
     def close(self) -> None:
-        """Delete the queue; its bindings go with it."""
-        # Where the connection broke, the queue went with it.
+        """Delete the queue and so its bindings."""
+        # If the connection broke, the broker has deleted the queue.
         with suppress(OSError, amqp.AMQPError):
             if self._raw.is_open:
-                # First: the broker tells a consumer whose queue is deleted.
+                # First, because the broker notifies a consumer whose queue is deleted.
                 self._raw.close()
             self._channel.queue_delete(self._queue)
 
@@ -279,12 +281,12 @@ class _Trial:
         return self._topology.lanes(self._settings.lanes)
 
     def _needed(self, lane: Topology) -> Part:
-        """Return what a publish with this delay needs in a lane."""
+        """Return the parts that a publish with this delay needs in a lane."""
         height = lane.needs(lane.ladder.digits(self._delay))
         return sum(lane.levels[: height + 1], lane.base)
 
     def _missing(self, part: Part) -> set[str] | None:
-        """Find what of a part does not exist; None where this user may not ask."""
+        """Return the names in a part that do not exist; None if this user may not ask."""
         exchanges = {each.name for each in part.exchanges}
         queues = {each.name for each in part.queues}
         try:

@@ -1,7 +1,7 @@
-"""Declare what is missing from a ladder, and mend the ways behind it.
+"""Declare the missing parts of a ladder, and repair its delivery side.
 
-Nothing that may hold messages is deleted or changed: no exchange and no queue. The only bindings
-that are removed are stale ones on the delivery side.
+It deletes or changes no exchange and no queue, so no messages are lost. It removes only stale
+bindings on the delivery side.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
     must_exist: bool = False,
     amendments: Part,
 ) -> Creation:
-    """Make what :func:`~.verify` finds missing, and leave what exists as it is.
+    """Declare the parts that :func:`~.verify` finds missing, without changes to existing ones.
 
     :param connection: a :class:`kombu.Connection`.
     :param lanes: the ladders that lead to one delivery side.
-    :param declares: as in ``verify``, and so are the others.
-    :raises TopologyError: where the broker refuses.
+    :param declares: as in ``verify``; the same holds for the other parameters.
+    :raises TopologyError: if the broker refuses.
     """
     snapshot = Snapshot.read(management)
     wanted = Part()
@@ -52,7 +52,7 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
 
 
 def absent(part: Part, snapshot: Snapshot) -> Part:
-    """Return what of a part does not exist, without the bindings that could not be made."""
+    """Return the missing objects of a part, without bindings that cannot be declared."""
     exchanges = tuple(each for each in part.exchanges if each.name not in snapshot.exchanges)
     queues = tuple(each for each in part.queues if each.name not in snapshot.queues)
     sources = snapshot.exchanges.keys() | {each.name for each in exchanges}
@@ -72,7 +72,7 @@ def absent(part: Part, snapshot: Snapshot) -> Part:
 
 
 def _ladder(topology: Topology, snapshot: Snapshot, *, declares: bool, must_exist: bool) -> Part:
-    """Return what a ladder should have: up to its highest level that exists, or all of it."""
+    """Return the required part of a ladder: up to its highest existing level, or all of it."""
     top = levels_made(topology, snapshot)
     if must_exist and top < 0:
         return Part()
@@ -80,7 +80,7 @@ def _ladder(topology: Topology, snapshot: Snapshot, *, declares: bool, must_exis
     part = sum((each for level, each in parts.items() if level <= top or not declares), Part())
     if declares:
         return part
-    # Who declares nothing enters by the levels.
+    # Programs that declare nothing enter by the levels.
     entries = part.entry_exchanges - snapshot.exchanges.keys()
     return Part(
         tuple(each for each in part.exchanges if each.name not in entries),

@@ -1,4 +1,4 @@
-"""What an operator does about a finding, with the exact command. Pure."""
+"""Remedies for findings, with the exact commands. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEND = "'verify --fix' mends it"
 
 
 def remake(topology: Topology) -> str:
-    """Say how to replace what cannot be changed."""
+    """Return how to replace objects that cannot be changed."""
     return (
         f"it cannot be changed, only made anew: stop what publishes to it, wait until 'status' "
         f"shows the ladder empty or empty it with 'migrate', then 'teardown --ladder "
@@ -38,15 +38,15 @@ def remake(topology: Topology) -> str:
 
 
 def stop_consumers(place: Place) -> str:
-    """Say how to find who consumes from a level."""
+    """Return how to find the consumers of a level."""
     return f"stop them: 'rabbitmqctl list_consumers -p {shlex.quote(place.vhost)}' names them"
 
 
 def unbind(place: Place, binding: Binding) -> str:
-    """Say how to remove a binding that is somebody's."""
+    """Return how to remove a foreign binding."""
     if binding.arguments:
         return "if nobody needs it, remove it on the exchange's page of the management interface"
-    # The API's own name of a binding is its key, encoded once; a path is encoded once more.
+    # The API names a binding by its key, encoded once; in a path, that is encoded once more.
     name = quote(binding.key, safe="") or "~"
     words = (place.vhost, "e", binding.source, "q" if binding.to_queue else "e")
     path = "/".join(quote(each, safe="") for each in (*words, binding.destination, name))
@@ -55,7 +55,7 @@ def unbind(place: Place, binding: Binding) -> str:
 
 
 def narrow(vhost: str, policy: Mapping[str, Any], namespace: str, *, operator: bool) -> str:
-    """Say how to let a policy leave out what is ours."""
+    """Return how to change a policy so that it does not match our objects."""
     pattern = f"^(?!{re.escape(namespace)}\\.).*(?:{policy['pattern']})"
     verb = "set_operator_policy" if operator else "set_policy"
     words = [
@@ -76,10 +76,10 @@ def narrow(vhost: str, policy: Mapping[str, Any], namespace: str, *, operator: b
 def grant(
     vhost: str, user: str, row: Mapping[str, Any] | None, namespace: str, what: Iterable[str]
 ) -> str:
-    """Say how to give a user the permissions that it lacks, beside those that it has.
+    """Return how to add missing permissions to those that a user has.
 
-    :param row: the permissions that it has; None for none.
-    :param what: those that it lacks: ``configure``, ``write``, ``read``.
+    :param row: the permissions that the user has; None for none.
+    :param what: the missing ones: ``configure``, ``write``, ``read``.
     """
     lacking = set(what)
     ours = f"^{re.escape(namespace)}\\."

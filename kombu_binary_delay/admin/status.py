@@ -1,4 +1,4 @@
-"""What waits, level by level, on every ladder of a namespace; what is parked; what is stuck."""
+"""Count delayed messages, level by level, on every ladder of a namespace; also parked and stuck."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .trouble import Expected, alarms, missing
 class Waiting:
     """One queue in which messages wait.
 
-    ``level`` is the level that it belongs to; None for a queue that serves one delay alone.
-    ``wait`` is how long they are to wait in it, and ``latest`` the time after which all that it
-    holds now has left the ladder, both in milliseconds. ``leaving`` of its messages are due, on
-    their way out of it.
+    ``level`` is the level that it belongs to; None for a queue that serves one delay only.
+    ``wait`` is how long messages wait in it, and ``latest`` the time after which all its present
+    messages have left the ladder, both in milliseconds. ``leaving`` is how many of its messages are
+    due and about to leave it.
     """
 
     queue: str
@@ -43,7 +43,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LadderStatus:
-    """One ladder: its queues by their waits, and its messages a second in the last minute."""
+    """One ladder: its queues by their waits, and its messages per second in the last minute."""
 
     name: str
     current: bool
@@ -57,10 +57,10 @@ class LadderStatus:
         return sum(queue.messages for queue in self.queues)
 
     def within(self, milliseconds: int) -> tuple[int, int]:
-        """Forecast how many of them leave within a time: surely, and probably.
+        """Return how many of them leave within a time: at least, and probably.
 
-        A level bounds how long its messages stay. For the probable figure, the time that
-        is left to each is taken to lie anywhere below that, with the same chance.
+        A level bounds how long its messages stay. The probable figure assumes that the remaining
+        times are spread evenly below that.
         """
         surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)
         probably = sum(
@@ -72,12 +72,12 @@ class LadderStatus:
 
 @dataclass(frozen=True)
 class AmendmentsStatus:
-    """What is recorded of what waits.
+    """The amendments recorded for delayed messages.
 
-    :param active: how many ids and keys have amendments that count; None where they cannot
-        be read, or not by this user.
-    :param lag: from the broker's confirm of a record until this program had read it, in
-        milliseconds; None where that was not measured.
+    :param active: how many ids and keys have active amendments; None if this user cannot read
+        them.
+    :param lag: time from the broker's confirm of a record until this program read it, in
+        milliseconds; None if it was not measured.
     """
 
     active: int | None
@@ -88,8 +88,8 @@ class AmendmentsStatus:
 class Status:
     """One look at a virtual host; ``at`` is in seconds since the epoch.
 
-    ``amendments`` is None where there have been none yet, or nobody looked. ``in_relays`` has the
-    relays in which messages wait, and how many.
+    ``amendments`` is None if there have been none yet, or they were not read. ``in_relays`` has the
+    relays that hold messages, and how many.
     """
 
     at: float
@@ -110,15 +110,15 @@ def status(
     expected: Expected | None = None,
     amending: Any = None,
 ) -> Status:
-    """Look at every ladder in the namespace of ``topology``.
+    """Return the status of every ladder in the namespace of ``topology``.
 
-    :param connection: a :class:`kombu.Connection`, which counts what is ready by the moment; the
-        rest, such as rates, is the management API's, and up to ten seconds old.
-    :param expected: the ladders in use, of which missing parts are reported; by default
-        ``topology`` is in use, and nothing is looked for.
+    :param connection: a :class:`kombu.Connection`, which counts ready messages exactly; the other
+        values, such as rates, come from the management API and are up to ten seconds old.
+    :param expected: the ladders in use, whose missing parts are reported; by default, ``topology``
+        is in use, and missing parts are not reported.
     :param amending: a connection by our transport, which reads the amendments and appends a marker
-        to their streams; the same one for several looks reads them once. None to look at none.
-    :raises UnreachableError: where the API does not answer.
+        to their streams; if you reuse it, it reads them once. None does not read amendments.
+    :raises UnreachableError: if the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)
     overview = management.get("overview")
@@ -178,19 +178,19 @@ def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> Amendments
         return None
     amendments = amending.connection.delay_mechanism.amendments
     amendments.catch_up()
-    # To be refused the marker ends the reading, too.
+    # If the broker refuses the marker, the reading ends too.
     could_read = amendments.is_reading
     try:
         lag = amendments.lag()
     except AmendmentError:
-        # It does not answer; what waits is to be seen all the same.
+        # It does not answer; the status is still shown.
         return AmendmentsStatus(None, None)
     active = len(amendments.memory) if could_read else None
     return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
 
 
 def ladder_of(topology: Topology, name: str) -> str | None:
-    """Name the ladder whose level an exchange or queue belongs to; None for the delivery side."""
+    """Return the ladder of a level's exchange or queue; None for the delivery side."""
     found = topology_of_name(name)
     if found is not None:
         return found.prefix
@@ -200,7 +200,7 @@ def ladder_of(topology: Topology, name: str) -> str | None:
 
 
 def _kind(topology: Topology, name: str) -> str:
-    """Return what a queue on the delivery side is: parking, poison or a relay; else nothing."""
+    """Return the kind of a queue on the delivery side: parking, poison or relay; else ""."""
     for form in (topology, TopologyV1(namespace=topology.namespace)):
         for queue_type in QUEUE_TYPES:
             side = replace(form, queue_type=queue_type)
@@ -235,7 +235,7 @@ def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
             Waiting(queue, wait, longest.queue(queue), messages, held, _trouble(row, held), level)
         )
         growth += _rate(row, "messages_details")
-        # Only what publishers send is counted so, not what comes from the level above.
+        # This counts only messages from publishers, not those from the level above.
         rate_in += _rate(row.get("message_stats") or {}, "publish_details")
     waiting.sort(key=lambda each: (each.wait, each.queue))
     return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
@@ -268,7 +268,7 @@ def _trouble(row: Row, held: int) -> str | None:
 def _sources(
     topology: Topology, snapshot: Snapshot, ladders: Iterable[Sequence[str]]
 ) -> dict[str, Source]:
-    """Find what each queue of some ladders is."""
+    """Return the source of each queue of some ladders."""
     return {
         each.name: each
         for queues in ladders
@@ -279,7 +279,7 @@ def _sources(
 class _Longest:
     """The longest way from an exchange to the end of its ladder, in milliseconds.
 
-    It ends where it leaves the ladder: a queue of the user's, whatever its wait, is a destination.
+    It ends where it leaves the ladder: a user's queue, whatever its wait, is a destination.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class _Longest:
 
     def exchange(self, name: str) -> int:
         if name not in self._found:
-            self._found[name] = 0  # also where somebody has bound a circle
+            self._found[name] = 0  # also if a user has bound a circle
             self._found[name] = max(
                 (
                     self.queue(each.destination)

@@ -1,4 +1,4 @@
-"""What an operator is to see first: alarms of nodes, and parts of a ladder that are missing."""
+"""Find what an operator must see first: alarms of nodes, and missing parts of a ladder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Expected:
     """What should exist.
 
     :param lanes: the ladders in use.
-    :param declares: whether programs make what is missing, so that levels that no message has
+    :param declares: whether programs declare missing parts, so that levels that no message has
         needed yet may be missing.
-    :param relays: patterns of the names of queues that need a relay, as the setting has them.
+    :param relays: glob patterns of the queues that need a relay, as in the setting.
     """
 
     lanes: tuple[Topology, ...] = ()
@@ -30,9 +30,9 @@ class Expected:
 
 
 def alarms(management: Management) -> Iterator[str]:
-    """Name each node that is down, or that blocks publishers.
+    """Yield a sentence for each node that is down, or that blocks publishers.
 
-    Nothing where the user may not look: that takes the tag 'monitoring'.
+    Yields nothing if the user lacks the tag 'monitoring'.
     """
     try:
         nodes = management.get("nodes")
@@ -51,10 +51,10 @@ def alarms(management: Management) -> Iterator[str]:
 
 
 def missing(expected: Expected, management: Management, snapshot: Snapshot) -> Iterator[str]:
-    """Say of each ladder in use how many of its parts are missing, or not as they should be."""
+    """Yield a sentence for each ladder in use that has missing or different parts, with a count."""
     if not any(_errors(each, expected, snapshot) for each in expected.lanes):
         return
-    # A level may have been made between one question and the next.
+    # A level may have been declared between two requests.
     snapshot = Snapshot.read(management)
     for topology in expected.lanes:
         if found := _errors(topology, expected, snapshot):

@@ -1,4 +1,4 @@
-"""Compare what exists on a broker with the topology, and name what each difference would cause."""
+"""Compare the objects on a broker with the topology, and report the effect of each difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .management import Management
 from .remedy import HERE, MAKE, Place, grant, narrow, remake, stop_consumers, unbind
 from .snapshot import Snapshot, arguments
 
-#: An error loses, misplaces, hastens or delays messages; a warning may; a note is for information.
+#: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -30,9 +30,9 @@ _NOTHING = Part()
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it should be, what that causes, and what to do about it.
+    """One difference from the topology, its effect, and what to do about it.
 
-    ``remedy`` is empty where there is nothing to do.
+    ``remedy`` is empty if there is nothing to do.
     """
 
     severity: str
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """All differences, the gravest first."""
+    """All differences, the most severe first."""
 
     broker: str
     vhost: str
@@ -53,7 +53,7 @@ class Verification:
 
     @property
     def sound(self) -> bool:
-        """Whether there is no error and no warning."""
+        """Whether there is neither an error nor a warning."""
         return not any(each.severity != "note" for each in self.differences)
 
 
@@ -67,16 +67,16 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     must_exist: bool = False,
     amendments: Part = _NOTHING,
 ) -> Verification:
-    """Compare a virtual host with a topology, and change nothing.
+    """Compare a virtual host with a topology, and return the differences. Changes nothing.
 
-    :param declares: whether applications make what is missing, so that levels that no message has
+    :param declares: whether applications declare missing parts, so that levels that no message has
         needed yet may be missing.
-    :param relays: patterns of the names of queues that need a relay, as the setting has them.
-    :param must_exist: whether the ladder was asked for by its name, so that it is an error where
-        nothing of it exists.
-    :param amendments: what they need on the broker, where they are wanted.
-    :param user: whose permissions to look at; by default the one who asks.
-    :raises UnreachableError: where the management API does not answer.
+    :param relays: glob patterns of the queues that need a relay, as in the setting.
+    :param must_exist: whether it is an error if nothing of the ladder exists, because you asked
+        for it by name.
+    :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
+    :param user: the user whose permissions to check; by default, the API's user.
+    :raises UnreachableError: if the management API does not answer.
     """
     overview = management.get("overview")
     version = str(overview.get("rabbitmq_version", ""))
@@ -95,9 +95,9 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
 
 
 def levels_made(topology: Topology, snapshot: Snapshot) -> int:
-    """Return the highest level of which anything exists; -1 for the base alone, -2 for nothing."""
+    """Return the highest level of which a part exists; -1 for only the base, -2 for nothing."""
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
-    # By anything of it: a message in an entry exchange does not need the level's exchange yet.
+    # Any part counts: a message in an entry exchange does not need the level's exchange yet.
     made = [
         level
         for level, part in parts.items()
@@ -117,7 +117,7 @@ def compare(
 ) -> Iterator[Difference]:
     """Compare the exchanges, queues and bindings of the ladder side. Pure.
 
-    :param place: what the commands of remedies name.
+    :param place: the virtual host and API that the commands of remedies name.
     """
     parts = {-1: topology.base, **dict(enumerate(topology.levels))}
     top = levels_made(topology, snapshot)
@@ -170,7 +170,7 @@ def _part(
 ) -> Iterator[Difference]:
     entry_exchanges = part.entry_exchanges
     for exchange in part.exchanges:
-        # Who declares nothing enters by the levels.
+        # Programs that declare nothing enter by the levels.
         if declares or exchange.name in snapshot.exchanges or exchange.name not in entry_exchanges:
             yield from _exchange(topology, exchange, snapshot.exchanges.get(exchange.name))
     for queue in part.queues:
@@ -291,7 +291,7 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
 
 
 def _strangers(topology: Topology, snapshot: Snapshot, place: Place) -> Iterator[Difference]:
-    """Find bindings from the levels that are none of ours."""
+    """Yield bindings from the levels that are not part of the topology."""
     ours = {each for part in topology.levels for each in part.bindings}
     if topology.mirrors:
         ours |= {
@@ -459,7 +459,7 @@ def _unjudged(what: str, pattern: str, name: str) -> Difference:
 def _policy_of(
     queue: str, given: Mapping[str, Any], policies: Iterable[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Find the policy that RabbitMQ would apply: of those that match, the one of most priority."""
+    """Return the policy that RabbitMQ applies: the matching one with the highest priority."""
     kind = str(given.get("x-queue-type", "classic"))
     kinds = ("all", "queues", "streams" if kind == "stream" else f"{kind}_queues")
     matching = [
@@ -471,10 +471,10 @@ def _policy_of(
 
 
 def _matches(pattern: str, name: str) -> bool | None:
-    """Whether a pattern of RabbitMQ's matches; None for one that Python does not read as Erlang."""
+    """Return whether a RabbitMQ pattern matches; None if Python may read it unlike Erlang."""
     try:
         with warnings.catch_warnings():
-            # Such as of [[:alpha:]], which is a class of characters there.
+            # For example about [[:alpha:]], which is a character class in Erlang.
             warnings.simplefilter("error")
             return re.search(pattern, name, re.ASCII) is not None
     except (re.error, Warning):
@@ -484,11 +484,11 @@ def _matches(pattern: str, name: str) -> bool | None:
 def _breaks(
     definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what a policy does to a queue with these arguments: how grave, by which key, and what.
+    """Yield a policy's effects on a queue with these arguments: severity, key and effect.
 
-    Of two numbers, RabbitMQ takes the lower. Of two dead-letter exchanges, and two dead-letter
-    strategies, it takes the argument, so that a policy changes nothing. Of ``overflow``, a quorum
-    queue takes the policy's, and a classic one the argument.
+    Of two numbers, RabbitMQ uses the lower. For dead-letter exchanges and strategies, it uses the
+    argument, so a policy changes nothing. For ``overflow``, a quorum queue uses the policy's value,
+    and a classic queue the argument.
     """
     if given.get("x-queue-type") == "stream":
         yield from _shortens(definition, given)
@@ -528,7 +528,7 @@ def _breaks(
 def _shortens(
     definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what a policy does to a stream: of two limits, RabbitMQ takes the lower."""
+    """Yield a policy's effects on a stream: of two limits, RabbitMQ uses the lower."""
     forgets = "records are forgotten sooner: what was cancelled may run"
     age, wanted = definition.get("max-age"), given.get("x-max-age")
     if age is not None and (wanted is None or milliseconds(age) < milliseconds(wanted)):
@@ -570,7 +570,7 @@ def _permissions(
         if any(_matches(mine[0][what] or "^$", name) is False for name in on)
     ]
     for what, on in needed.items():
-        # To RabbitMQ, an empty pattern matches nothing here.
+        # In permissions, an empty pattern matches nothing.
         pattern = mine[0][what] or "^$"
         if _matches(pattern, "") is None:
             yield _unjudged(f"permissions of {user}", pattern, on[0])

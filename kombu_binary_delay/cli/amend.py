@@ -1,4 +1,4 @@
-"""``cancel`` and ``reschedule``: amend what waits."""
+"""``cancel`` and ``reschedule``: amend delayed tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .values import Moment
 
 
 def _select(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a subcommand its tasks: by their ids, or by what the source of ``tasks`` finds."""
+    """Add the options that select tasks: by ids, or by patterns as for ``tasks``."""
     options: list[Callable[..., Any]] = [
         click.argument("ids", metavar="[ID]...", nargs=-1),
         click.option(
@@ -155,9 +155,9 @@ def _amend(
         act = partial(
             admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
         )
-        # Bad ids, and a broker that cannot, before anybody is asked.
+        # Find bad ids, and a broker without support, before the user is asked.
         planned = act(dry_run=True)
-        # Ids in the command itself have been looked at by whoever typed them.
+        # The user has seen ids that are in the command itself.
         if chosen.dues and not dry_run and not typed:
             printer.confirm(f"{action} {_tasks(tuple(chosen.dues))}", yes=yes)
         done = planned if dry_run else act()

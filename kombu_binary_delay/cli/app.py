@@ -1,4 +1,4 @@
-"""Import the Celery app that ``-A`` names, and say in one sentence why that fails."""
+"""Import the Celery app that ``-A`` names; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import click
 
 
 def load_app(name: str) -> Any:
-    """Import a Celery app, as Celery's own ``-A`` does.
+    """Import and return a Celery app, as Celery's ``-A`` does.
 
     :param name: ``package.module``, or ``package.module:attribute``.
-    :raises click.UsageError: where there is no such app, or its module raises an error.
+    :raises click.UsageError: if there is no such app, or its module raises an error.
     """
     try:
         from celery.app.utils import find_app  # noqa: PLC0415 - Celery is no dependency
@@ -22,21 +22,21 @@ def load_app(name: str) -> Any:
     missing = _missing_modules(module)
     try:
         return find_app(name)
-    # What a module raises when it is imported may be anything.
+    # A module may raise any error when it is imported.
     except Exception as exc:
         reason = _why(exc, module, attribute, missing)
         raise click.UsageError(f"no Celery app can be loaded from {name!r}: {reason}") from exc
 
 
 def _missing_modules(module: str) -> set[str]:
-    """Return by which names a module is reported that does not exist: its own, and its parents'."""
+    """Return the names that Python may report for a missing module: its own, and its parents'."""
     words = module.split(".")
     return {".".join(words[:count]) for count in range(1, len(words) + 1)}
 
 
 def _why(exc: Exception, module: str, attribute: str, missing: set[str]) -> str:
     if isinstance(exc, ModuleNotFoundError):
-        # Celery tries `module:attribute` as the name of a module at last.
+        # Last, Celery tries `module:attribute` as the name of a module.
         if attribute and exc.name == f"{module}:{attribute}":
             return f"the module {module} has no app named {attribute!r}"
         if exc.name in missing:

@@ -1,4 +1,4 @@
-"""Which broker, app and settings an operator asks for, before the subcommand and after it."""
+"""The options for broker, app and settings, before the subcommand and after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = "asked_"
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for; nothing of it has been looked at yet.
+    """The values of the options, not checked yet.
 
     :param app: a Celery app, or the name of one; None for none.
     :param broker: a URL; None for the app's, or the default.
@@ -35,9 +35,9 @@ class Asked:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def target(self) -> Target:
-        """Load the app, and find out where its broker is.
+        """Load the app, and return its broker with the settings.
 
-        :raises click.UsageError: for an app, a broker or settings that are invalid.
+        :raises click.UsageError: for an invalid app, broker or setting.
         """
         app = load_app(self.app) if isinstance(self.app, str) else self.app
         target = Target.of(app, self.broker, self.management, self.given)
@@ -50,10 +50,10 @@ class Asked:
 
 
 def place_options(*, after: bool) -> list[click.Option]:
-    """Make the options ``--app``, ``--broker`` and ``--management``, and one for each setting.
+    """Return the options ``--app``, ``--broker`` and ``--management``, and one for each setting.
 
-    :param after: whether for a subcommand. What is given there counts over what is given before
-        it and in the environment.
+    :param after: whether they are for a subcommand. Options after it override those before it and
+        in the environment.
     """
 
     def option(*names: str, envvar: str | None = None, **more: Any) -> click.Option:
@@ -88,7 +88,7 @@ def place_options(*, after: bool) -> list[click.Option]:
 
 
 def asked_before(context: click.Context, params: Mapping[str, Any], app: Any) -> Asked:
-    """Read the options of the group.
+    """Return the values of the group's options.
 
     :param app: the Celery app that Celery's own command has loaded; None for none.
     """
@@ -104,7 +104,7 @@ def asked_before(context: click.Context, params: Mapping[str, Any], app: Any) ->
 
 
 def asked_after(before: Asked, params: dict[str, Any]) -> Asked:
-    """Take the options that stand after a subcommand, and take them out of its parameters."""
+    """Return the options after a subcommand, and remove them from its parameters."""
     names = [name for name in params if name.startswith(_PREFIX)]
     given = {
         name[len(_PREFIX) :]: value for name in names if (value := params.pop(name)) is not None
@@ -116,7 +116,7 @@ def asked_after(before: Asked, params: dict[str, Any]) -> Asked:
 
 
 def accepts_places(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a subcommand the options that may also stand before it."""
+    """Add to a subcommand the options that may also stand before it."""
     made = vars(function).setdefault("__click_params__", [])
     # Click lists them in the reverse order.
     made[:0] = reversed(place_options(after=True))

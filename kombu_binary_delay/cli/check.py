@@ -72,7 +72,7 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
         if not fine:
             yield Finding("delay", "note", "nothing was sent, and nothing declared")
             return
-    # The message is not one for the journal; and a queue for this one delay would outlive it.
+    # Keep the message out of the journal; and a queue for this delay would outlive the check.
     given = {**broker.given, "journal": None, "queue_per_delay": False}
     broker = replace(broker, given=given)
     with broker.delaying() as connection:

@@ -1,4 +1,4 @@
-"""What every subcommand has: ``--json``, one way to say what went wrong, and an exit code."""
+"""What every subcommand has: ``--json``, uniform error messages, and an exit code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .connect import Target
 from .failures import BROKER_ERRORS, in_words
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
-#: Of a program that the signal SIGPIPE ends, as a shell has it.
+#: A shell's exit code for a program that SIGPIPE ends.
 _CLOSED = 128 + 13
 
 
 @dataclasses.dataclass
 class Printer:
-    """Where a subcommand prints: a value as JSON, or what is drawn of it."""
+    """The output of a subcommand: prints a value as JSON, or as text."""
 
     as_json: bool
 
@@ -37,27 +37,27 @@ class Printer:
         """Print a value.
 
         :param drawn_by: the function of :mod:`~kombu_binary_delay.cli.output` that draws it.
-        :param dry: whether nothing was done.
-        :param more: goes into the JSON only.
+        :param dry: whether it was a dry run.
+        :param more: further values, only for the JSON.
         """
         if self.as_json:
             more = {**more, "dry_run": True} if dry else more
             click.echo(json.dumps({**dataclasses.asdict(value), **more}, default=str))
             return
-        # Rich comes with the extra `cli`: without it, the JSON is still to be had.
+        # Rich comes with the extra `cli`; JSON works without it.
         from . import output  # noqa: PLC0415 - see above
 
         draw = getattr(output, drawn_by)
         output.console().print(output.dry(draw(value, dry=True)) if dry else draw(value))
 
     def log(self, text: str) -> None:
-        """Say what goes on, beside the result."""
+        """Print a message about progress, apart from the result."""
         click.echo(wrapped(text), err=True)
 
     def confirm(self, text: str, *, yes: bool) -> None:
-        """Say what comes next and, on a terminal, ask for consent.
+        """Print what happens next and, on a terminal, ask for consent.
 
-        :param yes: whether the user has consented already.
+        :param yes: whether the user has already consented.
         :raises OperationError: if the user says no.
         """
         self.log(text)
@@ -66,9 +66,9 @@ class Printer:
 
 
 def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
-    """Give a subcommand its broker, its output and its exit code.
+    """Return a function that runs a subcommand with its broker and output, and sets the exit code.
 
-    :param drawn: whether it shows something by :meth:`Printer.show`.
+    :param drawn: whether it uses :meth:`Printer.show`.
     """
 
     @accepts_places
@@ -83,7 +83,7 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
             if drawn and not as_json:
                 _need_rich()
             target = asked.target()
-            # Before a broker is tried that is perhaps not the one of the settings.
+            # Before a connection to a broker that may not be the one of the settings.
             _ = target.settings
             code = function(target, printer, **given) or OK
         except click.ClickException as exc:
@@ -93,7 +93,7 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
         except BinaryDelayError as exc:
             code = _fail(printer, _code(exc), exc)
         except BROKER_ERRORS as exc:
-            # The connection to the broker may be such a pipe as well.
+            # The connection to the broker may also be such a pipe.
             if isinstance(exc, BrokenPipeError) and _output_is_closed():
                 code = _CLOSED
             else:
@@ -104,7 +104,7 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
 
 
 def _output_is_closed() -> bool:
-    """Whether nobody reads the output any more, as behind ``head``; if so, open it to nowhere."""
+    """Return whether the output is closed, as by ``head``; if so, redirect it to nowhere."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -115,13 +115,16 @@ def _output_is_closed() -> bool:
     poll.register(output, 0)
     closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     if closed:
-        # Python writes what is left in its buffer when it ends.
+        # Python writes the rest of its buffer when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return closed
 
 
 def _need_rich() -> None:
-    """Find out before anything is done whether what was done can be shown."""
+    """Check that Rich is installed, before the subcommand does anything.
+
+    :raises click.UsageError: if it is not.
+    """
     try:
         from . import output  # noqa: F401, PLC0415 - it comes with the extra `cli`
     except ModuleNotFoundError as exc:
@@ -147,7 +150,7 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
 
 
 def wrapped(text: str) -> str:
-    """Break lines between words where a terminal would break them anywhere."""
+    """Return text with its lines broken between words, to the terminal's width."""
     if not sys.stderr.isatty():
         return text
     return textwrap.fill(

@@ -1,4 +1,4 @@
-"""Which broker and which settings: from a Celery app, options or the environment."""
+"""Find the broker and the settings: from a Celery app, options or the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kombu_binary_delay.model.versions import QUORUM_SINCE, has_streams, is_sinc
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
-#: Where a broker is named if neither an option nor a variable nor an app says it.
+#: The name of the default URL, if neither an option nor a variable nor an app names a broker.
 NOTHING = "the default"
 _OF_A_LADDER = (
     "tick",
@@ -40,16 +40,16 @@ _OF_A_LADDER = (
 
 @dataclass
 class Target:
-    """What the options of the group, before the subcommand, have said."""
+    """A broker and its settings, from the options of the group."""
 
     url: str = DEFAULT_URL
     ssl: Any = None
     login_method: str | None = None
-    #: What counts where the URL does not say it, as Celery hands it to Kombu.
+    #: Connection parameters for what the URL does not name, as Celery passes them to Kombu.
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     management_url: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
-    #: The option or setting that names the broker, for whoever is to change it.
+    #: The option or setting that names the broker, for error messages.
     option: str = NOTHING
     #: The Celery app, if one was named.
     app: Any = field(default=None, repr=False)
@@ -58,7 +58,7 @@ class Target:
     def of(
         cls, app: Any, url: str | None, management_url: str | None, given: Mapping[str, Any]
     ) -> Target:
-        """Take what a Celery app says, and what options say instead.
+        """Return a target from a Celery app's configuration, overridden by options.
 
         :raises click.UsageError: for an invalid broker or invalid settings.
         """
@@ -72,8 +72,8 @@ class Target:
                 url = app.conf.broker_write_url or app.conf.broker_url
                 ssl = app.conf.broker_use_ssl or _is_over_tls(app.conf.broker_transport)
                 login_method = app.conf.broker_login_method
-                # Without a URL, Celery's connection is to this host, and our own default URL would
-                # say a user.
+                # Without a URL, Celery connects to this host, and our default URL would name a
+                # user.
                 url = url or "localhost"
                 defaults = {
                     "userid": app.conf.broker_user,
@@ -87,7 +87,7 @@ class Target:
         for each in url.split(";"):
             _check(each)
         url, said = for_kombus_transport(url)
-        # As our transport has it: what the URL says of TLS counts over the app.
+        # As in our transport, the URL's TLS parameters override the app's.
         return cls(url, said or ssl, login_method, defaults, management_url, given, option, app)
 
     @property
@@ -96,11 +96,11 @@ class Target:
         return Settings.from_transport_options({KEY: self.given})
 
     def plain(self) -> Any:
-        """Connect by Kombu's own transport."""
+        """Return a connection by Kombu's own transport."""
         return self._connect()
 
     def delaying(self) -> Any:
-        """Connect by ours."""
+        """Return a connection by our transport."""
         return self._connect(
             transport="kombu_binary_delay:Transport", transport_options={KEY: dict(self.given)}
         )
@@ -118,9 +118,9 @@ class Target:
     def lanes(
         self, connection: Any = None, ladder: str | None = None, *, ahead: bool = False
     ) -> list[Topology]:
-        """Compute the topologies of the ladders that are used side by side; most often one.
+        """Return the topologies of the ladders that are used side by side; most often one.
 
-        :param ahead: whether to list the one for urgent messages even if it does not exist yet.
+        :param ahead: whether to include the one for urgent messages even if it does not exist yet.
         """
         topology = self.topology(connection, ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
@@ -128,14 +128,14 @@ class Target:
             return lanes
         urgent = topology.for_urgent()
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
-        # It may be left from before an upgrade.
+        # It may be from before an upgrade.
         with Probe(connection) as probe:
             if needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct))):
                 lanes.append(urgent)
         return lanes
 
     def part(self, lanes: Sequence[Topology]) -> Part:
-        """Put the whole of ladders that lead to one delivery side together."""
+        """Return all parts of ladders that lead to one delivery side."""
         wholes = [self._whole(each) for each in lanes]
         return Part(
             tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
@@ -151,15 +151,15 @@ class Target:
         return topology.whole + topology.direct_base + Part(bindings=enter)
 
     def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
-        """Compute what amendments need, if the settings want them and the broker has streams.
+        """Return what amendments need, if the settings enable them and the broker has streams.
 
-        :param server: the properties that the broker has sent of itself; None for any that can.
+        :param server: the properties that the broker has sent; None for any broker with streams.
         """
         can = server is None or has_streams(server)
         return amendments_part(self.settings) if self.settings.amendments and can else Part()
 
     def on(self, topology: Topology) -> Target:
-        """Take a ladder of our own in place of that of the settings."""
+        """Return a target with another of our ladders in place of that of the settings."""
         if topology.version != VERSION:
             raise click.BadParameter(
                 f"{topology.prefix} has the form {topology.version}, which programs no longer "
@@ -183,13 +183,13 @@ class Target:
         return replace(self, given=given)
 
     def management(self, connection: Any) -> Management:
-        """Find the management API of a connection's broker."""
+        """Return the management API of a connection's broker."""
         return Management.of(connection, self.management_url)
 
     def topology(self, connection: Any = None, ladder: str | None = None) -> Topology:
-        """Compute the topology, of a ladder by its name, or else of the settings.
+        """Return the topology of a named ladder, or of the settings.
 
-        :param connection: where the broker's version decides the type of queues.
+        :param connection: its broker's version decides the type of queues.
         """
         if ladder is None:
             can_quorum = connection is None or is_since(
@@ -221,7 +221,7 @@ def _settings_of(app: Any) -> Mapping[str, Any]:
 
 
 def _is_over_tls(transport: Any) -> bool:
-    """Whether a transport that is named beside the URL is one over TLS, whatever the URL says."""
+    """Return whether a transport that is named beside the URL uses TLS, whatever the URL says."""
     if not transport:
         return False
     try:
@@ -231,7 +231,7 @@ def _is_over_tls(transport: Any) -> bool:
 
 
 def _check(url: str) -> None:
-    """Check the URL of a broker; its words are secret."""
+    """Check the URL of a broker, without repeating it in errors: it has a password."""
     if "://" not in url:
         return
     if not is_broker_url(url):
@@ -241,7 +241,7 @@ def _check(url: str) -> None:
     try:
         parse_url(url)
     except (ValueError, KeyError) as exc:
-        # Not what it says: that has a part of the password.
+        # Without the original message: it has a part of the password.
         raise click.UsageError(
             "the URL of the broker cannot be read; write what is special in its user, password "
             "and virtual host percent-encoded, such as %2F for a slash"

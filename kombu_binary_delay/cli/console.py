@@ -15,21 +15,21 @@ from rich.text import Text
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to the subcommand what happens if nobody reads the output any more."""
+        """Raise the error, so that the subcommand decides what happens if the output is closed."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Make a console; where there is no terminal, without colour."""
-    # Names are shown as they are, whatever Rich could read in them.
+    """Return a console; without colour if there is no terminal."""
+    # Show names literally: Rich must not read markup in them.
     as_it_is = partial(_Console, highlight=False, markup=False, emoji=False)
     made = as_it_is()
     return made if made.is_terminal else as_it_is(width=_width())
 
 
 def _width() -> int:
-    """Return how wide what is piped may be: as the terminal, or else enough for tables."""
-    # Of `status | less`, only the output is no terminal.
+    """Return the width of piped output: the terminal's, or else enough for tables."""
+    # In `status | less`, only the output is not a terminal.
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def _width() -> int:
 
 
 def hanging(mark: str, text: str, style: str) -> RenderableType:
-    """Draw a paragraph whose lines all begin behind a mark."""
+    """Return a paragraph whose lines all begin after a mark."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, style=style)
     grid.add_column(overflow="fold", style=style)
@@ -46,16 +46,16 @@ def hanging(mark: str, text: str, style: str) -> RenderableType:
 
 
 def lines_of(drawn: Iterable[RenderableType], on: Console) -> list[list[Segment]]:
-    """Draw lines of a terminal."""
+    """Return what is drawn as lines of a terminal."""
     return [line for each in drawn for line in on.render_lines(each, pad=False)]
 
 
 def cropped(
     top: Iterable[RenderableType], body: Iterable[RenderableType], on: Console
 ) -> RenderableType:
-    """Draw what fits on a terminal: all of the top, and of the body as much as there is room for.
+    """Return what fits on a terminal: all of the top, and as much of the body as possible.
 
-    A top that alone is too high is cut as well, so that at least two lines of the body are seen.
+    If the top alone is too high, it is cut too, so that at least two lines of the body are shown.
     """
     room = on.size.height - 1
     head, rest = lines_of(top, on), lines_of(body, on)

@@ -1,4 +1,4 @@
-"""``create``: make the ladder ahead of its first message."""
+"""``create``: declare the ladder ahead of its first message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``explain``: the way of one message, or the story of one task."""
+"""``explain``: the route of one message, or the story of one task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``export``: the topology for infrastructure as code, and for the eye."""
+"""``export``: the topology for infrastructure as code, and as drawings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .connect import Target
 from .values import Delay
 
 _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
-#: What is made of these is to be complete; the others are to be looked at.
+#: These formats must be complete; the others are drawings.
 _TO_BE_MADE = ("definitions", "kubernetes", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
 

@@ -1,4 +1,4 @@
-"""What went wrong with a broker, in words: what was tried, and what to change."""
+"""Error messages about a broker: what failed, and what to change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kombu_binary_delay.admin import UnreachableError
 
 from .connect import NOTHING, Target
 
-#: What Kombu raises for a broker that does not answer, or refuses. A host's name of odd
-#: characters is a UnicodeError.
+#: The errors that Kombu raises if a broker does not answer, or refuses. An invalid character in a
+#: host name raises UnicodeError.
 BROKER_ERRORS = (amqp.AMQPError, OperationalError, OSError, UnicodeError)
 _PORT, _TLS_PORT = 5672, 5671
 
 
 @contextmanager
 def named(*targets: Target) -> Iterator[None]:
-    """Name the broker in what goes wrong with one that is not the subcommand's own.
+    """Name the broker in errors of a broker other than the subcommand's own.
 
-    :raises UnreachableError: for whatever goes wrong with it.
+    :raises UnreachableError: for any error of that broker.
     """
     try:
         yield
@@ -34,9 +34,9 @@ def named(*targets: Target) -> Iterator[None]:
 
 
 def in_words(exc: BaseException, *targets: Target) -> str:
-    """Write what went wrong between this program and a broker.
+    """Return a message about an error between this program and a broker.
 
-    :param exc: what Kombu, py-amqp or the operating system has raised.
+    :param exc: the error that Kombu, py-amqp or the operating system has raised.
     :param targets: the brokers that were in use.
     """
     exc = _cause(exc)
@@ -92,7 +92,7 @@ def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:
 
 
 def _cause(exc: BaseException) -> BaseException:
-    """Return what Kombu's own errors stand for."""
+    """Return the original error behind one of Kombu's."""
     while (
         not isinstance(exc, (amqp.AMQPError, OSError, UnicodeError)) and exc.__cause__ is not None
     ):
@@ -101,7 +101,7 @@ def _cause(exc: BaseException) -> BaseException:
 
 
 def _place(target: Target) -> str:
-    """Write hosts and ports, virtual host and user, and never a password."""
+    """Return hosts and ports, virtual host and user as text, never a password."""
     first = target.plain()
     return (
         f"{_hosts(target)} (virtual host {first.virtual_host or '/'}, "
@@ -120,7 +120,7 @@ def _port(connection: Connection) -> int:
 
 
 def _other(target: Target | None) -> str:
-    """Write which option or setting to change."""
+    """Return which option or setting to change, as text."""
     if target is None:
         return ""
     if target.option == NOTHING:

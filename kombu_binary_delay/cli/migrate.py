@@ -1,4 +1,4 @@
-"""``migrate`` and ``transfer``: move what waits."""
+"""``migrate`` and ``transfer``: move delayed messages."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from kombu_binary_delay.settings import Settings
 
-#: A setting that is for programs which publish only.
+#: Settings that only publishing programs use.
 NOT_FOR_OPERATORS = ("protocol_1",)
 HELP = {
     "tick": "The smallest delay, in milliseconds; delays are rounded up to whole ticks.  "
@@ -51,10 +51,10 @@ HELP = {
 
 
 def settings_options(prefix: str = "") -> list[click.Option]:
-    """Make an option for each setting.
+    """Return an option for each setting.
 
-    :param prefix: of the parameters' names. With one, the options are not listed in the help, and
-        read no variable of the environment.
+    :param prefix: the prefix of the parameters' names. With one, the options are not listed in the
+        help, and do not read environment variables.
     """
     made = []
     for each in fields(Settings):

@@ -1,4 +1,4 @@
-"""What a terminal shows of the values that operations return."""
+"""Draw the values that operations return, for a terminal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def explanation(value: Explanation) -> RenderableType:
-    """Draw the way of one message."""
+    """Draw the route of one message."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -82,7 +82,7 @@ def _digits(value: Explanation) -> Text:
 
 
 def call(task: WaitingTask) -> str:
-    """Write a task as it would be called."""
+    """Return a task as the text of its call."""
     if task.name is None:
         return "(no task)"
     kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
@@ -93,12 +93,12 @@ _WIDE = 110  # columns, from which on a task has one line
 
 
 def tasks_that_fit(on: Console) -> int:
-    """Return how many tasks a terminal has room for, above what is said below them."""
+    """Return how many tasks fit on a terminal, above the lines below them."""
     return (on.size.height - 7) // (1 if on.width >= _WIDE else 2)
 
 
 def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
-    """Draw waiting tasks, in a line each or, on a narrow terminal, in two."""
+    """Draw delayed tasks, in a line each or, on a narrow terminal, in two."""
     width = console().width
     if not value or width < _WIDE:
         return Group(*task_lines(value, width), foot)
@@ -142,7 +142,7 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
 
 
 def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
-    """Say how many there are, from where they were read, and what is not among them."""
+    """Draw how many tasks there are, where they were read, and what is not included."""
     those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
     lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
     if found.complete:
@@ -180,7 +180,7 @@ _STATES = {
 
 
 def story(value: Story) -> RenderableType:
-    """Draw what is known of one task."""
+    """Draw the story of one task."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(no_wrap=True, overflow="ellipsis")
@@ -210,7 +210,7 @@ def story(value: Story) -> RenderableType:
 
 
 def verification(value: Verification) -> RenderableType:
-    """Draw what is not as it should be, with what to do about it."""
+    """Draw the differences, each with its remedy."""
     head = Text.assemble(
         ("RabbitMQ ", "dim"),
         value.broker,
@@ -231,7 +231,7 @@ def verification(value: Verification) -> RenderableType:
 def _difference(value: Difference, said: set[str]) -> RenderableType:
     """Draw a difference.
 
-    :param said: commands that were shown already.
+    :param said: commands that were already shown.
     """
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, min_width=7)
@@ -249,14 +249,14 @@ def _difference(value: Difference, said: set[str]) -> RenderableType:
 
 
 def fixed(value: Creation) -> RenderableType:
-    """Draw what was mended."""
+    """Draw what was repaired."""
     if value == Creation((), (), (), 0):
         return Text("nothing to mend here that is safe", style="yellow")
     return Group(Text("mended:", style="green"), creation(value))
 
 
 def creation(value: Creation, *, dry: bool = False) -> RenderableType:
-    """Draw what was made, or would be."""
+    """Draw what was declared, or would be."""
     stale = f", and {value.removed_bindings:,} removed" if value.removed_bindings else ""
     existing = f"; {len(value.existing):,} exist already" if value.existing else ""
     return Group(
@@ -293,7 +293,7 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
 def amended(value: Amended, *, dry: bool = False, found: bool = True) -> RenderableType:
     """Draw what was recorded, or would be.
 
-    :param found: whether the tasks are known to wait.
+    :param found: whether the tasks are known to exist.
     """
     count = _count(value.ids, "task" if found else "id")
     if value.action == CANCEL:
@@ -317,7 +317,7 @@ amended_by_id = partial(amended, found=False)
 
 
 def redriven(value: Redrive, *, dry: bool = False) -> RenderableType:
-    """Draw what was sent on, by destination; or what is parked."""
+    """Draw the messages that were sent, by destination; or the parked ones."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("destination", overflow="fold")
     if not dry:
@@ -387,12 +387,12 @@ def pruning(value: Pruning, *, dry: bool = False) -> RenderableType:
 
 
 def dry(drawn: RenderableType) -> RenderableType:
-    """Say above what was drawn that nothing was done."""
+    """Return what was drawn, below a line that says that nothing was changed."""
     return Group(Text("dry run: nothing was changed", style="yellow"), drawn)
 
 
 def _notes(sentences: Iterable[str]) -> list[RenderableType]:
-    """Draw in one line what is good to know, where nothing is wrong."""
+    """Draw notes in one line, when nothing is wrong."""
     text = "; ".join(map(plain, sentences))
     return [hanging("note:", text, "dim")] if text else []
 

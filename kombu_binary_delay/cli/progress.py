@@ -1,4 +1,4 @@
-"""A bar for work that takes a while: on a terminal, and beside the result."""
+"""A progress bar: only on a terminal, and apart from the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show how many of ``total`` messages are done, as the caller reports now and then."""
+    """Yield a function to which the caller passes how many of ``total`` messages are done."""
     if not sys.stderr.isatty() or not total:
         yield lambda count: None  # noqa: ARG005 - nobody looks
         return

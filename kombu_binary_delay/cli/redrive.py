@@ -1,4 +1,4 @@
-"""``redrive``: send on what is parked."""
+"""``redrive``: send parked messages to their destinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tasks that wait are read from: options, and the choice where nobody has chosen."""
+"""The source of delayed tasks: its options, and its default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CTL = "rabbitmqctl"
 
 
 def choose(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a subcommand the options ``--source`` and ``--node-command``."""
+    """Add the options ``--source`` and ``--node-command`` to a subcommand."""
     source = click.option(
         "--source",
         type=click.Choice([JOURNAL, NODE]),
@@ -45,7 +45,7 @@ def choose(function: Callable[..., Any]) -> Callable[..., Any]:
 class Place:
     """One source of tasks, ready to be read.
 
-    :param connection: an open one, for the journal; None for the node.
+    :param connection: an open connection, for the journal; None for the node.
     """
 
     def __init__(self, broker: Target, connection: Any, command: str) -> None:
@@ -58,10 +58,10 @@ class Place:
 
     @classmethod
     def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
-        """Take the source that is asked for, or that there is.
+        """Return the requested source, or else the one that exists.
 
         :param stack: closes the connection.
-        :raises OperationError: where there is none.
+        :raises OperationError: if there is none.
         """
         if source == NODE or (source is None and command is not None):
             place = cls(broker, None, command or "")
@@ -73,13 +73,13 @@ class Place:
         return place
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
-        """Return the tasks that wait there."""
+        """Return the delayed tasks of this source."""
         if self._connection is None:
             return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
         return admin.from_journal(self._connection, self._topology, select, self._judge)
 
     def story(self, task_id: str) -> admin.Story:
-        """Return what is known there of one task."""
+        """Return the story of one task, as this source knows it."""
         if self._connection is None:
             return admin.story_by_node(
                 self._command, self._vhost, self._topology, task_id, self._judge
@@ -88,7 +88,7 @@ class Place:
 
 
 def _judge(broker: Target, stack: ExitStack) -> Any:
-    """Return what knows of tasks that were taken back; None, with a warning, where nothing does."""
+    """Return the reader of amendments; None, with a warning, if they cannot be read."""
     try:
         connection = stack.enter_context(broker.delaying())
         judge = admin.judge_of(connection)
@@ -99,14 +99,14 @@ def _judge(broker: Target, stack: ExitStack) -> Any:
             return judge
         why = "this user may not read the stream of amendments"
     except BROKER_ERRORS as exc:
-        # The node can be read where its broker cannot be reached.
+        # The node can be read even if its broker is unreachable.
         why = in_words(exc, broker)
     click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
     return None
 
 
 def words_of(task: admin.WaitingTask) -> dict[str, Any]:
-    """Return a task as JSON has it."""
+    """Return a task as a mapping for JSON."""
     return {**dataclasses.asdict(task), "queue": task.queue}
 
 

@@ -1,4 +1,4 @@
-"""``status``: what waits, what is parked, what is stuck."""
+"""``status``: delayed, parked and stuck messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def status(
 ) -> int:
     """Show what waits, level by level, when it leaves, and what is parked or stuck."""
     with ExitStack() as stack:
-        # It connects where there are amendments to be read.
+        # It connects only if there are amendments to read.
         connection = stack.enter_context(broker.plain())
         amending = stack.enter_context(broker.delaying())
         management = broker.management(connection)
@@ -95,7 +95,7 @@ def status(
             return _Look.of(found, place)
 
         if watch:
-            # Ctrl-C is how it ends.
+            # The user ends it with Ctrl-C.
             with suppress(KeyboardInterrupt):
                 if printer.as_json:
                     while True:
@@ -112,7 +112,7 @@ def status(
 
 @dataclass(frozen=True)
 class _Look:
-    """What one look has found; of destinations, nothing where nobody asked for them."""
+    """The result of one look; without destinations unless they were requested."""
 
     status: admin.Status
     waiters: admin.Waiters | None = None

@@ -1,4 +1,4 @@
-"""What ``status`` shows: trouble, and what waits in numbers, a level a line."""
+"""Draw ``status``: trouble, and the number of delayed messages, one line per level."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ History = Sequence[tuple[float, float]]
 
 
 def status(value: Status, *more: RenderableType) -> RenderableType:
-    """Draw what waits; trouble comes last, where the eye is when the command has ended.
+    """Draw delayed messages; trouble comes last, where the user looks when the command has ended.
 
-    :param more: what comes below the ladders.
+    :param more: what to draw below the ladders.
     """
     return Group(_head(value), *_body(value), *more, _summary(value), *_troubles(value))
 
@@ -33,8 +33,8 @@ def status(value: Status, *more: RenderableType) -> RenderableType:
 def watched(value: Status, history: History, *more: RenderableType) -> RenderableType:
     """Draw what fits on the terminal, trouble first.
 
-    :param history: messages a second in and out, a pair a look.
-    :param more: what comes below the ladders.
+    :param history: messages per second in and out, one pair per look.
+    :param more: what to draw below the ladders.
     """
     top = [_head(value), _summary(value), *_troubles(value)]
     return cropped(top, [_rates(history), *_body(value, history), *more], console())
@@ -141,7 +141,7 @@ def _levels(ladder: LadderStatus) -> Table:
 
 
 def _names(rows: Iterable[Sequence[Waiting]], columns: int) -> list[str]:
-    """Name a column for each queue of a level by the end of its name; none for a single one."""
+    """Return a column name for each queue of a level, its name's end; none for a single queue."""
     if columns not in (2, 3):
         return []
     names = [""] * columns
@@ -197,7 +197,7 @@ def _forecast(ladder: LadderStatus) -> Table:
 
 
 def _rates(history: History) -> Text:
-    """Draw what went in and out lately, a column a look."""
+    """Draw the recent rates in and out, one column per look."""
     top = max((max(pair) for pair in history), default=0) or 1
     room = max(console().width - 20, 1)
     lines = []

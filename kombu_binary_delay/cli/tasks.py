@@ -1,4 +1,4 @@
-"""``tasks``: what waits, task by task."""
+"""``tasks``: the delayed tasks, one by one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def tasks(
             return place.waiters(select)
 
         if watch:
-            # Ctrl-C is how it ends.
+            # The user ends it with Ctrl-C.
             with suppress(KeyboardInterrupt):
                 _watch(printer, look, limit, count_by, every)
             return OK
@@ -106,7 +106,7 @@ def tasks(
 
 
 def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
-    """Print one object; task by task, so that no more than one of them is in memory."""
+    """Print one JSON object, task by task, so that only one of them is in memory."""
     passed = admin.Tally(found)
     head = json.dumps({"source": found.source})[:-1]
     if count_by is not None:
@@ -163,7 +163,7 @@ def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every:
 
     with Live(console=output.console(), auto_refresh=False, screen=False) as live:
         while True:
-            # What is not among them comes last, and is to be seen.
+            # The note on what is not included comes last, and must be visible.
             fits = max(output.tasks_that_fit(live.console), 1)
             drawn = _drawn(look(), min(limit, fits), count_by)
             shown = output.cropped([], [drawn], live.console)

@@ -55,7 +55,7 @@ def teardown(
                 force=force,
                 notify=printer.log,
             )
-            # A ladder that cannot go is refused before anybody is asked.
+            # A ladder that cannot be removed is refused before the user is asked.
             removed = act(dry_run=True)
             if not dry_run and (removed.exchanges or removed.queues):
                 printer.confirm(_question(lane.prefix, connection, removed), yes=yes)

@@ -1,4 +1,4 @@
-"""How delays and destinations are written on a command line."""
+"""Parse delays, times and destinations of a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kombu_binary_delay.model.address import Destination
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
-#: Generic in newer releases of Click only.
+#: Generic only in newer releases of Click.
 _Type: Any = click.ParamType
 
 
@@ -24,7 +24,7 @@ class Moment(_Type):
     name = "when"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Read a time in milliseconds since the epoch."""
+        """Return a time in milliseconds since the epoch."""
         if not isinstance(value, str):
             return int(value)
         ahead = duration(value)
@@ -39,7 +39,7 @@ class Delay(_Type):
     name = "delay"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Read a delay in milliseconds."""
+        """Return a delay in milliseconds."""
         if not isinstance(value, str):
             return float(value)
         ahead = duration(value)
@@ -55,14 +55,14 @@ class DelayOrId(Delay):
     """A delay, or the id of a task: a UUID."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read a delay in milliseconds, or leave an id as it is."""
+        """Return a delay in milliseconds, or an id unchanged."""
         if isinstance(value, str) and _UUID.fullmatch(value):
             return value
         return super().convert(value, param, ctx)
 
 
 def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
-    """Read a time in seconds since the epoch."""
+    """Return a time in seconds since the epoch."""
     try:
         return time_of(value)
     except ValueError as exc:
@@ -77,7 +77,7 @@ class Place(_Type):
     name = "destination"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Destination:
-        """Read a destination."""
+        """Return a destination."""
         del param, ctx
         if isinstance(value, Destination):
             return value

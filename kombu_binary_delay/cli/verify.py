@@ -79,7 +79,7 @@ def verify(
                 user=user,
                 relays=broker.settings.relays,
                 must_exist=ladder is not None,
-                # They belong to all lanes.
+                # Amendments belong to all lanes.
                 amendments=amendments if each is lanes[0] else Part(),
             )
             for each in lanes

@@ -1,4 +1,4 @@
-"""``web``: pages that show what waits."""
+"""``web``: pages that show delayed messages."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def web(
         log_config=None,
         access_log=False,
         server_header=False,
-        # Who asks is the address that connects: what a proxy says of it is not looked at.
+        # The client is the address that connects; a proxy's headers about it are ignored.
         proxy_headers=False,
         timeout_graceful_shutdown=3,
     )
@@ -142,16 +142,16 @@ def asgi_app(
     allow_changes: bool = False,
     hide_arguments: bool = False,
 ) -> Any:
-    """Make the pages as an ASGI application, to be mounted in a site of your own.
+    """Return the pages as an ASGI application, which you can mount in your site.
 
     :param authenticate: takes a Starlette request, and returns the name of the user, None to
-        refuse, or a response such as one to your login; a function or a coroutine.
-    :param app: a Celery app, whose broker and settings to use.
-    :param broker: the broker's URL instead.
-    :param management: the URL of its management API.
-    :param settings: those of the transport.
+        refuse, or a response such as a redirect to your login; a function or a coroutine.
+    :param app: a Celery app, whose broker and settings are used.
+    :param broker: the broker's URL, instead of the app's.
+    :param management: the URL of the broker's management API.
+    :param settings: the transport's settings.
     :param source: ``"journal"`` or ``"node"``.
-    :param node_command: what runs ``rabbitmqctl`` on the broker's host.
+    :param node_command: a command that runs ``rabbitmqctl`` on the broker's host.
     """
     from kombu_binary_delay.web.application import application  # noqa: PLC0415 - it needs the extra `web`
 
@@ -172,7 +172,7 @@ def _open(
 
 
 def _lines(users: IO[str] | None) -> str | None:
-    """Read the lines of users: of the file, or else of the environment."""
+    """Return the lines of users, from the file or else from the environment."""
     if users is None:
         return os.environ.get(_USERS)
     try:

@@ -1,4 +1,4 @@
-"""How times, durations, names and places are written on a terminal."""
+"""Format times, durations, names and places for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kombu_binary_delay.model.address import Destination
 
 
 def short(milliseconds: float) -> str:
-    """Write a time in one unit, to be read at a glance: "125ms", "8s", "17m", "1.5d", "8.5y"."""
+    """Return a duration in one unit, rounded: "125ms", "8s", "17m", "1.5d", "8.5y"."""
     units = (("y", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
     for unit, size in units:
         if milliseconds >= size:
@@ -24,7 +24,7 @@ def short(milliseconds: float) -> str:
 
 
 def exact(milliseconds: float) -> str:
-    """Write a time so that nothing of it is lost: "1d16m40s", "8.125s", "500ms"."""
+    """Return a duration exactly: "1d16m40s", "8.125s", "500ms"."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds:g}ms"
     parts, rest = [], milliseconds
@@ -37,7 +37,7 @@ def exact(milliseconds: float) -> str:
 
 
 def place(destination: Destination) -> str:
-    """Name a destination as people do."""
+    """Return a destination as text for people."""
     if destination == UNREADABLE:
         return "without an address"
     if not destination.exchange:
@@ -46,7 +46,7 @@ def place(destination: Destination) -> str:
 
 
 def plain(text: str) -> str:
-    """Write what somebody else has named so that a terminal shows it, and obeys nothing in it."""
+    """Return an untrusted text without control sequences that a terminal would obey."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
         for each in text
@@ -54,9 +54,9 @@ def plain(text: str) -> str:
 
 
 def moment(milliseconds: float, *, zone: bool = True) -> str:
-    """Write a time since the epoch in UTC: "2030-01-31 12:00:00 UTC".
+    """Return a time since the epoch in UTC: "2030-01-31 12:00:00 UTC".
 
-    :param zone: whether to end with the zone; otherwise the head of a column names it.
+    :param zone: whether to end with the zone; if not, the column's header names it.
     """
     try:
         at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
@@ -66,6 +66,6 @@ def moment(milliseconds: float, *, zone: bool = True) -> str:
 
 
 def ahead(milliseconds: int) -> str:
-    """Write how far from now a time since the epoch is."""
+    """Return how far from now a time since the epoch is, as text."""
     left = milliseconds - time.time() * 1000
     return f"in {short(round(left))}" if left >= 1 else "now"

@@ -1,9 +1,9 @@
-"""A topology as text: for infrastructure as code, and for the eye. Pure.
+"""Export a topology as text: for infrastructure as code, and as drawings. Pure.
 
-One format a file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
-whatever can be declared can be exported; a picture and what monitors a ladder take the whole
-:class:`~kombu_binary_delay.model.topology.Topology`. Nothing here may do I/O, or know what
-is above the topology.
+One format per file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
+all that can be declared can be exported. The SVG figure and the monitoring formats need the whole
+:class:`~kombu_binary_delay.model.topology.Topology`. Nothing here may do I/O, or import a module
+above the topology.
 """
 
 from .alerts import alerts

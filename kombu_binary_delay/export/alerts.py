@@ -28,7 +28,7 @@ class _Rule:
 
 
 def alerts(topology: Topology) -> str:
-    """Write the rules for every ladder in the namespace of ``topology``."""
+    """Return the alerting rules, as YAML, for every ladder in the namespace of ``topology``."""
     group = f"kombu-binary-delay {topology.namespace.strip('._-')}"
     lines = [_HEAD, f"groups:\n  - name: {json.dumps(group)}\n    rules:\n"]
     lines += ["".join(_yaml(rule)) for rule in _rules(Questions(topology))]

@@ -1,4 +1,4 @@
-"""Texts that are too long for their place in a figure, shortened. Pure."""
+"""Shorten texts that are too long for their place in a figure. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _GAP = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def cut(text: str, most: int) -> str:
-    """Cut the end off a text of more than ``most`` characters."""
+    """Return a text, without its end if it has more than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + _GAP
 
 
 def shorten_key(key: str, most: int) -> str:
-    """Leave words out of a key, after the first: ``*.*.*.*.*.01.#`` becomes ``*…*.01.#``."""
+    """Return a key without words after the first: ``*.*.*.*.*.01.#`` becomes ``*…*.01.#``."""
     if len(key) <= most:
         return key
     first, *rest = key.split(".")
@@ -26,12 +26,12 @@ def shorten_key(key: str, most: int) -> str:
 
 
 def shorten_words(words: Sequence[str], kinds: Sequence[str], most: int) -> list[tuple[str, str]]:
-    """Leave out words that are not of the kind "read", then of those that are.
+    """Return the words that fit: words that are not of the kind "read" are left out first.
 
     :param kinds: one for each word.
-    :returns: texts with their kinds, dots and gaps among them, together no longer than ``most``.
+    :returns: texts with their kinds, with dots and gaps, together no longer than ``most``.
     """
-    # What is read, the last first; then what is close to it.
+    # The words of the kind "read", the last first; then those close to them.
     read = [at for at in reversed(range(len(words))) if kinds[at] == "read"]
     others = sorted(
         (at for at in range(len(words)) if kinds[at] != "read"),
@@ -43,7 +43,7 @@ def shorten_words(words: Sequence[str], kinds: Sequence[str], most: int) -> list
             kept.add(at)
         elif kinds[at] != "read":
             break
-    # Between gaps, a word that is empty is no more than a dot.
+    # Between gaps, an empty word is only a dot.
     kept -= {at for at in kept if not words[at] and not {at - 1, at + 1} <= kept}
     # A queue's name may be of any length.
     return _joined(words, kinds, kept) if kept else [(cut(words[-1], most), kinds[-1])]
@@ -58,7 +58,7 @@ def _joined(words: Sequence[str], kinds: Sequence[str], kept: set[int]) -> list[
         elif at - 1 in kept or not joined:
             joined.append((_GAP, kind))
         elif kind == "read":
-            # A gap in which something is read looks like that.
+            # A gap that contains a word of the kind "read" has that style.
             joined[-1] = (_GAP, kind)
     return [each for each in joined if each[0]]
 
@@ -68,6 +68,6 @@ def _length(joined: Sequence[tuple[str, str]]) -> int:
 
 
 def range_of(milliseconds: Sequence[int]) -> str:
-    """Write the least and the greatest of some times."""
+    """Return the smallest and the greatest of some times as text."""
     least, most = human(min(milliseconds)), human(max(milliseconds))
     return least if least == most else f"{least} to {most}"

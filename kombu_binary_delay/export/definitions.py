@@ -8,9 +8,9 @@ from kombu_binary_delay.model.parts import Part
 
 
 def definitions(part: Part, vhost: str = "/") -> str:
-    """Write a part as definitions that RabbitMQ imports.
+    """Return a part as JSON definitions that RabbitMQ imports.
 
-    The virtual host must exist. An import adds what is missing, and leaves what exists.
+    The virtual host must exist. An import adds missing objects, and does not change existing ones.
     """
     document = {
         "exchanges": [

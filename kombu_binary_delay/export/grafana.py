@@ -21,10 +21,10 @@ _HORIZONS = (60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
 
 
 def grafana(topology: Topology) -> str:
-    """Write a dashboard over every ladder in the namespace of ``topology``.
+    """Return a dashboard, as JSON, for every ladder in the namespace of ``topology``.
 
-    The levels of ``topology`` itself are shown by their waits. Its variables are the data source,
-    the value of a label ``rabbitmq_cluster`` where there is one, and the virtual host.
+    It shows the levels of ``topology`` by their waits. Its variables are the data source, the value
+    of the label ``rabbitmq_cluster`` if there is one, and the virtual host.
     """
     topology = replace(topology, lane=0)
     ask = Questions(
@@ -338,7 +338,7 @@ def _series(  # noqa: PLR0913 - each is another look
 
 
 def _levels(topology: Topology) -> list[_Json]:
-    """Show each level's queues by their wait, from red for what is due soon to violet."""
+    """Return overrides that show each level's queues by their wait, from red (short) to violet."""
     queues = [queue for part in topology.levels for queue in part.queues]
     found = []
     for number, queue in enumerate(queues):

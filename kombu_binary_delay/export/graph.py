@@ -1,4 +1,4 @@
-"""A part as nodes and edges, for whoever draws it. Pure."""
+"""Convert a part into nodes and edges, for formats that draw it. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kombu_binary_delay.model.parts import Part
 
 @dataclass(frozen=True)
 class Node:
-    """An exchange or a queue; ``wait`` in milliseconds where a queue's messages expire."""
+    """An exchange or a queue; ``wait`` is in milliseconds if the queue's messages expire."""
 
     kind: str
     name: str
@@ -18,13 +18,13 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Its unique key: an exchange and a queue may share a name."""
+        """A unique key: an exchange and a queue may have the same name."""
         return f"{self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A way from one node to another: a binding, an expiry, or what finds no binding."""
+    """A route from one node to another: a binding, an expiry, or the alternate exchange."""
 
     kind: str
     source: Node
@@ -33,7 +33,7 @@ class Edge:
 
 
 def outline(part: Part) -> Part:
-    """Leave out the entry exchanges: each would be one more exchange beside a queue of its name."""
+    """Return a part without entry exchanges: each is one more exchange with its queue's name."""
     entry_exchanges = part.entry_exchanges
     return Part(
         tuple(each for each in part.exchanges if each.name not in entry_exchanges),
@@ -43,7 +43,7 @@ def outline(part: Part) -> Part:
 
 
 def nodes(part: Part) -> tuple[Node, ...]:
-    """List every node: the part's own, then those of others that its edges lead to."""
+    """Return every node: those of the part, then the others that its edges lead to."""
     found = {("exchange", each.name): Node("exchange", each.name) for each in part.exchanges}
     for queue in part.queues:
         found["queue", queue.name] = Node("queue", queue.name, queue.wait)
@@ -61,7 +61,7 @@ def nodes(part: Part) -> tuple[Node, ...]:
 
 
 def edges(part: Part) -> Iterator[Edge]:
-    """List every way that a message can take."""
+    """Yield every route that a message can take."""
     found = {(node.kind, node.name): node for node in nodes(part)}
     for binding in part.bindings:
         target = found["queue" if binding.to_queue else "exchange", binding.destination]
@@ -84,9 +84,9 @@ _UNITS = (("years", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("min"
 
 
 def human(milliseconds: float) -> str:
-    """Write a time in the unit that suits it: "125 ms", "96 s", "1.5 h", "34.1 min", "4.26 years".
+    """Return a time in a suitable unit: "125 ms", "96 s", "1.5 h", "34.1 min", "4.26 years".
 
-    Below two minutes it is exact, above it has three digits.
+    Below two minutes, it is exact; above, it has three digits.
     """
     if 0 < milliseconds < 1000:
         return f"{milliseconds:g} ms"

@@ -11,7 +11,7 @@ _STYLES = {"binding": "solid", "expiry": "dashed", "alternate": "dotted"}
 
 
 def graphviz(part: Part) -> str:
-    """Draw a part: bindings solid, expiry dashed, what finds no binding dotted."""
+    """Return a part as DOT: bindings solid, expiry dashed, alternate exchanges dotted."""
     part = outline(part)
     drawn = nodes(part)
     ids = number(node.key for node in drawn)

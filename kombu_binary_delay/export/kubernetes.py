@@ -12,12 +12,12 @@ from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from .names import shorten
 
 _LONGEST = 253  # characters of a Kubernetes name
-#: What JSON may have as it is, and YAML may not, or takes for the end of a line.
+#: Characters that JSON allows unescaped, but that YAML forbids or reads as the end of a line.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def kubernetes(part: Part, vhost: str = "/", cluster: str = "rabbitmq") -> str:
-    """Write a part as YAML documents: one Exchange, Queue or Binding each.
+    """Return a part as YAML documents, each with one Exchange, Queue or Binding.
 
     :param cluster: the name of the ``RabbitmqCluster`` that they belong to.
     """
@@ -49,7 +49,7 @@ def _exchange(exchange: Exchange) -> dict[str, Any]:
 
 def _queue(queue: Queue) -> dict[str, Any]:
     arguments = dict(queue.arguments)
-    # The operator has a field of its own for the type, and refuses nothing that says it twice.
+    # The operator has a separate field for the type, and accepts it in both places.
     kind = {"type": arguments["x-queue-type"]} if "x-queue-type" in arguments else {}
     spec = {"name": queue.name, **kind, "durable": True, "autoDelete": False}
     return spec | ({"arguments": arguments} if arguments else {})
@@ -75,18 +75,18 @@ def _between(binding: Binding) -> str:
 
 
 def _plain(name: str) -> str:
-    """Leave what a name in Kubernetes may have: its parts begin and end with a letter or digit."""
+    """Return a valid name for Kubernetes: its parts begin and end with a letter or digit."""
     parts = (re.sub(r"[^a-z0-9-]", "-", part).strip("-") for part in name.lower().split("."))
     return ".".join(part or "x" for part in parts)
 
 
 def _cut(plain: str, name: str) -> str:
-    # So long as it stays when it gets its digest, which needs a letter or digit before it.
+    # Short enough to stay whole with its digest, which needs a letter or digit before it.
     return shorten(plain[: _LONGEST - 9].rstrip(".-"), name, _LONGEST)
 
 
 def _yaml(mapping: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Write nested mappings as YAML; a scalar of JSON is one of YAML as well."""
+    """Yield nested mappings as lines of YAML; a JSON scalar is also a YAML scalar."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield f"{indent}{key}:\n"

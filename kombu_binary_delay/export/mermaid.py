@@ -14,7 +14,7 @@ _ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
 
 
 def mermaid(part: Part) -> str:
-    """Draw a part: bindings as lines, expiry and what finds no binding as dotted ones."""
+    """Return a part as a flowchart: bindings as lines, expiry and alternate exchanges dotted."""
     part = outline(part)
     drawn = nodes(part)
     ids = number(node.key for node in drawn)
@@ -36,7 +36,7 @@ def _shape(node: Node) -> str:
 
 
 def _escape(text: str) -> str:
-    """Write what Mermaid or HTML would read as something else as HTML does."""
-    # Mermaid has entities of its own, with a # at the beginning.
+    """Return a text with HTML entities for characters that Mermaid or HTML would interpret."""
+    # Mermaid has its own entities, which begin with a #.
     text = re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", escape(text))
     return "".join(each if ord(each) >= 0x20 else "\N{REPLACEMENT CHARACTER}" for each in text)

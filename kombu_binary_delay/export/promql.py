@@ -1,9 +1,9 @@
-"""What is asked of RabbitMQ's own metrics about a ladder, in PromQL. Pure.
+"""PromQL expressions about a ladder, over RabbitMQ's own metrics. Pure.
 
-``rabbitmq_prometheus`` exports each queue under ``/metrics/detailed``, and counts dead letters of
-a whole node under ``/metrics``. All that is asked here covers every ladder of a namespace, since an
-old one that drains is to be watched as well. ``rabbitmq_cluster`` is a label that a scrape may add
-where one Prometheus watches several brokers; where it is missing, nothing changes.
+``rabbitmq_prometheus`` exports each queue under ``/metrics/detailed``, and counts the dead letters
+of a whole node under ``/metrics``. All expressions cover every ladder of a namespace, because you
+also need to watch an old one that drains. ``rabbitmq_cluster`` is a label that a scrape may add
+if one Prometheus watches several brokers; without it, nothing changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Questions:
 
     @cached_property
     def ways_in(self) -> str:
-        """The exchanges that delayed messages are published to, or may be by other programs."""
+        """The exchanges to which this transport, or other programs, publish delayed messages."""
         if not self.topology.mirrors:
             return self._numbered
         return rf"{self._versioned}-.+[.](level-[0-9]+([.][01]+)?|direct)"
@@ -60,36 +60,36 @@ class Questions:
     # -- queues ----------------------------------------------------------------------------------
 
     def messages(self, queues: str) -> str:
-        """All messages in each queue: those that wait, and those that are due."""
+        """Return all messages in each queue: those that wait, and those that are due."""
         return f"max by ({_QUEUE}) ({self._queues('messages', queues)})"
 
     def held(self, queues: str) -> str:
-        """Messages in each queue that are due, in the hands of its dead-letter worker.
+        """Return the messages in each queue that are due and held by its dead-letter worker.
 
-        They are neither ready nor with a consumer, yet in the queue, until what they lead to has
-        confirmed them.
+        They are neither ready nor with a consumer, but stay in the queue until their destination
+        has confirmed them.
         """
-        # What is subtracted is matched by all its labels, so it needs no matchers of its own.
+        # The subtrahend is matched by all its labels, so it needs no other matchers.
         rest = " - ".join(f"rabbitmq_detailed_queue_messages_{it}" for it in ("ready", "unacked"))
         return f"max by ({_QUEUE}) ({self._queues('messages', queues)} - {rest})"
 
     def stuck(self) -> str:
-        """Levels whose worker is full, and which nothing has left for two minutes."""
+        """Return the levels whose worker is full, and which no message has left for two minutes."""
         held = self.held(self.levels)
         return f"{held} >= {WORKER_HOLDS}\nand resets(({held})[2m:15s]) == 0"
 
     def level(self, expression: str) -> str:
-        """Add the queues of all lanes up, under the name that a ladder without lanes has."""
+        """Return the sum over the queues of all lanes, under the name without lanes."""
         names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"'
         if self.topology.mirrors:
             expression = f'label_replace({expression}, "queue", "$1$2", {names})'
         return f"sum by (queue) ({expression})"
 
     def within(self, milliseconds: int) -> tuple[str, str]:
-        """Messages on the levels that leave the ladder within a time: surely, and probably.
+        """Return the messages that leave the ladder within a time: at least, and probably.
 
-        A level shows how long its messages stay at most. For the probable figure, the time that
-        is left to each is taken to lie anywhere below that, with the same chance.
+        A level shows how long its messages stay at most. The probable figure assumes that the
+        remaining times are spread evenly below that.
         """
         surely: list[str] = []
         probably: list[str] = []
@@ -105,7 +105,7 @@ class Questions:
     # -- rates, in messages a second -------------------------------------------------------------
 
     def rate_in(self, window: str) -> str:
-        """Count what is published; RabbitMQ before 4 counts it by channel only."""
+        """Return the messages published per second; RabbitMQ before 4 counts by channel only."""
         exchange, channel = (
             f"sum(rate(rabbitmq_detailed_{by}_messages_published_total"
             f'{{exchange=~"{self.ways_in}"{self.more}}}[{window}]))'
@@ -114,20 +114,20 @@ class Questions:
         return f"({exchange} or {channel} or vector(0))"
 
     def rate_out(self, window: str) -> str:
-        """Count what leaves: what is published, less what the ladder has grown by."""
+        """Return the messages that leave per second: those published, less the ladder's growth."""
         growth = f"deriv(sum({self._queues('messages', self.levels)})[{window}:15s])"
         return f"clamp_min({self.rate_in(window)} - {growth}, 0)"
 
     def hops(self, what: str, window: str) -> str:
-        """Count the broker's dead letters, at least once: those ``expired``, or ``confirmed``."""
+        """Return the at-least-once dead letters per second: ``expired``, or ``confirmed``."""
         labels = f'dead_letter_strategy="at_least_once"{self.everywhere}'
         counter = f"rabbitmq_global_messages_dead_lettered_{what}_total{{{labels}}}"
         return f"sum by (rabbitmq_cluster) (rate({counter}[{window}]))"
 
     def lateness(self) -> str:
-        """Seconds between due and confirmed, a mean for each hop of the last five minutes.
+        """Return the mean seconds per hop between due and confirmed, over the last five minutes.
 
-        By Little's law: how many are in a place, divided by how many pass it in a second.
+        By Little's law: the messages in a place, divided by those that pass it per second.
         """
         queues = "|".join(filter(None, (self.levels, self.relays)))
         held = f"sum by (rabbitmq_cluster) ({self.held(queues)})"
@@ -148,7 +148,7 @@ class Questions:
         return f'rabbitmq_detailed_queue_{metric}{{queue=~"{queues}"{self.more}}}'
 
     def _latest(self) -> list[tuple[str, int]]:
-        """List the level queues, in any lane, and after what time their messages have left."""
+        """Return the level queues, in any lane, with the time after which their messages left."""
         found: list[tuple[str, int]] = []
         below = 0
         for part in replace(self.topology, lane=0, urgent=False).levels:
@@ -167,5 +167,5 @@ class Questions:
 
 
 def _plain(name: str) -> str:
-    """Match a name and nothing else."""
+    """Return a regular expression that matches only a name."""
     return re.sub(r"[^\w-]", r"[\g<0>]", name)

@@ -1,7 +1,7 @@
-"""Draw a ladder, and the way of one message down it, from the table that brokers are given. Pure.
+"""Draw a ladder, and the route of one message down it, from the topology. Pure.
 
-Nothing here knows how levels, keys or waits come about: it reads a topology, and asks which of its
-bindings match. A change of the topology changes the figure, or is an error.
+Nothing here computes levels, keys or waits: it reads a topology, and asks which of its bindings
+match. A change of the topology changes the figure, or raises an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .brief import cut, range_of, shorten_key, shorten_words
 from .graph import human
 
 WIDTH = 760
-#: The figure shows as much of the ladder as keeps it lower than this: one printed page, of A4 or
-#: letter paper.
+#: The greatest height of the figure: one printed page, of A4 or letter paper. Levels that do not
+#: fit are folded.
 PAGE = 1005
 ADDRESS_X, EXCHANGE_X, QUEUE_X, TIME_X = 14, 186, 470, 636
 BOX_WIDTH, BOX_HEIGHT, FOLD_WIDTH = 150, 42, 220
@@ -31,7 +31,7 @@ PASS, EXPIRE = 42, BOX_WIDTH - 18
 #: How many characters of the fixed-width font fit: an address, and keys at bindings and above all.
 ADDRESS, KEY, PASS_KEY, WHOLE_KEY = 19, 13, 10, 56
 
-#: Literal colours, since not everything that draws SVG knows variables; a dark page has its own.
+#: Literal colours, because not every SVG renderer knows variables; a dark page has other colours.
 STYLE = """
 .ladder { font: 13px sans-serif; fill: #222; }
 .ladder .title { font-weight: 600; }
@@ -63,12 +63,13 @@ STYLE = """
 
 
 def svg(topology: Topology, delay: int, queue: str) -> str:
-    """Draw a ladder, and a message to ``queue`` delayed by ``delay`` ms, rounded up to ticks.
+    """Return a figure of a ladder, and of a message to ``queue`` with a delay, as SVG.
 
-    Where the whole ladder does not fit a page, levels in a row in which the message does not wait
-    are drawn as one box, then of each other level the queue in which it waits alone.
+    If the whole ladder does not fit on a page, neighbouring levels in which the message does not
+    wait become one box; if that is not enough, other levels show only the queue in which it waits.
 
-    :raises DelayError: where the delay is out of the ladder's range.
+    :param delay: in milliseconds; rounded up to ticks.
+    :raises DelayError: if the delay is out of the ladder's range.
     """
     figures = (_Figure(topology, delay, queue, detail=detail) for detail in _DETAILS)
     fits = next((each for each in figures if each.height <= PAGE), None)
@@ -101,8 +102,8 @@ class _Figure:
 
     def __init__(self, topology: Topology, delay: int, queue: str, *, detail: int) -> None:
         self.topology, self.queue, self.detail = topology, queue, detail
-        # The exchange that leads straight to queues is the alternate of the delivery exchange: to
-        # the eye, they are one.
+        # The exchange that leads directly to queues is the alternate of the delivery exchange: the
+        # figure shows both as one.
         straight = topology.to_queue(queue).bindings
         last = (replace(each, source=topology.delivery) for each in straight)
         self.part = topology.whole + Part(bindings=tuple(last))
@@ -120,7 +121,7 @@ class _Figure:
         self.delay = topology.ladder.delay(digits)
         self.key = topology.address(digits, Destination("", queue))
         self.entry_exchange = topology.entry_exchange(digits)
-        # An entry exchange is not drawn: the message enters in the queue behind it.
+        # An entry exchange is not drawn: the message enters by the queue behind it.
         self.enters_queue = self.entry_exchange not in self.level
         self.highest = topology.level_of(digits) if self.enters_queue else self.entry_exchange
         self.taken, self.times = self._follow()
@@ -133,7 +134,7 @@ class _Figure:
     # -- what is drawn, and where ------------------------------------------------------------
 
     def _follow(self) -> tuple[dict[str, Binding], dict[str, tuple[int, int]]]:
-        """Return the binding taken at each exchange, and from when to when a queue is waited in."""
+        """Return the binding taken at each exchange, and when the message is in each queue."""
         taken: dict[str, Binding] = {}
         times: dict[str, tuple[int, int]] = {}
         now, exchange = 0, self.entry_exchange
@@ -165,7 +166,7 @@ class _Figure:
             queues = self._queues_of(exchange)
             last = exchange == self.topology.delivery
             is_waited_in = last or not self.times.keys().isdisjoint(queues)
-            # What is above where the message enters is apart from what it passes.
+            # The levels above the message's entry are separate from those that it passes.
             if is_waited_in or exchange == self.highest or not self.detail:
                 rows += self._fold(folded)
                 folded = []
@@ -186,7 +187,7 @@ class _Figure:
         return [_Row(tuple(exchanges), (), tuple(queues))]
 
     def _queues_of(self, exchange: str) -> list[str]:
-        """List the queues of a level: with skip bindings, one is reached from others as well."""
+        """Return the queues of a level; with skip bindings, other levels also lead to them."""
         return [
             each.destination
             for each in self.part.bindings
@@ -203,7 +204,7 @@ class _Figure:
         return self.topology.level_name(level - 1) if level >= 0 else ""
 
     def _place(self) -> int:
-        """Give each row, and each of its queues, a place; return the height of the figure."""
+        """Place each row and each of its queues; return the height of the figure in pixels."""
         y, above = TOP, None
         for row in self.rows:
             if self.highest in row.exchanges:
@@ -242,10 +243,10 @@ class _Figure:
             f'<svg xmlns="http://www.w3.org/2000/svg" class="ladder" {view}>',
             f"<title>A message with the routing key {escape(self.key)}</title>",
             f"<style>{STYLE}</style><defs>{_head('cool')}{_head('hot')}</defs>",
-            # With a ground of its own, the figure can be read on any page.
+            # With a background, the figure can be read on any page.
             f'<rect class="ground" {size} rx="6"/>',
             f'<g class="cool">{"".join(self.cool)}</g>',
-            # What is on the way lies above all else.
+            # The message's route is drawn above all else.
             f'<g class="hot">{"".join(self.hot)}</g></svg>',
         ]
         return "\n".join(lines)
@@ -253,7 +254,7 @@ class _Figure:
     def _draw_entry(self) -> None:
         y = self.y[self.highest] - ENTRY
         if self.enters_queue:
-            # By an exchange of its own, which is not drawn, into the queue of its first digit.
+            # By an entry exchange, which is not drawn, into the queue of its first digit.
             first = min(self.times, key=lambda queue: self.times[queue])
             x = QUEUE_X
             way = f"M{x + BOX_WIDTH / 2} {y + BOX_HEIGHT} V{self.queue_y[first] - 3}"
@@ -416,7 +417,7 @@ class _Figure:
     def _short(self, name: str) -> str:
         for prefix in (f"{self.topology.prefix}.", f"{self.topology.delivery_prefix}."):
             name = name.removeprefix(prefix)
-        # A ladder of somebody else's has other prefixes.
+        # A foreign ladder has other prefixes.
         first = next(iter(self.level))
         return name.removeprefix(first[: first.rfind(".") + 1])
 

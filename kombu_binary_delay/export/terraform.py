@@ -30,9 +30,9 @@ variable "vhost" {
 
 
 def terraform(part: Part) -> str:
-    """Write a part as a module with one variable, ``vhost``.
+    """Return a part as a module with one variable, ``vhost``.
 
-    Its queues have ``prevent_destroy``: they hold the messages that wait.
+    Its queues have ``prevent_destroy``, because they hold delayed messages.
     """
     exchanges = _labels(each.name for each in part.exchanges)
     queues = _labels(each.name for each in part.queues)
@@ -81,7 +81,7 @@ resource "rabbitmq_queue" "{label}" {{
 
 
 def _binding(binding: Binding, exchanges: dict[str, str], queues: dict[str, str]) -> str:
-    # Its identifier in Terraform must not change when others come or go.
+    # Its identifier in Terraform must not change when other resources are added or removed.
     words = f"{binding.source} to {binding.destination}"
     label = shorten(_plain(words), repr(binding), 120)
     targets, kind = (queues, "queue") if binding.to_queue else (exchanges, "exchange")
@@ -100,7 +100,7 @@ resource "rabbitmq_binding" "{label}" {{
 
 
 def _reference(kind: str, name: str, labels: dict[str, str]) -> str:
-    # What is not in the module is somebody else's, and must exist.
+    # Objects that are not in the module must exist already.
     return f"rabbitmq_{kind}.{labels[name]}.name" if name in labels else _string(name)
 
 
@@ -131,7 +131,7 @@ def _value(value: str | int) -> str:
 
 
 def _string(text: str) -> str:
-    """Write a string as HCL does, where ``${`` and ``%{`` begin a template."""
+    """Return a string as an HCL literal, in which ``${`` and ``%{`` begin a template."""
     return '"' + "".join(_characters(text)) + '"'
 
 

@@ -1,4 +1,4 @@
-"""From a DataFrame to delayed Celery tasks, and back to proof; the extra ``[spark]`` brings Spark.
+"""Publish DataFrames as delayed Celery tasks, and audit them. Needs the extra ``[spark]``.
 
-Nothing else in the package imports this, so that nobody pays for PySpark who does not use it.
+Nothing else in the package imports this, so you need PySpark only if you use it.
 """

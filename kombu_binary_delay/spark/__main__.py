@@ -1,4 +1,4 @@
-"""``python -m kombu_binary_delay.spark``, and what ``spark-submit`` is given."""
+"""``python -m kombu_binary_delay.spark``, and the file to pass to ``spark-submit``."""
 
 from kombu_binary_delay.spark.cli import spark
 

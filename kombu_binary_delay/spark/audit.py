@@ -1,9 +1,9 @@
-"""Proof: one verdict a task, from what was published and what really happened.
+"""Audit: one verdict per task, from the receipts of the publish and the journal of events.
 
-Receipts and journal are one union of events and one ``groupBy``, which beats joins. A verdict of
-"lost" needs evidence: a publish that no receipt denies, and a journal that goes on for longer than
-a message could still take. No single event is such evidence, for a clock may be wrong. It must not
-touch a broker.
+Receipts and journal become one union of events and one ``groupBy``, which is faster than joins. A
+verdict of "lost" needs evidence: a publish that no receipt denies, and a journal that continues for
+longer than the message could still take. A single event is no evidence, because a clock may be
+wrong. This module must not touch a broker.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from .checks import check_not_negative
 SHARES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILES = ("p50", "p90", "p99", "p999")
 _ACCURACY = 10_000
-#: By how much the clocks of two machines may differ, in microseconds, before one is called wrong.
+#: The largest difference between the clocks of two machines, in microseconds, that is accepted.
 _SKEW = 60_000_000
-#: By how much two notes of the due time of one message may differ, in microseconds.
+#: The largest difference between two records of one message's due time, in microseconds.
 _ROUNDING = 1_000_000
-#: Celery's state of a task that its worker has discarded.
+#: Celery's state of a task that the worker has discarded.
 _REVOKED = "REVOKED"
-#: Into so many groups of tasks the journal is divided to find what two tasks agree on.
+#: The number of groups of tasks in the journal; two groups must agree on a time.
 _WITNESSES = 1024
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What an audit allows; None allows anything.
+    """The limits of an audit; None sets no limit.
 
-    :param early: tasks that came before they were due.
+    :param early: tasks that arrived before they were due.
     :param lost: tasks lost, in the ladder or after release.
-    :param duplicates: tasks that came more than once.
+    :param duplicates: tasks that arrived more than once.
     :param late: tasks later than ``late_after``.
     :param unpublished: receipts that say the broker does not have the message.
-    :param unknown: tasks whose fate the journal does not show.
+    :param unknown: tasks whose outcome the journal does not show.
     :param p99: the lateness in seconds that 99 of 100 tasks do not exceed.
-    :param judged: how many tasks at least must have a verdict other than "unknown"; 0 allows an
-        audit that judges nothing.
+    :param judged: the fewest tasks that must have a verdict other than "unknown"; 0 allows an
+        audit without such a verdict.
     """
 
     early: float | None = 0
@@ -65,17 +65,17 @@ def audit(
     patience: float = 300.0,
     until: datetime | None = None,
 ) -> DataFrame:
-    """Give one verdict a message: rows of :data:`~kombu_binary_delay.spark.schema.VERDICTS`.
+    """Return one verdict per message: rows of :data:`~kombu_binary_delay.spark.schema.VERDICTS`.
 
-    :param receipts: what was published, of the schema ``RECEIPTS``; None to judge by the journal
+    :param receipts: what was published, with the schema ``RECEIPTS``; None to use the journal
         alone.
-    :param journal: what happened, of the schema ``JOURNAL``.
+    :param journal: the events, with the schema ``JOURNAL``.
     :param late_after: seconds after the due time from which a task is "late".
-    :param patience: seconds after which a message that has not come counts as lost, rather than on
-        its way. A broker that lost a confirm in a crash sends again after 180.
-    :param until: up to when the journal is complete, as somebody knows who has read the broker's
-        stream to its end. By default the latest time that events bear out: that of an arrival, as
-        far as its due time bears it out, or one that two tasks have reached.
+    :param patience: seconds after which a message that has not arrived counts as lost. A broker
+        that lost a confirm in a crash sends the message again after 180 seconds.
+    :param until: the time up to which the journal is complete, for example because you have read
+        the broker's stream to its end. By default, the latest time that two clocks confirm: the
+        time of an arrival that agrees with its due time, or a time that two tasks have reached.
     :raises ValueError: for a negative time.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
@@ -89,8 +89,8 @@ def audit(
     events = happened
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
-    # To begin with, all events of a message are brought to one place. Else Spark adds up what it
-    # has of each in every place first, and sorts for that, though it has one event of it there.
+    # First, all events of a message are brought to one partition. Otherwise, Spark aggregates in
+    # each partition first, and sorts for that, although a partition has one event of a message.
     events = _timed(events.repartition("task_id", "retries"), latest)
     known = _tasks(events).crossJoin(F.broadcast(span))
     for step in (_amended, _arrived):
@@ -101,7 +101,7 @@ def audit(
 
 
 def lateness(verdicts: DataFrame) -> DataFrame:
-    """Return the lateness percentiles in all, and by hour (UTC), queue, task and number of hops.
+    """Return the lateness percentiles: overall, and by hour (UTC), queue, task and number of hops.
 
     :returns: ``grouping, value, tasks, p50, p90, p99, p999, worst``, the last five in seconds.
     """
@@ -127,14 +127,14 @@ def lateness(verdicts: DataFrame) -> DataFrame:
 
 
 def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict[str, Any]:
-    """Count the verdicts, and hold them against thresholds: what ``summary.json`` says.
+    """Return the content of ``summary.json``: the verdicts, counted and compared with thresholds.
 
     :returns: ``tasks``, ``verdicts`` (a count each), ``postponed`` (tasks, whatever their verdict),
         ``misdated`` (tasks with an event whose time cannot be right), ``lateness`` (seconds),
         ``thresholds`` (for each that is set: measured, allowed, passed) and ``passed``.
     """
     thresholds = thresholds or Thresholds()
-    # One action: the verdicts may not be saved, and each action would make them again.
+    # One action: if the verdicts are not saved, each action computes them again.
     [overall] = verdicts.agg(
         *(F.count(F.when(F.col("verdict") == name, 1)).alias(name) for name in s.VERDICT_NAMES),
         F.count(F.when(F.col("postponed") > 0, 1)).alias("tasks postponed"),
@@ -194,8 +194,8 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         F.col("at").alias("written"),
         "due",
         F.when(F.col("event") == s.SCHEDULED, F.col("hops")).alias("hops"),
-        # To the journal a message is published when it is sent; whether the broker took it, only
-        # a receipt can show.
+        # The journal records a publish when the message is sent. Only a receipt shows whether the
+        # broker accepted it.
         F.lit(None).cast("boolean").alias("confirmed"),
         "state",
     ).where(F.col("task_id").isNotNull())
@@ -214,12 +214,12 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
         "hops",
         (F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
-        # A row that had no id was refused: there never was a message.
+        # A row without an id was rejected: there never was a message.
     ).where(F.col("task_id").isNotNull())
 
 
 def _timed(events: DataFrame, latest: datetime) -> DataFrame:
-    """Add what the time of an event says; nothing, where it is in the future: a clock is wrong."""
+    """Add columns derived from an event's time; null if it is in the future: a clock is wrong."""
     is_past = F.unix_micros("written") <= F.unix_micros(F.lit(latest)) + _SKEW
     at = F.when(is_past, F.col("written"))
     is_publish = F.col("event").isin(_RECEIPT, s.SCHEDULED)
@@ -233,10 +233,10 @@ def _timed(events: DataFrame, latest: datetime) -> DataFrame:
 
 
 def _span(happened: DataFrame, patience: float) -> DataFrame:
-    """From when to when the journal goes, in one row: no event moves either end on its own word.
+    """Return the first and last time of the journal in one row. One clock alone moves neither end.
 
-    What arrives has two clocks to speak for it: it is not before its due time, and not long after.
-    To what one clock alone has said, a second task must agree.
+    An arrival has two clocks: it is not before its due time, and not long after it. A time that
+    only one clock has given needs a second task that agrees.
     """
     told = F.unix_micros("at")
     due = F.when(F.col("event") != s.SCHEDULED, F.unix_micros("due"))
@@ -259,15 +259,15 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
 
 
 def _tasks(events: DataFrame) -> DataFrame:
-    """Bring together what is known of each message."""
+    """Return one row per message, with all that its events say."""
     arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
     ran = (F.col("event") == s.EXECUTED) & ~F.col("state").eqNullSafe(_REVOKED)
     return events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
         F.max("queue").alias("queue"),
-        # A duplicate that was sent later may be due later: what counts is the first promise, of
-        # those that the broker took, as a receipt or an arrival says.
+        # A duplicate that was sent later may be due later. The first due time counts, of the
+        # messages that the broker accepted according to a receipt or an arrival.
         F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
             "due_first"
         ),
@@ -277,12 +277,12 @@ def _tasks(events: DataFrame) -> DataFrame:
         F.min(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled"),
         F.max(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled_last"),
         F.max(_due(F.col("event") == s.POSTPONED)).alias("due_postponed"),
-        # To the microsecond: a difference of doubles would be a little off.
+        # To the microsecond: a difference of doubles would not be exact.
         F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
         F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
-        # A receipt is made out before the message is sent, so the journal knows better.
+        # A receipt is made before the message is sent, so the journal is more exact.
         F.max(F.when(F.col("event") == s.SCHEDULED, F.col("hops") > 0)).alias("entered"),
         F.max("confirmed").alias("confirmed"),
         _count(F.col("event") == s.SCHEDULED).alias("scheduled"),
@@ -311,13 +311,13 @@ def _due(which: Column) -> Column:
 
 
 def _differ(which: Column) -> Column:
-    """Whether it has happened twice: an event that was written down twice has one time."""
+    """Return whether an event happened twice; an event that was recorded twice has one time."""
     times = F.when(which, F.col("written"))
     return F.coalesce(F.min(times) != F.max(times), F.lit(False))
 
 
 def _hour(column: str) -> Column:
-    """Write the hour of a time, in UTC whatever the zone of the session."""
+    """Return the hour of a time as text, in UTC, whatever the session's time zone."""
     epoch = F.lit("1970-01-01").cast("timestamp_ntz")
     time = epoch + F.make_dt_interval(secs=F.unix_seconds(F.col(column)))
     return F.concat(time.cast("string").substr(1, 13), F.lit(":00"))
@@ -331,14 +331,14 @@ def _group(name: str, value: Column) -> Column:
 
 
 def _amended() -> dict[str, Column]:
-    """Columns of what was cancelled, replaced or postponed, and of the due time that counts then.
+    """Return columns for cancelled, replaced and postponed, and for the due time that then counts.
 
-    One id may have several messages, each with a due time of its own. By that one knows which of
+    One id may have several messages, each with a different due time. The due time shows which of
     them was dropped.
     """
     last = F.when(F.col("postponed") == 0, F.col("due_last"))
     last = F.coalesce(last, F.col("due_greatest"))
-    # A worker may have got a task, and died; what is delivered again can be dropped.
+    # A worker may have received a task and died; the redelivered message can be dropped.
     came = (F.col("executed") > 0) | ((F.col("released") > 0) & F.col("task").isNull())
     dropped = F.col("cancelled") > 0
     all_dropped = F.coalesce(
@@ -351,26 +351,26 @@ def _amended() -> dict[str, Column]:
     return {
         "taken_back": dropped & ~came & ~replaced,
         "replaced": replaced,
-        # Postponed, and nobody has written down until when.
+        # Postponed, but no event says until when.
         "due_unknown": (F.col("postponed") > 0)
         & ~came
         & F.coalesce(_same(F.col("due_greatest"), F.col("due_postponed")), F.lit(True)),
         "due": F.when(F.col("postponed") > 0, F.col("due_greatest"))
         .when(replaced, F.coalesce("due_arrived", last))
         .otherwise(F.col("due_first")),
-        # What was published after its due time cannot have come before; and of several messages,
-        # the last that was published can still come.
+        # A message published after its due time cannot have arrived before it; and of several
+        # messages, the last one published can still arrive.
         "expected": F.greatest(last, "published_last"),
     }
 
 
 def _arrived() -> dict[str, Column]:
-    """Columns of when it came, and how late."""
+    """Return columns for the arrival and its lateness."""
     first = F.least("released_at", "executed_at")
-    # Nothing comes before it is published: then one of the two clocks is wrong.
+    # No message arrives before it is published: if it seems so, one of the two clocks is wrong.
     sooner = F.unix_micros("published_at") - F.unix_micros(first) > _SKEW
     is_wrong = F.coalesce(sooner, F.lit(False))
-    # No copy may come before its own due time, though it be after that of an older one.
+    # A copy must not arrive before its due time, even if that is after an older copy's due time.
     early = F.when(F.col("soonest") < 0, F.col("soonest"))
     late = F.unix_micros(first) - F.unix_micros("due")
     return {
@@ -382,18 +382,18 @@ def _arrived() -> dict[str, Column]:
 
 
 def _same(one: Column, other: Column) -> Column:
-    """Whether two due times are of one message."""
+    """Return whether two due times belong to one message."""
     return F.abs(F.unix_micros(one) - F.unix_micros(other)) < _ROUNDING
 
 
 def _verdict(late_after: float, patience: float) -> Column:
     released, executed, ran = F.col("released"), F.col("executed"), F.col("ran")
     nothing_came = (released == 0) & (executed == 0)
-    # Celery's worker says when it has executed; who consumes with Kombu alone has no task name,
-    # and says no more than that it got the message.
+    # A Celery worker records the execution. A consumer that uses Kombu alone has no task name, and
+    # records only that it received the message.
     unexecuted = (executed == 0) & F.col("task").isNotNull()
     again = F.when(executed > 0, F.col("ran_again")).otherwise(F.col("released_again"))
-    # What is due when it is sent goes straight to its destination.
+    # A message that is due when it is sent goes directly to its destination.
     entered = F.coalesce(F.col("entered"), F.col("hops") > 0, F.lit(True))
     lost = nothing_came & _passed("expected", patience)
     return (
@@ -409,7 +409,7 @@ def _verdict(late_after: float, patience: float) -> Column:
         .when(again, s.DUPLICATE)
         .when(F.col("lateness").isNull(), s.UNDECIDED)
         .when(F.col("lateness") > late_after, s.LATE)
-        # It came, and the worker has discarded it.
+        # It arrived, and the worker has discarded it.
         .when((executed > 0) & (ran == 0), s.TAKEN_BACK)
         .when(F.col("postponed") > 0, s.PUT_OFF)
         .when(F.col("replaced"), s.REPLACED)
@@ -418,14 +418,14 @@ def _verdict(late_after: float, patience: float) -> Column:
 
 
 def _too_little_journal() -> Column:
-    """Whether the journal does not show it: it is missing, or may have begun after the message."""
+    """Return whether the journal is missing, or may have begun after the message."""
     start = F.col("journal_from")
     begins_late = (F.col("scheduled") == 0) & (start.isNull() | (start > F.col("expected")))
     return F.col("due").isNull() | begins_late
 
 
 def _passed(column: str, patience: float) -> Column:
-    """Whether the journal goes on for longer than the patience after this time."""
+    """Return whether the journal continues for longer than ``patience`` seconds after this time."""
     gone = F.unix_micros("journal_to") - F.unix_micros(F.col(column))
     return gone > round(patience * 1_000_000)
 

@@ -1,16 +1,15 @@
-"""Numbers that a caller gives, refused by their names where they cannot be. It knows no Spark."""
+"""Check numbers that a caller passes; errors name the parameter. Does not import Spark."""
 
 from __future__ import annotations
 
 import math
 
-#: Beyond all that a pipeline asks for in seconds or per second, and within what integers of 64 bits
-#: hold in microseconds.
+#: More than any pipeline needs, in seconds or per second. In microseconds, it fits 64-bit integers.
 MOST = 1e12
 
 
 def check_number(name: str, value: float, *, above: float = 0.0, most: float = MOST) -> None:
-    """Refuse what is no finite number above a bound.
+    """Check that a number is finite, greater than ``above`` and at most ``most``.
 
     :raises ValueError: names the parameter, its value and the bounds.
     """
@@ -19,7 +18,7 @@ def check_number(name: str, value: float, *, above: float = 0.0, most: float = M
 
 
 def check_not_negative(name: str, value: float, *, most: float = MOST) -> None:
-    """Refuse what is no finite number from 0 on.
+    """Check that a number is finite, at least 0 and at most ``most``.
 
     :raises ValueError: names the parameter, its value and the bounds.
     """
@@ -30,7 +29,7 @@ def check_not_negative(name: str, value: float, *, most: float = MOST) -> None:
 
 
 def check_whole(name: str, value: int, *, least: int = 1, unit: str = "") -> None:
-    """Refuse what is no whole number from the least on.
+    """Check that a number is whole and at least ``least``.
 
     :raises ValueError: names the parameter, its value and the bound.
     """

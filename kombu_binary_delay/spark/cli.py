@@ -1,7 +1,7 @@
 """The subcommands ``spark plan | publish | journal-export | audit | report``: parse, call, print.
 
-PySpark and Rich are imported when a subcommand runs, so that the others do without them. Run under
-``spark-submit``, or alone, the session is what Spark's own configuration says.
+PySpark and Rich are imported when a subcommand runs, so that other subcommands do not need them.
+Under ``spark-submit`` or alone, the session follows Spark's configuration.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def audit(
     depths: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Give a verdict on each task, and write data, summary.json and report.html."""
+    """Write a verdict on each task, with data, summary.json and report.html."""
     _needs_spark()
     from datetime import datetime, timezone  # noqa: PLC0415
 
@@ -352,7 +352,7 @@ def audit(
             until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
         )
     if job_id is not None and table is not None:
-        # Not sooner: the events of all tasks show how far the journal goes.
+        # Not sooner: the events of all tasks are needed to find the journal's end.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
     judged.write.mode("overwrite").parquet(f"{output}/verdicts")
     verdicts = session.read.parquet(f"{output}/verdicts")
@@ -393,7 +393,7 @@ def report(
 
     file = _local(output)
     session = _session(conf)
-    # One that was written by an earlier release has not all columns.
+    # A table written by an earlier release does not have all columns.
     verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
     _report(session, verdicts, file, planned, depths, thresholds, jobs)
@@ -404,7 +404,7 @@ def report(
 
 
 class _Watch:
-    """A bar in a terminal, a line now and then elsewhere."""
+    """Shows progress: a bar in a terminal, otherwise an occasional line."""
 
     def __init__(self) -> None:
         from rich import progress  # noqa: PLC0415 - with Spark's
@@ -433,7 +433,7 @@ class _Watch:
             self._bar.stop()
 
     def show(self, progress: Progress) -> None:
-        """Show how far it has come."""
+        """Show the progress."""
         done = progress.published + progress.failed
         if self._bar:
             more = f"{progress.rate:,.0f}/s, {progress.rejected:,} rejected"
@@ -444,7 +444,7 @@ class _Watch:
             self._console.print(self.line(progress))
 
     def line(self, progress: Progress) -> str:
-        """Say the same in a line."""
+        """Return the progress as one line."""
         return (
             f"{progress.published:,} published ({progress.rate:,.0f}/s), "
             f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
@@ -464,7 +464,7 @@ def _needs_spark() -> None:
 def _console() -> Console:
     from rich.console import Console  # noqa: PLC0415 - see above
 
-    # Names are shown as they are, whatever Rich could read in them.
+    # Show names literally: Rich must not read markup in them.
     as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
     made = as_it_is()
     return made if made.is_terminal else as_it_is(width=120)
@@ -472,7 +472,7 @@ def _console() -> Console:
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """Make what cannot be an error of usage: the exit code of a traceback means something here."""
+    """Raise invalid values as usage errors: a traceback's exit code has another meaning here."""
     try:
         yield
     except ValueError as exc:
@@ -480,14 +480,14 @@ def _usage() -> Iterator[None]:
 
 
 def _local(output: str) -> Path:
-    """Return the folder of the files that Spark does not write.
+    """Return the folder for the files that Spark does not write.
 
-    :raises click.BadParameter: where it is not on this machine.
+    :raises click.BadParameter: if it is not on this machine.
     """
     place = urlsplit(output)
     if place.scheme == "file":
         return Path(url2pathname(place.path))
-    # A drive is no scheme.
+    # A drive letter is not a URL scheme.
     if len(place.scheme) > 1:
         raise click.BadParameter(
             f"{output!r} is not on this machine, to which the report is written: name a path that "
@@ -539,7 +539,7 @@ def _report(
 
 
 def _jobs(receipts: DataFrame | None) -> list[str]:
-    """Name the jobs of receipts; more than a title has room for are not named one by one."""
+    """Return the jobs of receipts; a count instead of the names if a title has no room for them."""
     if receipts is None:
         return []
     rows = receipts.select("job_id").dropna().distinct().sort("job_id").limit(4).collect()
@@ -548,7 +548,7 @@ def _jobs(receipts: DataFrame | None) -> list[str]:
 
 
 def _judged(path: str) -> tuple[Any, list[str]]:
-    """Read back against what an audit has judged, and which jobs; none where that is not here."""
+    """Read an audit's thresholds and jobs; nothing if its files are not on this machine."""
     from kombu_binary_delay.spark.audit import Thresholds  # noqa: PLC0415 - see above
 
     try:
@@ -575,7 +575,7 @@ def _numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
 
 
 def _given(broker: str | None) -> str:
-    # Options before the subcommand, of the whole tool, count for it as well.
+    # The tool's options before the subcommand apply to it too.
     url = broker or getattr(click.get_current_context().obj, "url", None)
     if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")

@@ -1,4 +1,4 @@
-"""What several parts of the pipeline read alike out of a DataFrame. It must not touch a broker."""
+"""Read columns of a DataFrame, for several parts of the pipeline. Must not touch a broker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 
 
 def find(names: Sequence[str], column: str) -> str | None:
-    """Return the name of a column as it is spelled, in whichever case; None where there is none.
+    """Return a column's name as the DataFrame spells it, ignoring case; None if it is missing.
 
-    :raises ValueError: where several columns differ by their case only.
+    :raises ValueError: if several columns differ only in case.
     """
     found = [name for name in names if name.lower() == column.lower()]
     if len(found) > 1:
@@ -20,19 +20,19 @@ def find(names: Sequence[str], column: str) -> str | None:
 
 
 def has(df: DataFrame, column: str) -> bool:
-    """Whether there is such a column, in whichever case."""
+    """Return whether the DataFrame has a column, ignoring case."""
     return find(df.columns, column) is not None
 
 
 def named(df: DataFrame, column: str) -> Column:
-    """Return a column that is there, in whichever case, and with dots in its name."""
+    """Return an existing column, ignoring case; its name may contain dots."""
     return F.col(_quoted(df, column))
 
 
 def tried(df: DataFrame, column: str, kind: str) -> Column:
-    """Return a column that is there as another type; null where a value is none of that type.
+    """Return an existing column as another type; null if a value cannot be converted.
 
-    A cast would end the job there under ANSI, which is Spark's default.
+    A plain cast would fail the job in ANSI mode, which is Spark's default.
     """
     return F.expr(f"try_cast({_quoted(df, column)} AS {kind})")
 
@@ -43,9 +43,9 @@ def _quoted(df: DataFrame, column: str) -> str:
 
 
 def check_needed(names: Sequence[str], key: str) -> None:
-    """Refuse rows that lack what every task needs.
+    """Check that the columns that every task needs exist.
 
-    :raises ValueError: names the column.
+    :raises ValueError: names the missing column.
     """
     for name in (key, "task"):
         if find(names, name) is None:
@@ -54,9 +54,9 @@ def check_needed(names: Sequence[str], key: str) -> None:
 
 
 def check_time(names: Sequence[str]) -> None:
-    """Refuse rows that never say when they are due.
+    """Check that there is a column with the due time.
 
-    :raises ValueError: names the columns.
+    :raises ValueError: names the missing columns.
     """
     if find(names, "eta") is None and find(names, "countdown") is None:
         raise ValueError(
@@ -65,10 +65,10 @@ def check_time(names: Sequence[str]) -> None:
 
 
 def due_micros(df: DataFrame, published: Column) -> Column:
-    """Return when each row is due, in microseconds since the epoch; null where it does not say.
+    """Return each row's due time, in microseconds since the epoch; null if the row has none.
 
-    :param published: when it is published, in the same unit: what a ``countdown`` counts from.
-    :raises ValueError: where the DataFrame has neither ``eta`` nor ``countdown``.
+    :param published: the time of the publish, in the same unit; a ``countdown`` starts there.
+    :raises ValueError: if the DataFrame has neither ``eta`` nor ``countdown``.
     """
     check_time(df.columns)
     times = []
@@ -76,6 +76,6 @@ def due_micros(df: DataFrame, published: Column) -> Column:
         times.append(F.unix_micros(tried(df, "eta", "timestamp")))
     if has(df, "countdown"):
         seconds = tried(df, "countdown", "double")
-        sane = F.when(F.abs(seconds) < 1e12, seconds)  # NaN is above all numbers to Spark
+        sane = F.when(F.abs(seconds) < 1e12, seconds)  # to Spark, NaN is greater than all numbers
         times.append(published + F.ceil(sane * 1_000_000).cast("bigint"))
     return F.coalesce(*times)

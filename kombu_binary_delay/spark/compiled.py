@@ -1,12 +1,12 @@
-"""Messages of one kind, made by ``send_task`` twice and filled in from then on. It knows no Spark.
+"""Make messages from templates of what ``send_task`` makes. Does not import Spark.
 
-A kind is a task with its queue and its options. Celery finds out for each call anew where such a
-message goes and what is in it, though only the id, the times and the arguments differ from call to
-call, unless code of the application has a say. So the first message of a kind is made by
-``send_task``, and what that gives to its producer is kept as a template. The second one is made by
-``send_task``, too, and must be what the template says. All others are filled in, and are byte for
-byte what ``send_task`` would have made. Where code of the application could make a difference,
-all messages are made by ``send_task``, for one of :data:`REASONS`.
+A kind is a task with its queue and its options. For each call, Celery computes the message and its
+destination again, but only the id, the times and the arguments differ between calls, unless the
+application's code changes more. So ``send_task`` makes the first message of a kind, and what it
+passes to its producer becomes a template. ``send_task`` also makes the second message, which must
+match the template. All others are filled in from the template, and are byte for byte what
+``send_task`` would have made. If the application's code could change a message, ``send_task`` makes
+all messages, for one of :data:`REASONS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
 from celery.utils.functional import maybe_evaluate
 
-#: Why messages are made by ``send_task``, each by its place.
+#: Reasons why ``send_task`` makes a message; other code refers to them by index.
 (
     PROTOCOL,
     APPLICATION,
@@ -48,19 +48,19 @@ REASONS = (
     "it has expired already",
     "messages of its kind differ in more than their ids, times and arguments",
 )
-#: How many kinds are kept at most, proven and not, each of some 2 kB.
+#: The most kinds that are kept, proven or not; each takes some 2 kB.
 _KINDS = 10_000
-#: What an event has besides what is said of the task.
+#: The fields of an event that do not describe the task.
 _OF_EVENTS = ("type", "hostname", "utcoffset", "pid", "clock", "timestamp")
 _SCALARS = frozenset((int, float, bool))
 
 
 @dataclass
 class Call:
-    """What a row asks of ``send_task``.
+    """The arguments of one ``send_task`` call.
 
-    :param options: ``queue``, ``exchange``, ``routing_key`` and ``priority``, where given.
-    :param headers: of the row's own; None where it names none.
+    :param options: ``queue``, ``exchange``, ``routing_key`` and ``priority``, if given.
+    :param headers: the row's headers; None if it has none.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Call:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the calls of one template have in common."""
+        """What all calls of one template have in common."""
         get = self.options.get
         return (
             self.name,
@@ -104,7 +104,7 @@ class Call:
         )
 
 
-#: What a producer is given to publish: the body, and the options.
+#: The arguments of a producer's publish: the body, and the options.
 Published = tuple[Any, dict[str, Any]]
 
 
@@ -112,9 +112,9 @@ class Template:
     """The messages of one kind."""
 
     def __init__(self, app: Celery, call: Call, seen: list[Published]) -> None:
-        """Keep what a producer was given for a call.
+        """Make a template from what a producer was given for a call.
 
-        :raises _DifferentError: where that is not what it must be.
+        :raises _DifferentError: if a template cannot be made from it.
         """
         self._app = app
         (_, _, self._embed), options = seen[0]
@@ -123,7 +123,7 @@ class Template:
         own = call.headers or {}
         self._headers = {name: each for name, each in headers.items() if name not in own}
         create = app.amqp.create_task_message
-        # Whether the arguments are shown as they are by default.
+        # Whether the headers show the arguments in Celery's default form.
         shown = create("", "", [0], {"a": 0}).headers
         is_usual = (shown["argsrepr"], shown["kwargsrepr"]) == ("[0]", "{'a': 0}")
         self._longest = app.amqp.argsrepr_maxsize if is_usual else 0
@@ -138,13 +138,13 @@ class Template:
         self.check(call, seen)
 
     def check(self, call: Call, seen: list[Published]) -> None:
-        """Compare what a producer was given for a call to what is filled in.
+        """Compare what a producer was given for a call with what the template makes.
 
-        :raises _DifferentError: where they are not the same.
+        :raises _DifferentError: if they differ.
         """
         (body, options), *events = seen
         filled, its_options = self.fill(call)
-        # What is left until a message expires is less by now.
+        # The time until the message expires has become shorter meanwhile.
         left = [each.pop("expiration", None) for each in (options, its_options)]
         same = (
             filled == body
@@ -160,7 +160,7 @@ class Template:
             raise _DifferentError
 
     def fill(self, call: Call) -> Published:
-        """Return what ``send_task`` would give to its producer."""
+        """Return what ``send_task`` would pass to its producer."""
         args: Any = call.args or ()
         kwargs = call.kwargs or {}
         task_id = call.task_id
@@ -187,7 +187,7 @@ class Template:
     def publish(self, producer: Any, call: Call) -> None:
         """Publish as ``send_task`` does."""
         body, options = self.fill(call)
-        # Kombu writes into them, as it compresses.
+        # Kombu changes the headers when it compresses.
         headers = options["headers"]
         with producer.connection._reraise_as_library_errors():  # noqa: SLF001 - as send_task does
             if self._on_call is not None:
@@ -224,12 +224,12 @@ class Template:
 
 
 class Compiler:
-    """Publishes calls by templates where it can, and by ``send_task`` elsewhere."""
+    """Publishes calls by templates if possible, otherwise by ``send_task``."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._reason = _reason_of_application(app)
-        #: What a row's own headers may not have.
+        #: Names that a row's headers must not use.
         self._own = frozenset(
             () if self._reason is not None else app.amqp.create_task_message("", "").headers
         )
@@ -239,10 +239,10 @@ class Compiler:
     def publish(self, producer: Any, call: Call) -> int | None:
         """Publish a task.
 
-        :param producer: its attribute ``seen`` is a list, to which it adds what it is given to
-            publish, or None.
-        :returns: the place in :data:`REASONS` of the reason for which ``send_task`` made the
-            message; None where there is none.
+        :param producer: its attribute ``seen`` is None, or a list to which it appends what it is
+            given to publish.
+        :returns: the index in :data:`REASONS` of the reason why ``send_task`` made the message;
+            None if it came from a template.
         """
         kind = call.kind
         known = self._kinds.get(kind)
@@ -267,7 +267,7 @@ class Compiler:
         return None
 
     def _learn(self, producer: Any, call: Call, kind: tuple[Any, ...]) -> None:
-        """Publish by ``send_task``; make a template of the first, and prove it with the second."""
+        """Publish by ``send_task``: the first call makes a template, the second proves it."""
         seen: list[Published] = []
         producer.seen = seen
         try:
@@ -280,7 +280,7 @@ class Compiler:
                 if len(self._unproven) >= _KINDS:
                     self._unproven.clear()
                 self._unproven[kind] = call.task_id, Template(self._app, call, seen)
-            # The same row may be sent again, and proves nothing.
+            # The same row may be sent again; it does not prove the template.
             elif first != call.task_id:
                 template.check(call, seen)
                 self._keep(kind, template)
@@ -295,7 +295,7 @@ class Compiler:
 
 
 class _DifferentError(Exception):
-    """A message is not what its template says."""
+    """A message differs from its template."""
 
 
 def _reason_of_application(app: Celery) -> int | None:
@@ -321,7 +321,7 @@ def _reason_of_application(app: Celery) -> int | None:
 def _reason_of_task(app: Celery, call: Call) -> int | None:
     if signals.before_task_publish.has_listeners(call.name):
         return HANDLER
-    # As send_task does, which has no need of an application that is complete.
+    # As in send_task, which does not need a finalized application.
     task = app._tasks.get(call.name)  # noqa: SLF001
     of_task = ("apply_async", "_get_exec_options")
     if task is not None and not all(_is_celerys(task, name, celery.app.task) for name in of_task):
@@ -330,14 +330,14 @@ def _reason_of_task(app: Celery, call: Call) -> int | None:
 
 
 def _is_celerys(owner: Any, name: str, module: Any) -> bool:
-    """Whether a method is Celery's own, and nobody has overridden, replaced or wrapped it."""
+    """Return whether a method is Celery's: not overridden, replaced or wrapped."""
     method = getattr(owner, name)
     function = method.__func__ if type(method) is MethodType else method
     return type(function) is FunctionType and function.__globals__ is vars(module)
 
 
 def _shown(values: Any, longest: int) -> str | None:
-    """Write arguments as Celery's ``saferepr``; None where they are not flat, or too long."""
+    """Return arguments as Celery's ``saferepr`` does; None if they are nested or too long."""
     if isinstance(values, dict):
         texts = []
         for name, value in values.items():
@@ -353,7 +353,7 @@ def _shown(values: Any, longest: int) -> str | None:
         shown = "[" + ", ".join(found) + "]"  # type: ignore[arg-type]
     else:
         shown = "()"
-    # Nothing of it is cut.
+    # Nothing is cut off.
     return shown if len(shown) < longest else None
 
 

@@ -1,8 +1,8 @@
-"""The journal as a table: read from the stream on the broker, or from files.
+"""Read the journal as a table, from the stream on the broker or from files.
 
-``spark.read.format("binary_delay_journal")`` reads what is there, and ``readStream`` goes on from
-there, by the offsets of the stream, so that what has been read can be read again. Options:
-``broker`` (a URL), ``namespace`` (``kbd``) and, for a read in batch, ``partitions`` (1) and
+``spark.read.format("binary_delay_journal")`` reads the events that exist, and ``readStream`` also
+those that follow. Both use the offsets of the stream, so that a read can be repeated. Options:
+``broker`` (a URL), ``namespace`` (``kbd``) and, for a batch read, ``partitions`` (1) and
 ``start``, an offset (0).
 """
 
@@ -43,7 +43,7 @@ FORMAT = "binary_delay_journal"
 _CONSUMER = "kombu-binary-delay"
 _PREFETCH = 2000
 _BATCH = 10_000
-#: How long to wait for what is known to be in the stream, in seconds.
+#: How long to wait for an event that is known to be in the stream, in seconds.
 _PATIENCE = 60.0
 #: How long to wait for the first event of a stream that exists, and for the next where there may
 #: be none, in seconds. How many it holds, RabbitMQ says some seconds later.
@@ -58,10 +58,10 @@ _RAW = (
 
 
 def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> DataFrame:
-    """Read a journal as it is now: rows of the schema ``JOURNAL``.
+    """Return the journal as it is now: rows of the schema ``JOURNAL``.
 
-    :param where: the URL of a broker, or a folder: of Parquet that :func:`export_journal` made, or
-        of the journal's own local files.
+    :param where: the URL of a broker; or a folder with the Parquet files of
+        :func:`export_journal`, or with the journal's local files.
     """
     if is_broker_url(where):
         spark.dataSource.register(JournalSource)
@@ -74,7 +74,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
 
 
 def _overlaps(table: DataFrame) -> bool:
-    """Whether several exports, at once, have written the same events."""
+    """Return whether concurrent exports have written the same events."""
     file = F.col("_metadata.file_path").alias("file")
     offsets = table.where(F.col("offset").isNotNull()).select(file, "offset").groupBy("file")
     found = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
@@ -83,22 +83,22 @@ def _overlaps(table: DataFrame) -> bool:
 
 
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
-    """Add to a Parquet table what the stream has got since the last export.
+    """Append the stream's events since the last export to a Parquet table.
 
-    How far the last one came is read from the table itself, by the offsets of the stream. Two
-    exports at once add the same events, which :func:`read_journal` then reads once.
+    The offsets in the table show where the last export ended. Two concurrent exports append the
+    same events; :func:`read_journal` then returns each of them once.
     """
     spark.dataSource.register(JournalSource)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
-    # In one partition, whose one file is there or not: the last offset says that all others are.
+    # In one partition, so in one file, which exists or not: the last offset implies all others.
     append(spark.read.format(FORMAT).options(**options).load(), path)
 
 
 def _behind(spark: SparkSession, path: str) -> int:
-    """Return the offset behind the last event in a table."""
+    """Return the offset after the last event in a table."""
     table = spark.read.schema(s.JOURNAL).parquet
     try:
-        # Spark Connect looks for the path when rows are asked for, and not before.
+        # Spark Connect looks for the path only when it reads rows.
         last = table(path).agg(F.max("offset").alias("last")).collect()[0]["last"]
     except AnalysisException as exc:
         if "PATH_NOT_FOUND" not in str(exc):
@@ -113,7 +113,7 @@ def _has_lines(spark: SparkSession, folder: str) -> bool:
 
 
 def _columns(raw: DataFrame) -> DataFrame:
-    """Bring a local file's lines into the shape of the stream's."""
+    """Return the lines of a local file with the same columns as the stream's."""
     return raw.select(
         "event",
         F.col("id").alias("task_id"),
@@ -137,7 +137,7 @@ def _queue(exchange: Column, key: Column) -> Column:
 
 
 class JournalSource(DataSource):
-    """The journal in a stream queue, in batch and as a stream."""
+    """A data source for the journal in a stream queue, for batch and streaming reads."""
 
     @classmethod
     def name(cls) -> str:
@@ -149,16 +149,16 @@ class JournalSource(DataSource):
         return s.JOURNAL
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
-        """Read what is there now."""
+        """Return the reader of the events that exist now."""
         return _Reader(dict(self.options))
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Read on."""
+        """Return the reader that also reads events that follow."""
         return _StreamReader(dict(self.options))
 
 
 class _Stream:
-    """The stream queue of the options."""
+    """The stream queue that the options name."""
 
     def __init__(self, options: dict[str, str]) -> None:
         if not options.get("broker"):
@@ -168,11 +168,11 @@ class _Stream:
         self._has_warned = False
 
     def end(self) -> int:
-        """Return the offset behind the last event as of now; 0 where there is none."""
+        """Return the offset after the last event now; 0 if there is no event."""
         last = -1
         begun = time.monotonic()
         with self.consume("last") as messages:
-            # It may be written to all the while.
+            # Programs may write to it meanwhile.
             for offset, _ in messages(wait=_NEXT, glance=_GLANCE):
                 last = offset
                 if time.monotonic() > begun + _STARE:
@@ -187,9 +187,9 @@ class _Stream:
         return 0
 
     def begin(self, start: int, end: int) -> int:
-        """Return the offset to read from, given how far was read, and where the stream ends.
+        """Return the offset to read from, given the next offset and the end of the stream.
 
-        :raises RuntimeError: where it is not the stream of before.
+        :raises RuntimeError: if it is not the same stream as before.
         """
         if start > end:
             raise RuntimeError(
@@ -209,7 +209,7 @@ class _Stream:
         return max(start, first)
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Read a range of offsets."""
+        """Yield the events in a range of offsets, in batches."""
         held: list[tuple[int, str | bytes]] = []
         if start >= end:
             return
@@ -232,7 +232,7 @@ class _Stream:
             yield self._batch(held)
 
     def _batch(self, events: list[tuple[int, str | bytes]]) -> pa.RecordBatch:
-        """Make a batch of all that can be read: anybody may have written to the stream."""
+        """Return a batch of all readable events: any program may have written to the stream."""
         try:
             return _batch([_event(*each) for each in events])
         except _UNREADABLE:
@@ -257,7 +257,7 @@ class _Stream:
 
     @contextmanager
     def consume(self, offset: int | str) -> Iterator[Any]:
-        """Give an iterator of offset and body, which ends when nothing has come for a while."""
+        """Yield an iterator of offset and body, which ends when nothing has arrived for a while."""
         received: list[Any] = []
         url, tls = for_kombus_transport(self.options["broker"])
         with kombu.Connection(url, ssl=tls) as connection:
@@ -275,13 +275,13 @@ class _Stream:
                         arguments={"x-stream-offset": offset},
                     )
                 except NotFound:
-                    # Nobody has written to it yet.
+                    # No program has written to it yet.
                     return
-                # A busy broker may need longer to give the first event than between two.
+                # A busy broker may take longer for the first event than between two events.
                 quiet = time.monotonic() + (_PATIENCE if held else max(_FIRST, wait))
                 hasty = math.inf
                 while True:
-                    # Whatever has come while this process stood still is taken first.
+                    # What has arrived while this process was suspended is taken first.
                     is_hasty = time.monotonic() > hasty
                     try:
                         connection.drain_events(timeout=0.01 if is_hasty else 0.2)
@@ -301,7 +301,7 @@ class _Stream:
             try:
                 yield messages
             finally:
-                # What is on its way would be complained of while the channel closes.
+                # Deliveries under way would cause warnings while the channel closes.
                 if _CONSUMER in channel.callbacks:
                     channel.basic_cancel(_CONSUMER)
 
@@ -316,7 +316,7 @@ class _Reader(DataSourceReader):
         end = self._stream.end()
         start = self._stream.begin(self._start, end)
         if start >= end:
-            return [InputPartition((0, 0))]  # Spark makes none into one without a value
+            return [InputPartition((0, 0))]  # Spark turns no partition into one without a value
         step = -(-(end - start) // self._number)
         return [InputPartition((at, min(at + step, end))) for at in range(start, end, step)]
 
@@ -331,7 +331,7 @@ class _StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
         return {"offset": self._stream.start()}
 
-    # Before 4.2, Spark calls it without arguments; and takes one that has none as of then.
+    # Before 4.2, Spark calls it without arguments, and treats one without arguments that way.
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's
         return {"offset": max(self._stream.end(), self._stream.start())}
 
@@ -342,7 +342,7 @@ class _StreamReader(DataSourceStreamReader):
         yield from self._stream.rows(*partition.value)
 
 
-#: What comes up where an event is none of ours.
+#: The errors that an event raises which is not a journal event.
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError)
 
 

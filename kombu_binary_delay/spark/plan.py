@@ -1,8 +1,9 @@
-"""Will the brokers carry it: what each level queue takes in, gives away and holds, by the minute.
+"""Forecast the broker's load: what enters, leaves and waits in each level queue, by the minute.
 
-A message's whole way is arithmetic: it enters the queue of its first digit when it is published,
-and each further queue when it leaves the one before. So the plan of a ladder is a sum over messages
-and digits, made with numpy on the executors and added up by Spark. It must not touch a broker.
+A message's route follows from its delay: it enters the queue of its first digit when it is
+published, and each further queue when it leaves the one before. So the plan of a ladder is a sum
+over messages and digits, computed with numpy on the executors and added up by Spark. This module
+must not touch a broker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLAN_SCHEMA = (
     "minute timestamp, entered bigint, left bigint, waiting bigint, most bigint, "
     "waiting_bytes bigint, most_bytes bigint"
 )
-#: What a row of a plan counts: a level queue; the ladder as a whole; and what never enters it.
+#: What a row of a plan counts: a level queue, the whole ladder, or messages that never enter it.
 QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
     "queue",
     "ladder",
@@ -50,19 +51,19 @@ _NONE = np.iinfo(np.int64).min
 _PARTS = 600
 _MOST_PARTS = 600_000
 _LONG = 10
-_CHUNK = 500_000  # rows that are counted at once: sorting many costs less than merging often
+_CHUNK = 500_000  # rows counted at once: sorting many rows is cheaper than many merges
 _Counts = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A ladder, and from how long before the due time it is used.
+    """A ladder, and how long before the due time messages are published to it.
 
     :param ladder: its tick and radices.
-    :param horizon: seconds; a message is published no sooner than this before it is due, as by a
-        rolling job. None publishes it when the data say.
-    :param queue_per_delay: whether each distinct delay has a queue of its own, as the setting of
-        that name gives to those that are asked for again.
+    :param horizon: seconds; a message is published at most this long before it is due, as by a
+        rolling job. None publishes it at the time in the data.
+    :param queue_per_delay: whether each distinct delay has a separate queue, as with the setting
+        of that name for delays that are used repeatedly.
     """
 
     ladder: Ladder
@@ -71,7 +72,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The ladder's name, and what else sets the variant apart."""
+        """The ladder's name, with the options in which the variant differs."""
         per_delay = ", a queue per delay" if self.queue_per_delay else ""
         within = "" if self.horizon is None else f", within {self.horizon:g} s"
         return f"{self.ladder.name}{per_delay}{within}"
@@ -79,7 +80,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a broker may be asked to carry; None does not limit.
+    """The limits of a broker's load; None sets no limit.
 
     :param waiting: messages on the ladder at any moment.
     :param queue_waiting: messages in one level queue at any moment.
@@ -108,17 +109,17 @@ def plan(
     message_bytes: int = 500,
     every: int = 60,
 ) -> DataFrame:
-    """Count the messages of every level queue, minute by minute, on one or several ladders.
+    """Return the load of every level queue, minute by minute, on one or several ladders.
 
-    :param df: one row a message. ``eta`` is a timestamp, or ``countdown`` a number of seconds from
-        ``published``; ``published`` is a timestamp, and now where there is none;
-        ``bytes`` is the size of the message, and ``message_bytes`` where there is none.
+    :param df: one row per message. ``eta`` is a timestamp, or ``countdown`` a number of seconds
+        from ``published``; ``published`` is a timestamp, by default now; ``bytes`` is the size of
+        the message, by default ``message_bytes``.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
-        ``most`` what no moment in it exceeds; both are given in bytes, too. A minute without a row
-        is like the one before it. Broker time is not in it: a message leaves a queue the moment
-        that it is due.
-    :raises ValueError: where a parameter or a column is not as said here.
+        ``most`` is at least the greatest depth in it; both are also in bytes. A minute without a
+        row is like the one before it. The broker's processing time is not included: a message
+        leaves a queue the moment that it is due.
+    :raises ValueError: for an invalid parameter or column.
     """
     variants = _variants(ladders)
     check_whole("every", every, unit=" s")
@@ -174,9 +175,9 @@ def plan(
 
 
 def summarize(plan: DataFrame, *, every: int = 60) -> DataFrame:
-    """Reduce a plan to one row a ladder: what :class:`Limits` speak of, and the hops.
+    """Return one row per ladder of a plan: the values that :class:`Limits` limit, and the hops.
 
-    :param every: the length of a "minute" in seconds, as it was given to :func:`plan`.
+    :param every: the length of a "minute" in seconds, the same as for :func:`plan`.
     """
     scope = F.col("scope")
 
@@ -219,7 +220,10 @@ def summarize(plan: DataFrame, *, every: int = 60) -> DataFrame:
 
 
 def check(summary: DataFrame, limits: Limits) -> DataFrame:
-    """Hold a summary against limits: ``ladder, limit, planned, allowed, passed``, a row a limit."""
+    """Compare a summary with limits.
+
+    :returns: ``ladder, limit, planned, allowed, passed``, one row per limit.
+    """
     given = {name: value for name, value in asdict(limits).items() if value is not None}
     judged = [
         F.struct(
@@ -264,10 +268,10 @@ def _arrays(batches: list[pa.RecordBatch]) -> tuple[Any, Any, Any]:
 def _count(
     number: int, variant: Variant, published: Any, due: Any, size: Any, width: int
 ) -> Iterator[pa.RecordBatch]:
-    """Count what one chunk of messages does to one ladder, times in microseconds."""
+    """Count the load of one chunk of messages on one ladder; times in microseconds."""
     ladder = variant.ladder
     if variant.horizon is not None:
-        # Of what has no due time, the difference would overflow.
+        # Without a due time, the difference would overflow.
         earliest = np.where(due == _NONE, published, due) - round(variant.horizon * 1_000_000)
         published = np.maximum(published, earliest)
     undated = due == _NONE
@@ -320,7 +324,7 @@ def _rows(
     digit_in, entered_at, entered, bytes_in = _tally(digit, first, size)
     digit_out, left_at, left, bytes_out = _tally(digit, last, size)
     peak, peak_bytes = entered.copy(), bytes_in.copy()
-    # Where some leave in the minute in which others enter, not all of them are there at once.
+    # If some leave in the minute in which others enter, not all are in the queue at once.
     low = first.min()
     span = int(last.max() - low) + 1
     cells_in, cells_out = digit_in * span + entered_at - low, digit_out * span + left_at - low
@@ -354,7 +358,7 @@ def _rows(
 
 
 def _parts(cells: Any, of: Any, part: Any, parts: int) -> tuple[Any, Any]:
-    """Find in which part of which cell each message is, and whether it is in one of them at all."""
+    """Return the cell and the part of it for each message, and whether it is in any cell."""
     low, high = int(cells[0]), int(cells[-1])
     if high - low <= 4 * len(of):
         places = np.full(high - low + 1, -1)
@@ -369,10 +373,10 @@ def _parts(cells: Any, of: Any, part: Any, parts: int) -> tuple[Any, Any]:
 
 
 def _peaks(came: tuple[Any, Any], went: tuple[Any, Any], size: Any, cells: int, parts: int) -> Any:
-    """Count how many more than at its beginning are in each cell at most.
+    """Return, for each cell, the greatest increase in messages since the cell's beginning.
 
-    Within a part, all come before any goes: it is never less than the truth. Messages of other
-    chunks have greatest numbers of their own, at other moments: the sum is not less, either.
+    Within a part, all arrivals count before all departures, so the result is never too small. Other
+    chunks reach their greatest numbers at other moments, so the sum is not too small either.
     """
     ins, outs = (
         np.bincount(
@@ -385,7 +389,10 @@ def _peaks(came: tuple[Any, Any], went: tuple[Any, Any], size: Any, cells: int, 
 
 
 def _tally(digit: Any, bins: Any, size: Any) -> tuple[Any, Any, Any, Any]:
-    """Count equal digits in equal bins, and add up their sizes: digit, bin, count, bytes."""
+    """Count equal digits in equal bins, and add up their sizes.
+
+    :returns: digit, bin, count and bytes.
+    """
     low = bins.min()
     span = int(bins.max() - low) + 1
     places = (digit * span) + (bins - low)
@@ -424,7 +431,7 @@ def _nth(values: Sequence[str], index: Column) -> Column:
 
 
 def _queue_name(variants: Sequence[Variant]) -> Column:
-    """Name a level queue as the topology does."""
+    """Return the name of a level queue, as in the topology."""
     bits = F.bin("digit")
     queue = F.lit(None).cast("string")
     for number, variant in enumerate(variants):
@@ -438,7 +445,7 @@ def _queue_name(variants: Sequence[Variant]) -> Column:
             level = F.greatest(F.col("level"), F.lit(0))
             names = _nth([topology.level_name(each) for each in levels], level)
             zeros = _nth([variant.ladder.word(each, 0) for each in levels], level)
-            # The last bits of as many as the level reads, zeros before them.
+            # As many low bits as the level reads, padded with zeros.
             digit = F.concat(zeros, bits).substr(F.length(bits) + 1, F.length(zeros))
             name = F.concat(names, F.lit("."), digit)
         queue = F.when(F.col("variant") == number, name).otherwise(queue)

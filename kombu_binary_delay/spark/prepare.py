@@ -1,7 +1,7 @@
-"""Which rows can be published, and why not the others: pure transforms, all in Spark's own words.
+"""Find which rows can be published, and why others cannot: pure transforms, in Spark's functions.
 
-The task id is computed here, from the job and the key alone, so that whoever publishes a row again
-publishes the same task. It must not touch a broker.
+The task id is computed here, from the job and the key alone, so that publishing a row again
+publishes the same task. This module must not touch a broker.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from . import schema as s
 from .checks import check_number
 from .columns import check_needed, find, has, named, tried
 
-#: What is done with a row whose time has passed.
+#: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
-#: What a datetime can say, in microseconds since the epoch.
+#: The range of a datetime, in microseconds since the epoch.
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
@@ -30,7 +30,7 @@ _NONE = -1
 
 
 def job_uuid(job_id: str) -> UUID:
-    """Return the UUID of a job, whatever its id is made of."""
+    """Return the UUID of a job; its id may be any text."""
     return uuid5(_NAMESPACE, job_id)
 
 
@@ -48,20 +48,21 @@ def prepare(
     past: str = "send",
     horizon: float | None = None,
 ) -> DataFrame:
-    """Bring rows into the shape that is published, and say what is wrong with each.
+    """Return rows in the form that is published, each with the reason why it cannot be, if any.
 
-    :param df: ``key`` (or the column named so), ``task``, ``eta`` (timestamp) or ``countdown``
+    :param df: ``key`` (or the column that ``key`` names), ``task``, ``eta`` (timestamp) or
+        ``countdown``
         (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps and structs),
         ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (timestamp) and
-        ``headers`` (JSON, or a map or struct); each in whichever case.
-    :param ladder: whose range the delays must be in.
-    :param past: ``"send"`` sends at once what should have been sent before now; ``"reject"`` does
-        not send it.
-    :param horizon: seconds; what is due beyond it is for a later run, and its delay not yet judged.
-    :returns: the same columns under the same names with times as microseconds and JSON as text;
-        ``task_id``; ``due``, microseconds as of now; ``later``, whether that is beyond the horizon;
-        and ``reason``, null where nothing is wrong.
-    :raises ValueError: where a column is missing or of a wrong type.
+        ``headers`` (JSON, or a map or struct). Column names ignore case.
+    :param ladder: the delays must be in its range.
+    :param past: ``"send"`` sends a row whose due time has passed at once; ``"reject"`` rejects it.
+    :param horizon: seconds; rows due after it are left for a later run, and their delays are not
+        checked yet.
+    :returns: the same columns under the same names, with times in microseconds and JSON as text;
+        ``task_id``; ``due``, in microseconds as of now; ``later``, whether that is beyond the
+        horizon; and ``reason``, null for a valid row.
+    :raises ValueError: if a column is missing or has a wrong type.
     """
     if past not in PAST:
         raise ValueError(f"past must be one of {PAST}, got {past!r}")
@@ -120,7 +121,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         "headers is not a JSON object": F.col("headers").isNotNull()
         & F.json_object_keys("headers").isNull(),
         "priority is not a whole number from 0 to 255": F.col("priority") == _NONE,
-        # Not the difference, which may be longer than 64 bits.
+        # Not the difference, which may overflow 64 bits.
         f"longer than the ladder {ladder.name}": ~F.col("later") & (F.col("due") > now + longest),
     }
     for name in _NAMES:
@@ -130,7 +131,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
     for name in s.RESERVED_HEADERS:
         found[f"headers has {name!r}, which is set by the row"] = F.array_contains(names, name)
     if horizon is not None:
-        # It begins anew with each run, and would be for a later one for ever.
+        # A countdown starts again with each run, so the row would always be left for a later one.
         beyond = countdown.isNotNull() & eta.isNull() & F.col("later")
         found["countdown is longer than the horizon, in every run anew; give eta"] = beyond
     if past == "reject":
@@ -139,7 +140,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
 
 
 def _task_id(job_id: str, key: Column) -> Column:
-    """Write :func:`task_id` in Spark's words, so that no row has to pass through Python for it."""
+    """Return :func:`task_id` in Spark's functions, so that no row has to pass through Python."""
     job = F.unhex(F.lit(job_uuid(job_id).hex))
     digest = F.sha1(F.concat(job, F.encode(key, "UTF-8")))
     variant = F.translate(F.substring(digest, 17, 1), "0123456789abcdef", "89ab89ab89ab89ab")
@@ -172,7 +173,7 @@ def _micros(df: DataFrame, column: str) -> Column:
     value = named(df, column)
     micros = F.unix_micros(value.cast("timestamp"))
     if isinstance(kind, t.DateType):
-        # There are dates for which there is no timestamp.
+        # Some dates have no timestamp.
         micros = (
             F.when(F.year(value) > 9999, F.lit(LAST + 1))
             .when(F.year(value) < 1, F.lit(FIRST - 1))
@@ -182,7 +183,7 @@ def _micros(df: DataFrame, column: str) -> Column:
 
 
 def _seconds(df: DataFrame, column: str) -> Column:
-    """Return a number of seconds; not a number where the value is none."""
+    """Return a number of seconds; NaN if the value is not a number."""
     if not has(df, column):
         return _null("double")
     unread = F.when(named(df, column).isNotNull(), F.lit(float("nan")))

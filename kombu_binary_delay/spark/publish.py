@@ -1,9 +1,9 @@
-"""A DataFrame becomes delayed tasks, nearest due first, with a receipt for each.
+"""Publish a DataFrame as delayed tasks, the earliest due time first, with a receipt for each.
 
-The rows are staged first: what is published is what was checked, also where the DataFrame would say
-something else when it is asked again. Then slice by slice, in the order of the due times, a Spark
-job publishes on the executors and writes the receipts: a task that is tried again leaves one
-receipt a message, and a driver that dies loses the receipts of one slice at most.
+The rows are staged first: the rows that are published are those that were checked, even if the
+DataFrame gives other rows when it is computed again. Then, slice by slice in the order of the due
+times, a Spark job publishes on the executors and writes the receipts. A retried Spark task leaves
+one receipt per message, and a driver that dies loses the receipts of one slice at most.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _SENT_COLUMNS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a publish has come, in rows.
+    """The progress of a publish, in rows.
 
-    :param published: confirmed by the broker, of this run.
-    :param failed: receipts with another status, of this run.
-    :param remaining: still to be published.
-    :param rejected: rows that were not even tried.
-    :param already: rows that have a receipt from before.
-    :param later: rows beyond the horizon.
-    :param seconds: since the first message.
-    :param by_send_task: messages that Celery's ``send_task`` made one by one, of this run.
-    :param reasons: why, each once.
+    :param published: rows confirmed by the broker in this run.
+    :param failed: receipts of this run with another status.
+    :param remaining: rows still to be published.
+    :param rejected: invalid rows, which are not published.
+    :param already: rows with a receipt of an earlier run.
+    :param later: rows due beyond the horizon.
+    :param seconds: time since the first message.
+    :param by_send_task: messages of this run that Celery's ``send_task`` made one by one.
+    :param reasons: the reasons for that, each once.
     """
 
     published: int = 0
@@ -87,30 +87,32 @@ def publish(
     patience: float = 60.0,
     on_progress: Callable[[Progress], object] | None = None,
 ) -> Progress:
-    """Publish one delayed Celery task a row, and write a receipt for each.
+    """Publish one delayed Celery task per row, and write a receipt for each.
 
-    At least once; never early by the publisher's clock; duplicates carry the same task id.
+    Tasks arrive at least once, and never early by the publisher's clock. Duplicates have the same
+    task id.
 
     :param df: see :func:`~kombu_binary_delay.spark.prepare.prepare` for its columns.
-    :param job_id: with the key, what a task's id is made of. One run of a job at a time.
-    :param receipts: a Parquet table of the schema ``RECEIPTS``; rows are added.
-    :param broker: the URL; None where ``app`` knows it.
+    :param job_id: the task ids are made from this and the key. Run a job once at a time.
+    :param receipts: a Parquet table of the schema ``RECEIPTS``, to which rows are appended.
+    :param broker: the broker's URL; None to use that of ``app``.
     :param app: ``"module:name"`` of a Celery application that the executors can import.
-    :param settings: of the transport, as in ``broker_transport_options["binary_delay"]``.
+    :param settings: the transport's settings, as in ``broker_transport_options["binary_delay"]``.
     :param rejects: a Parquet table of the schema ``REJECTS``; by default ``<receipts>-rejects``.
-    :param resume: publish only what has no receipt that says "published". Without it, a job that
-        has receipts is refused.
-    :param dry_run: count only, publish and write nothing.
-    :param max_rate: messages per second at most, of all publishers together.
-    :param horizon: seconds; publish only what is due within it, and leave the rest for a later run
-        with ``resume``. What has a longer ``countdown`` is rejected, as it would be in every run.
-    :param publishers: how many tasks publish at once. One small broker is no faster with more.
+    :param resume: publish only rows without a receipt that says "published". Without it, a job
+        that has receipts raises an error.
+    :param dry_run: count only; publish and write nothing.
+    :param max_rate: the most messages per second, of all publishers together.
+    :param horizon: seconds; publish only rows due within it, and leave the others for a later run
+        with ``resume``. A longer ``countdown`` is rejected, because each run would leave it.
+    :param publishers: how many Spark tasks publish at once. More do not make one small broker
+        faster.
     :param slice_rows: about how many rows are published between two commits of receipts.
-    :param patience: how long an executor waits for a broker that is away, in seconds.
+    :param patience: how long an executor waits for an unreachable broker, in seconds.
     :param on_progress: called on the driver after each slice.
     :raises ValueError: for an invalid parameter or column.
-    :raises RuntimeError: under speculative execution, which would publish twice; and for a job that
-        has receipts already.
+    :raises RuntimeError: with speculative execution, which would publish twice; and for a job that
+        has receipts, without ``resume``.
     """
     spark = df.sparkSession
     _check(spark, job_id, max_rate, publishers, slice_rows)
@@ -124,7 +126,7 @@ def publish(
     else:
         marked = prepared.withColumn("already", F.lit(False))
     fate = (
-        # What has been published is so, also if its time has passed since.
+        # A published row stays published, even if its due time has passed since.
         F.when(F.col("already"), "already")
         .when(F.col("reason").isNotNull(), "rejected")
         .when(F.col("later"), "later")
@@ -133,10 +135,10 @@ def publish(
     marked = marked.withColumn("fate", fate)
     if dry_run:
         return _counted(marked)
-    # Nobody else's: jobs may share their receipts.
+    # Only this job's: jobs may share a table of receipts.
     of_job = f"{receipts}-staged/{job_uuid(job_id)}"
     staging = f"{of_job}/{uuid4()}"
-    # Many may be due at the same time: what is cut into slices is each row's place.
+    # Many rows may be due at the same time, so the slices are cut by the rows' positions.
     order = ("due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     placed = placed.withColumn("place", F.monotonically_increasing_id())
@@ -183,7 +185,7 @@ def publish(
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
         )
-    # There is no word of Spark's for deleting files, but this one empties the whole folder.
+    # Spark has no function that deletes files, but this write empties the whole folder.
     nothing = spark.createDataFrame([], staged.schema)
     nothing.write.mode("overwrite").parquet(of_job)
     return progress
@@ -210,7 +212,7 @@ def _check(
 
 
 def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> DataFrame | None:
-    """Give the keys that need not be published again."""
+    """Return the keys that need not be published again."""
     try:
         table = spark.read.schema(s.RECEIPTS).parquet(receipts)
         of_job = table.where(F.col("job_id") == job_id)
@@ -240,12 +242,12 @@ def _counted(marked: DataFrame) -> Progress:
 
 
 def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]:
-    """Cut by due time, nearest first, and what is due at once by its id."""
+    """Yield slices by due time, the earliest first; rows with the same due time go by their id."""
     if not rows:
         return
     number = -(-rows // slice_rows)
     shares = [index / number for index in range(1, number)]
-    # Spark cannot be asked for no share at all.
+    # Spark does not accept an empty list of shares.
     found = ready.approxQuantile("place", shares, 0.1 / number) if shares else []
     bounds = sorted({int(at) for at in found})
     place = F.col("place")
@@ -255,12 +257,12 @@ def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]
 
 
 def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:
-    """Publish as the receipts are read: once, by the one action that writes them.
+    """Return receipts; reading them publishes. So one action reads them: the one that writes them.
 
-    Beside them is why ``send_task`` made a message, where it did.
+    Another column has the reason why ``send_task`` made a message, if it did.
     """
     columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
-    # By the id, so that a task which is tried again has the same rows.
+    # By the id, so that a retried Spark task has the same rows.
     rows = part.select(*columns).repartition(publishers, "task_id").sortWithinPartitions("due")
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -283,7 +285,7 @@ def _any(condition: Column) -> Column:
 
 
 def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
-    """Write receipts as Spark reads them."""
+    """Return receipts as a batch for Spark."""
     when = pa.timestamp("us", "UTC")
     number = len(finished)
     return pa.RecordBatch.from_pydict(

@@ -1,32 +1,32 @@
-"""The tables of the pipeline, as Spark writes a schema. It must not import Spark.
+"""The schemas of the pipeline's tables, as Spark's DDL. Must not import Spark.
 
-One name means the same in all of them: ``task_id`` is Celery's, ``due`` and all other times are
-timestamps in microseconds, ``queue`` is the routing key where the exchange is the default one and
-``exchange/routing key`` elsewhere.
+A name means the same in all tables: ``task_id`` is Celery's, ``due`` and all other times are
+timestamps in microseconds, ``queue`` is the routing key for the default exchange and
+``exchange/routing key`` for others.
 """
 
 from __future__ import annotations
 
-#: One row a message: what became of its publish.
+#: One row per message: the outcome of its publish.
 RECEIPTS = (
     "job_id string, key string, task_id string, task string, queue string, due timestamp, "
     "published_at timestamp, hops int, partition int, attempt int, status string, detail string"
 )
-#: What the status of a receipt can be; only the first means that the broker has the message.
+#: The possible statuses of a receipt; only the first means that the broker has the message.
 PUBLISHED, RETURNED, NACKED, REFUSED = STATUSES = (
     "published",
     "returned",
     "nacked",
     "refused",
 )
-#: Headers that say what a receipt says: a message whose headers say otherwise is not the receipt's.
+#: Headers with values of the receipt: if they differ, the message is not the receipt's.
 RESERVED_HEADERS = ("id", "task", "eta", "retries", "x-delay")
 #: The longest name of a queue or an exchange, and the longest routing key, in bytes.
 LONGEST_NAME = 255
-#: One row for each row that was not even tried, and why.
+#: One row per invalid row, which was not published, and why.
 REJECTS = "job_id string, key string, task string, reason string, rejected_at timestamp"
 
-#: One row an event. ``retries`` is Celery's count: each retry is a message of its own.
+#: One row per event. ``retries`` is Celery's count: each retry is a separate message.
 JOURNAL = (
     "event string, task_id string, retries int, task string, queue string, at timestamp, "
     "due timestamp, ladder string, hops int, state string, offset bigint"
@@ -39,7 +39,7 @@ SCHEDULED, RELEASED, EXECUTED, CANCELLED, POSTPONED = EVENTS = (
     "postponed",
 )
 
-#: One row a message, with its verdict.
+#: One row per message, with its verdict.
 VERDICTS = (
     "task_id string, retries int, key string, task string, queue string, due timestamp, "
     "published_at timestamp, hops int, arrived_at timestamp, lateness double, released int, "

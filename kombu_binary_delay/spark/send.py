@@ -1,8 +1,8 @@
-"""Rows become messages on an executor: sent in windows, each with its outcome. It knows no Spark.
+"""Send rows as messages on an executor, in windows, each with its outcome. Does not import Spark.
 
-Each message is what the application's own ``send_task`` makes, so it is what a web server would
-have sent. Where the connection breaks, it is made again, and what the broker has not confirmed is
-sent again: a message may double, with the same task id, and is not lost.
+Each message is what the application's ``send_task`` makes, so it is what a web server would have
+sent. If the connection breaks, the sender reconnects and sends unconfirmed messages again: a
+message may be duplicated, with the same task id, but is not lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TRANSPORT = "kombu_binary_delay:Transport"
 _NAMES = ("queue", "exchange", "routing_key")
 _OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
-#: One message's own trouble, which is none of the next one's.
+#: Errors that concern one message only, and not the next one.
 _ROW_ERRORS = (
     FrameSyntaxError,
     KombuError,
@@ -52,21 +52,21 @@ _ROW_ERRORS = (
     ValueError,
     struct.error,
 )
-#: The longest patience, in seconds: beyond it, an operating system does not wait.
+#: The longest patience, in seconds: an operating system does not wait longer.
 _MOST_PATIENCE = 1e6
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to send, and how: plain values, which travel to the executors.
+    """Where to send, and how: plain values, which can be sent to the executors.
 
-    :param broker: the URL; None where the application knows it.
+    :param broker: the broker's URL; None to use the application's.
     :param app: ``"module:name"`` of a Celery application that the executors can import; None for
         one with Celery's defaults.
-    :param settings: what ``broker_transport_options["binary_delay"]`` would be; None for what the
-        application has.
-    :param rate: messages per second at most; None without limit.
-    :param patience: seconds for which to try to reach a broker that is away.
+    :param settings: as in ``broker_transport_options["binary_delay"]``; None to use the
+        application's.
+    :param rate: the most messages per second; None for no limit.
+    :param patience: seconds for which to retry an unreachable broker.
     :raises ValueError: for an invalid rate or patience.
     """
 
@@ -82,11 +82,11 @@ class Target:
         check_number("patience", self.patience, most=_MOST_PATIENCE)
 
     def application(self) -> Celery:
-        """Give the application, as it is: the same for all targets of a process that name it."""
+        """Return the application: the same object for all targets in a process that name it."""
         return _application(self.app)
 
     def connection(self) -> kombu.Connection:
-        """Make a connection, as the application itself would to publish."""
+        """Return a connection like the one that the application opens to publish."""
         app = self.application()
         return app.connection_for_write(
             self.broker,
@@ -96,27 +96,27 @@ class Target:
         )
 
     def transport_options(self) -> dict[str, Any]:
-        """Give the transport's options: the application's, and our settings over them."""
+        """Return the transport's options: the application's, overridden by our settings."""
         options = dict(self.application().conf.broker_transport_options)
         return options if self.settings is None else {**options, KEY: self.settings}
 
     def ladder(self) -> Ladder:
-        """Return the ladder of the transport's settings, which checks them."""
+        """Return the ladder of the transport's settings; this checks the settings."""
         return Settings.from_transport_options(self.transport_options()).topology().ladder
 
 
 @dataclass(eq=False)
 class Sent:
-    """A row on its way, and what its receipt will say."""
+    """A row that is being sent, and the values of its receipt."""
 
     row: dict[str, Any]
-    due: int | None  # microseconds since the epoch, as all times here; None where it says none
+    due: int | None  # microseconds since the epoch, as all times here; None if the row has none
     published_at: int | None = None
     queue: str | None = None
     hops: int | None = None
     status: str | None = None
     detail: str | None = None
-    #: Why ``send_task`` made its message: a place in ``REASONS``; None where there was no need.
+    #: Why ``send_task`` made its message: an index in ``REASONS``; None if a template made it.
     reason: int | None = None
 
 
@@ -130,22 +130,22 @@ def _application(path: str | None) -> Celery:
 
 
 class _Producer(kombu.Producer):
-    """What ``send_task`` publishes with: into a batch instead of to the broker."""
+    """The producer for ``send_task``: publishes into a batch instead of to the broker."""
 
     batch: PublishBatch
-    #: Whose message comes next; None behind it.
+    #: The row whose message comes next; None after it.
     current: Sent | None = None
-    #: What it is given to publish is added here, where anybody wants to know it.
+    #: The messages that it is given to publish; None if they are not needed.
     seen: list[Any] | None = None
     patience: float
-    #: What has been declared, by its id, and why that was refused, where it was.
+    #: Declared entities by id, each with the broker's reason if it refused.
     declared: dict[int, tuple[Any, str | None]]
 
     def publish(self, body: Any, **options: Any) -> Any:
         if self.seen is not None:
-            # Kombu writes into the headers, as it compresses.
+            # Kombu changes the headers when it compresses.
             self.seen.append((body, {**options, "headers": dict(options["headers"] or {})}))
-        # Whoever tries again is the sender, which knows of all the messages in the window.
+        # The sender does the retries, because it knows all messages in the window.
         return super().publish(body, **{**options, "retry": False})
 
     def _publish(
@@ -168,7 +168,7 @@ class _Producer(kombu.Producer):
             body, priority, content_type, content_encoding, headers, properties
         )
         for entity in declare:
-            # Once, and so that a refusal is remembered, too.
+            # Once, and in a way that also remembers a refusal.
             known, refusal = self.declared.get(id(entity), (None, None))
             if known is not entity:
                 refusal = self._declare(entity)
@@ -177,7 +177,7 @@ class _Producer(kombu.Producer):
                 raise TopologyError(refusal)
         sent, self.current = self.current, None
         if sent is None:
-            # An event of Celery's, which says that the task was sent. Often nobody listens.
+            # Celery's task-sent event. Often no queue receives it.
             self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
             return
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
@@ -195,7 +195,7 @@ class _Producer(kombu.Producer):
     def _declare(self, entity: Any) -> str | None:
         """Declare; return why the broker refuses, or None.
 
-        A refusal closes the channel, which opens itself anew. The messages are on one of their own.
+        A refusal closes the channel, which reopens itself. The messages use another channel.
         """
         try:
             self.maybe_declare(entity)
@@ -209,7 +209,7 @@ class _Producer(kombu.Producer):
 
 @dataclass
 class Sender:
-    """Sends rows, and gives each back with its status, as the broker answers.
+    """Sends rows, and returns each with its status when the broker has answered.
 
     A row is a mapping with ``task_id``, ``task``, ``eta`` (microseconds since the epoch) or
     ``countdown`` (seconds), and optionally ``args`` and ``kwargs`` (JSON), ``queue``,
@@ -219,23 +219,23 @@ class Sender:
 
     target: Target
     _finished: list[Sent] = field(default_factory=list)
-    #: All that is on its way: begun, without an outcome. After a break, it is sent again.
+    #: Rows that are under way: begun, without an outcome. After a lost connection, they are resent.
     _held: dict[int, Sent] = field(default_factory=dict)
-    #: What of it the batch has given up: for a reason of its own, unless the connection is broken.
+    #: Rows under way that the batch gave up: because of the row, or because of the connection.
     _given_up: list[Sent] = field(default_factory=list)
     _connection: Any = None
     _producer: Any = None
 
     def send(self, rows: Iterable[dict[str, Any]]) -> Iterator[list[Sent]]:
-        """Send rows in their order; yield those that have an outcome, from time to time.
+        """Send rows in their order; from time to time, yield those that have an outcome.
 
-        :raises OperationalError: where the broker stays away for longer than the patience.
+        :raises OperationalError: if the broker is unreachable for longer than the patience.
         """
         self._app = self.target.application()
         self._ladder = self.target.ladder()
         self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
-            # Celery asks it, and not our connection, whether the transport can delay.
+            # Celery asks the app's configured transport, not our connection, whether it can delay.
             self._app.conf.broker_transport = _TRANSPORT
         try:
             pace = _Pace(self.target.rate)
@@ -253,7 +253,7 @@ class Sender:
 
     def _read(self, row: dict[str, Any]) -> Sent:
         if row.get("countdown") is not None:
-            # It counts from here, and says no more than a float can.
+            # The countdown starts here, and has the precision of a float.
             return Sent(row, time.time_ns() // 1000 + round(row["countdown"] * 1_000_000))
         return Sent(row, row.get("eta"))
 
@@ -287,7 +287,7 @@ class Sender:
     def _on_outcome(self, outcome: Outcome) -> None:
         sent: Sent | None = outcome.tag
         if sent is None:
-            # An event of Celery's: what becomes of it is nobody's concern.
+            # One of Celery's events: its outcome does not matter.
             return
         if outcome.state in _STATUS:
             self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
@@ -309,13 +309,13 @@ class Sender:
         self._refuse_given_up()
 
     def _refuse_given_up(self) -> None:
-        # The connection is well, so what was given up, was so for a reason of its own.
+        # The connection works, so each row that was given up had its own reason.
         given_up, self._given_up = self._given_up, []
         for sent in given_up:
             self._finish(sent, s.REFUSED, sent.detail)
 
     def _recover(self, cause: BaseException) -> None:
-        """Connect anew and send again what is held, until all of it has an answer."""
+        """Reconnect and resend the rows under way, until all of them have an answer."""
         deadline = time.monotonic() + self.target.patience
         while True:
             held = list(self._held.values())
@@ -339,7 +339,7 @@ class Sender:
                 return
 
     def _send_alone(self, sent: Sent) -> None:
-        """Find out whether it is this one for which the broker closes the channel."""
+        """Send one row alone, to find out whether the broker closes the channel because of it."""
         try:
             self._send(sent)
             self._flush()
@@ -373,14 +373,14 @@ class Sender:
         if producer is not None:
             producer.batch.discard()
             producer.batch.close()
-            # That is the connection's doing: it is still held.
+            # Because of the connection: the row is still under way.
             self._given_up.clear()
         if connection is not None:
             connection.release()
 
 
 class _Pace:
-    """No more than so many a second, and no burst after a pause."""
+    """Limits the rate per second, without a burst after a pause."""
 
     def __init__(self, rate: float | None) -> None:
         self._gap = 0.0 if rate is None else 1 / rate
@@ -405,7 +405,7 @@ def _lost() -> tuple[type[BaseException], ...]:
 
 
 def _is_refusal(exc: BaseException) -> bool:
-    """Whether the broker closed the channel, and not the connection: for what a message asks."""
+    """Return whether the broker closed only the channel, because of a message's properties."""
     return isinstance(exc.__cause__, amqp.ChannelError)
 
 

@@ -1,12 +1,12 @@
-"""``df.write.format("celery_delayed")``: the same rows, written as to any other sink.
+"""``df.write.format("celery_delayed")``: publish rows as to any other Spark sink.
 
-For streams, and for who has no use for slices and resuming. Each task publishes its rows and writes
-their receipts to a hidden file, which is opened before anything is sent; the commit on the driver
-gives these their names, so that a task that is tried again leaves one receipt a message. Duplicate
-keys are seen within a task only.
+Use it for streams, and if you do not need slices and resuming. Each Spark task publishes its rows
+and writes their receipts to a hidden file, which it opens before it sends anything. The commit on
+the driver renames these files, so that a retried Spark task leaves one receipt per message.
+Duplicate keys are detected only within a Spark task.
 
-Options: ``job_id``, ``broker``, ``receipts`` (a folder that driver and executors see), ``key``
-(``key``), ``app``, ``settings`` (JSON), ``past`` (``send``), ``max_rate`` (of each task).
+Options: ``job_id``, ``broker``, ``receipts`` (a folder that driver and executors share), ``key``
+(``key``), ``app``, ``settings`` (JSON), ``past`` (``send``), ``max_rate`` (per Spark task).
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ class CelerySink(DataSource):
         return FORMAT
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
-        """Write a DataFrame."""
+        """Return the writer of a DataFrame."""
         return _Writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: t.StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Write the micro-batches of a stream."""
+        """Return the writer of a stream's micro-batches."""
         return _StreamWriter(self.options, schema, overwrite=overwrite)
 
 
 @dataclass
 class _Written(WriterCommitMessage):
-    """Where a task has put its receipts."""
+    """The place where a Spark task has written its receipts."""
 
     path: str
 
 
 class _Job:
-    """What both writers do."""
+    """The part that both writers share."""
 
     def __init__(
         self, options: Mapping[str, str], schema: t.StructType, *, overwrite: bool
@@ -144,7 +144,7 @@ class _Job:
     def _ready(
         self, batches: Iterator[pa.RecordBatch], keep: Callable[[list[Sent]], None]
     ) -> Iterator[dict[str, Any]]:
-        """Give the rows that can be sent, and keep a receipt of each of the others."""
+        """Yield the rows that can be sent, and keep a receipt of each other row."""
         seen: set[str] = set()
         refused: list[Sent] = []
         for row in (row for batch in batches for row in rows(batch, self._schema, self._key)):
@@ -167,11 +167,11 @@ class _Job:
 
 
 class _Writer(_Job, DataSourceArrowWriter):
-    """Of a DataFrame."""
+    """Writes a DataFrame."""
 
 
 class _StreamWriter(_Job, DataSourceStreamArrowWriter):
-    """Of a stream: a micro-batch that is run again publishes the same task ids."""
+    """Writes a stream: a micro-batch that runs again publishes the same task ids."""
 
 
 def _due(row: dict[str, Any], now: int) -> int | None:
@@ -206,7 +206,7 @@ def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
     if not _SCHEME.match(path):
         return fs.LocalFileSystem(), str(Path(path).absolute())
     try:
-        # Hadoop has further names for S3.
+        # Hadoop has other names for S3.
         system, folder = fs.FileSystem.from_uri(re.sub("(?i)^s3[an]:", "s3:", path))
     except ValueError as exc:
         raise ValueError(

@@ -1,15 +1,15 @@
-"""How tables of the pipeline are written, so that several jobs can add to one path at once.
+"""Write the pipeline's tables, so that several jobs can append to one path at once.
 
-It must not touch a broker.
+This module must not touch a broker.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-#: Hadoop's committer keeps what is not committed yet in a folder of the path, and the first job
-#: that is done moves or deletes what is in it, whosever it is. So here each task moves its one file
-#: in by itself, under a name that no other job has, and nobody deletes the folder.
+#: Hadoop's committer keeps uncommitted files in a folder of the path, and the first job that ends
+#: moves or deletes all that is in it, also the files of other jobs. So each task moves its file
+#: itself, under a name that no other job has, and no job deletes the folder.
 _SHARED = {
     "mapreduce.fileoutputcommitter.algorithm.version": "2",
     "mapreduce.fileoutputcommitter.cleanup.skipped": "true",
@@ -19,8 +19,8 @@ _SHARED = {
 
 
 def append(df: DataFrame, path: str) -> None:
-    """Add rows to a Parquet table, to which others may add at the same time.
+    """Append rows to a Parquet table; other jobs may append at the same time.
 
-    What a task has written is there as soon as that task is done.
+    A Spark task's rows can be read as soon as that task has ended.
     """
     df.write.options(**_SHARED).mode("append").parquet(path)

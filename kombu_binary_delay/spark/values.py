@@ -1,7 +1,7 @@
-"""What the columns of a sink may be, by Spark's schema, and the values of their rows in Python.
+"""Check the columns of a sink by Spark's schema, and convert the values of its rows in Python.
 
-What is taken means the same as to :func:`~kombu_binary_delay.spark.prepare.prepare`, which says it
-in Spark's own words. It must not touch a broker.
+Columns mean the same as to :func:`~kombu_binary_delay.spark.prepare.prepare`, which does the same
+in Spark's functions. This module must not touch a broker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _JSON = ("args", "kwargs", "headers")
 
 
 def check_types(schema: t.StructType, key: str) -> None:
-    """Refuse columns that are missing, or of a wrong type, or would mean something else.
+    """Check that no column is missing, has a wrong type or is ambiguous.
 
     :raises ValueError: names the column, its type and the remedy.
     """
@@ -63,11 +63,11 @@ def check_types(schema: t.StructType, key: str) -> None:
 
 
 def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict[str, Any]]:
-    """Give each row of a batch as a sender takes it: times in microseconds, JSON as text."""
+    """Yield each row of a batch for a sender: times in microseconds, JSON as text."""
     found = ((name, find(schema.names, name)) for name in (key, *_COLUMNS))
     spelled = {name: each for name, each in found if each is not None}
     columns = [batch.column(each) for each in spelled.values()]
-    # As numbers: there are timestamps for which Python has no datetime.
+    # As numbers: some timestamps have no Python datetime.
     columns = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in columns
@@ -85,7 +85,7 @@ def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict
 
 
 def _without_json(kind: t.DataType) -> t.DataType | None:
-    """Find a type within, or the type itself, that is not one of JSON's own."""
+    """Return the type, or a type in it, that JSON does not have; None if there is none."""
     if isinstance(kind, t.ArrayType):
         return _without_json(kind.elementType)
     if isinstance(kind, t.StructType):
@@ -95,19 +95,19 @@ def _without_json(kind: t.DataType) -> t.DataType | None:
         if not isinstance(kind.keyType, (t.StringType, *_INTEGERS)):
             return kind.keyType
         return _without_json(kind.valueType)
-    # A float of 32 bits has other digits in Python than in Spark.
+    # A 32-bit float has other digits in Python than in Spark.
     is_json = isinstance(kind, (t.StringType, t.BooleanType, t.NullType, *_NUMBERS))
     return None if is_json else kind
 
 
 def _plain(value: Any, kind: t.DataType) -> Any:
-    """Write a value as Spark's ``to_json`` does."""
+    """Return a value that becomes the same JSON as with Spark's ``to_json``."""
     if value is None:
         return None
     if isinstance(kind, t.ArrayType):
         return [_plain(each, kind.elementType) for each in value]
     if isinstance(kind, t.MapType):
-        # Arrow gives it as pairs.
+        # Arrow represents a map as pairs.
         return {str(name): _plain(each, kind.valueType) for name, each in value}
     if isinstance(kind, t.StructType):
         return {each.name: _plain(value[each.name], each.dataType) for each in kind}

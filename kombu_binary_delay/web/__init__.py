@@ -1,11 +1,11 @@
-"""A page that shows what waits, and lets operators act on it.
+"""Web pages that show delayed messages, and with which operators can change them.
 
 * ``application``: the ASGI application; ``guard``: users, hosts, headers, tokens; ``passwords``:
   hashes of passwords.
-* ``pages``: what each address answers; ``drawing`` and ``templates``: how that looks.
-* ``reader``: a thread that reads for all pages; ``looks``: what it reads of a broker;
+* ``pages``: the handler of each address; ``drawing`` and ``templates``: how values look.
+* ``reader``: a thread that reads for all pages; ``looks``: what it reads from a broker;
   ``index``: the tasks that were read last.
-* ``plans``: acts that wait for a confirmation.
+* ``plans``: actions that wait for a confirmation.
 
-It needs the extra ``web``. Nothing here knows the command line.
+It needs the extra ``web``. Nothing here imports the command line.
 """

@@ -28,17 +28,17 @@ def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     hide_arguments: bool = False,
     hosts: Collection[str] | None = None,
 ) -> Starlette:
-    """Make the application, to be served by itself or mounted in another one.
+    """Return the application, which you serve alone or mount in another one.
 
-    It is to be served by one process: what was read from the broker is kept in its memory.
+    Serve it by one process: it keeps what it has read from the broker in memory.
 
     :param broker: where the broker is.
     :param place: opens the source of tasks.
-    :param authenticate: takes a Starlette request and returns the name of whoever asks, None to
-        refuse, or a response; a function or a coroutine. None lets everybody in who can connect.
-    :param allow_changes: whether tasks may be cancelled and rescheduled, and messages redriven.
-    :param hide_arguments: whether the arguments of tasks are left out.
-    :param hosts: by which host names pages may be asked for; None for any.
+    :param authenticate: takes a Starlette request and returns the user's name, None to refuse, or
+        a response; a function or a coroutine. None admits every user who can connect.
+    :param allow_changes: whether users may cancel and reschedule tasks, and redrive messages.
+    :param hide_arguments: whether to leave out the arguments of tasks.
+    :param hosts: the host names that requests may use; None for any.
     """
     pages = Pages(broker, place, allow_changes=allow_changes, hide_arguments=hide_arguments)
 

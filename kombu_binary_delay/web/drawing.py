@@ -1,4 +1,4 @@
-"""How values look on a page: times, durations, counts, names, and the ladder's rungs. Pure."""
+"""Format values for pages: times, durations, counts, names, and a ladder's levels. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WIDEST = 100.0  # of a bar, in the units of its drawing
 
 
 def visible(text: Any) -> str:
-    """Write what somebody else has named so that nothing in it is hidden or turns the text."""
+    """Return an untrusted text with invisible and direction characters escaped."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
         for each in str(text)
@@ -36,7 +36,7 @@ def visible(text: Any) -> str:
 
 
 def moment(milliseconds: float | None) -> Markup | str:
-    """Write a time in UTC, which the page's script turns to the reader's zone, with UTC beside."""
+    """Return a time in UTC; the page's script shows it in the reader's zone, with UTC beside."""
     if milliseconds is None:
         return "not known"
     try:
@@ -48,7 +48,7 @@ def moment(milliseconds: float | None) -> Markup | str:
 
 
 def short(milliseconds: float) -> str:
-    """Write a duration in its two largest units."""
+    """Return a duration in its two largest units."""
     if milliseconds < 1000:
         return f"{round(milliseconds)} ms"
     if milliseconds < 60_000:
@@ -62,7 +62,7 @@ def short(milliseconds: float) -> str:
 
 
 def ahead(milliseconds: float) -> str:
-    """Write how far from now a time since the epoch is."""
+    """Return how far from now a time since the epoch is, as text."""
     left = milliseconds - time.time() * 1000
     if abs(left) < 1000:
         return "now"
@@ -70,7 +70,7 @@ def ahead(milliseconds: float) -> str:
 
 
 def call(task: admin.WaitingTask) -> str:
-    """Write a task as it would be called."""
+    """Return a task as the text of its call."""
     if task.name is None:
         return "(no task)"
     kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
@@ -78,7 +78,7 @@ def call(task: admin.WaitingTask) -> str:
 
 
 def state(name: str) -> str:
-    """Say what became of a task."""
+    """Return a task's state in words."""
     return _STATES.get(name, name)
 
 
@@ -98,7 +98,7 @@ class Rung:
 
 
 def rungs(ladder: admin.LadderStatus) -> list[Rung]:
-    """Put the queues of a ladder together by level, the longest waits first."""
+    """Return the queues of a ladder grouped by level, the longest waits first."""
     levels: dict[str, list[admin.Waiting]] = {}
     for queue in ladder.queues:
         found = _LEVEL.search(queue.queue)
@@ -115,7 +115,7 @@ def rungs(ladder: admin.LadderStatus) -> list[Rung]:
 
 
 def environment() -> Environment:
-    """Make what writes the pages; all that is put into one is escaped."""
+    """Return the template environment, which escapes all values."""
     made = Environment(
         loader=PackageLoader("kombu_binary_delay.web"),
         autoescape=True,
@@ -139,5 +139,5 @@ def environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Escape also what a template forgot to make visible."""
+    """Return a value with :func:`visible` applied, in case the template does not."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else escape(value)

@@ -23,7 +23,7 @@ from .passwords import Checker
 
 logger = get_logger(__name__)
 
-#: Returns the name of whoever asks; None to refuse, or a response, such as one to a login page.
+#: Returns the user's name; None to refuse; or a response, such as a redirect to a login page.
 Authenticate = Callable[[Request], Any]
 
 _POLICY = (
@@ -38,17 +38,17 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: Names under which a program on this machine is reached; others may be a trick of DNS.
+#: Host names of this machine; other names may come from a DNS rebinding attack.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _COOKIE, FIELD = "kbd-form", "token"
 _LONGEST = 2_000_000  # bytes of a form: a page of ids is far below
 
 
 class Guard:
-    """Stands before the pages.
+    """Middleware that checks hosts and users, and sets security headers.
 
-    :param authenticate: knows who asks, may be a coroutine; None to let everybody in.
-    :param hosts: by which names the pages may be asked for; None for any.
+    :param authenticate: returns the user's name, may be a coroutine; None admits every user.
+    :param hosts: the host names that requests may use; None for any.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Guard:
 
 
 def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
-    """Return what asks for a name and a password, by HTTP's own dialog.
+    """Return an ``authenticate`` function that asks for name and password by HTTP Basic.
 
-    :param users: by names, hashes as ``passwords.read`` returns them.
+    :param users: password hashes by user name, as ``passwords.read`` returns them.
     """
     checker = Checker(users)
-    # Whoever guesses passwords gets no more of this machine than this.
+    # The most of this machine that an attacker who guesses passwords can use.
     two = CapacityLimiter(2)
     again = {"www-authenticate": 'Basic realm="kombu-binary-delay", charset="UTF-8"'}
 
@@ -127,10 +127,10 @@ def by_password(users: Any) -> Callable[[Request], Awaitable[str | Response]]:
 
 
 def by_header(name: str, proxies: Collection[str]) -> Callable[[Request], str | None]:
-    """Return what takes the user's name from a header, if one of these proxies sends it.
+    """Return an ``authenticate`` function that reads the user's name from a proxy's header.
 
-    :param proxies: addresses or networks, such as ``10.0.0.0/8``.
-    :raises ValueError: for an invalid one.
+    :param proxies: the addresses or networks of trusted proxies, such as ``10.0.0.0/8``.
+    :raises ValueError: for an invalid address or network.
     """
     networks = [ipaddress.ip_network(each) for each in proxies]
 
@@ -147,13 +147,13 @@ def by_header(name: str, proxies: Collection[str]) -> Callable[[Request], str | 
 
 
 class Tokens:
-    """Tokens that a form must carry: only pages of ours, shown to the same browser, have them."""
+    """CSRF tokens of forms: only our pages, shown to the same browser, have them."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def of(self, request: Request) -> str:
-        """Return the token for the forms of a page; :meth:`remember` goes with it."""
+        """Return the token for the forms of a page; call :meth:`remember` for its response."""
         cookie = request.cookies.get(_COOKIE) or request.scope["state"].get("cookie")
         if not cookie:
             cookie = request.scope["state"]["cookie"] = secrets.token_urlsafe(24)
@@ -161,7 +161,7 @@ class Tokens:
         return hmac.new(self._key, f"{cookie}\0{user}".encode(), "sha256").hexdigest()
 
     def remember(self, request: Request, response: Response) -> None:
-        """Set the cookie that the token was made of."""
+        """Set the cookie from which the token was made."""
         if cookie := request.scope["state"].get("cookie"):
             response.set_cookie(
                 _COOKIE,
@@ -173,9 +173,9 @@ class Tokens:
             )
 
     async def form(self, request: Request) -> dict[str, list[str]]:
-        """Read a form.
+        """Return the fields of a form.
 
-        :raises HTTPException: 403, where it does not come from a page of ours.
+        :raises HTTPException: 403, if the form does not come from one of our pages.
         """
         site = request.headers.get("sec-fetch-site", "same-origin")
         body = await request.body()
@@ -190,7 +190,7 @@ class Tokens:
 
 
 def _host(request: Request) -> str:
-    """Return the name by which the page is asked for; an empty one for an invalid name."""
+    """Return the host name of a request; an empty text if it is invalid."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:
@@ -202,6 +202,6 @@ def _address(request: Request) -> str:
 
 
 def who(request: Request) -> str:
-    """Name whoever asks, for the log."""
+    """Return the user of a request, for the log."""
     user = request.scope["state"]["user"]
     return f"{user!r} from {_address(request)}" if user else f"somebody at {_address(request)}"

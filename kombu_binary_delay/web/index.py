@@ -1,7 +1,7 @@
-"""What waits, as it was read last, in a temporary file that answers searches, pages and counts.
+"""An index of the delayed tasks that were read last, in a temporary SQLite file.
 
-The source of tasks is read once for all pages and filters. The file has no name and goes with the
-program: it is a cache, and no database that somebody has to look after.
+The source of tasks is read once for all pages and filters. The file has no name and ends with the
+program: it is a cache, not a database that you have to maintain.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Filter:
-    """Which tasks a page shows: those that have all of this.
+    """Which tasks a page shows: those that match all conditions.
 
     :param name: a part of the task's name in any case, or a glob pattern such as ``shop.*``.
-    :param queue: the same of the queue.
-    :param id: how the id begins.
+    :param queue: the same for the queue.
+    :param id: the beginning of the id.
     :param after: due then or later, in milliseconds since the epoch.
     :param before: due earlier than this, in milliseconds since the epoch.
     """
@@ -45,7 +45,7 @@ class Filter:
         return self != Filter()
 
     def where(self) -> tuple[str, list[Any]]:
-        """Write the condition in SQL, and its values. What is due already waits no longer."""
+        """Return the condition in SQL, and its values. It excludes tasks that are already due."""
         after = max(self.after or 0, time.time_ns() // 1_000_000)
         conditions: list[str] = ["due >= ?"]
         values: list[Any] = [after]
@@ -76,7 +76,7 @@ class Index:
     def __init__(self, waiters: Waiters, *, hide: bool) -> None:
         self._lock = threading.Lock()
         self._database = sqlite3.connect("", check_same_thread=False)
-        # Pages may still read it when the next one takes its place: it closes after the last.
+        # Pages may still read it when the next index replaces it: it closes after the last of them.
         weakref.finalize(self, self._database.close)
         self._database.execute(f"pragma cache_size = -{_CACHE}")
         self._database.execute("pragma journal_mode = off")
@@ -97,7 +97,7 @@ class Index:
         return int(self._select("count(*)", which)[0][0])
 
     def page(self, which: Filter, limit: int, offset: int = 0) -> list[WaitingTask]:
-        """Return a page of the tasks, those due first before the others."""
+        """Return a page of the tasks, the earliest due time first."""
         rest = "order by due, rowid limit ? offset ?"
         return [WaitingTask(*row) for row in self._select(_COLUMNS, which, rest, limit, offset)]
 
@@ -106,7 +106,7 @@ class Index:
         return [WaitingTask(*row) for row in self._select(_COLUMNS, which)]
 
     def by_ids(self, ids: Iterable[str]) -> list[WaitingTask]:
-        """Return those of these ids that are known."""
+        """Return the tasks with these ids; unknown ids are left out."""
         rows = [row for id_ in ids for row in self._all(_BY_ID, [id_])]
         return [WaitingTask(*row) for row in rows]
 
@@ -117,7 +117,7 @@ class Index:
         return [Count(*row) for row in self._select(columns, Filter(), rest, limit)]
 
     def histogram(self, start: int, end: int, bins: int) -> list[int]:
-        """Count the tasks that are due in each of so many equal parts of a time.
+        """Return how many tasks are due in each of ``bins`` equal parts of a time.
 
         :param start: milliseconds since the epoch, as ``end``.
         """
@@ -130,7 +130,7 @@ class Index:
         return counts
 
     def last(self) -> int | None:
-        """Return the last due time, in milliseconds since the epoch; None where nothing waits."""
+        """Return the last due time, in milliseconds since the epoch; None without tasks."""
         found: int | None = self._all("select max(due) from task", [])[0][0]
         return found
 

@@ -1,4 +1,4 @@
-"""What pages read from a broker, through :mod:`kombu_binary_delay.admin`; each call reads anew."""
+"""Read for pages from a broker, through :mod:`kombu_binary_delay.admin`; each call reads again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .index import Index
 
 
 class Broker(Protocol):
-    """Where the broker is, and with which settings; the command line's ``Target`` is one."""
+    """A broker's address and settings; the command line's ``Target`` is one."""
 
     @property
     def settings(self) -> Settings:
@@ -29,11 +29,11 @@ class Broker(Protocol):
         ...
 
     def plain(self) -> Any:
-        """Connect by Kombu's own transport."""
+        """Return a connection by Kombu's own transport."""
         ...
 
     def delaying(self) -> Any:
-        """Connect by ours."""
+        """Return a connection by our transport."""
         ...
 
     def lanes(self, connection: Any = None) -> list[Topology]:
@@ -45,7 +45,7 @@ class Broker(Protocol):
         ...
 
     def amendments(self, server: Any = None) -> Part:
-        """Return what amendments need, on a broker with these properties."""
+        """Return the parts that amendments need, on a broker with these properties."""
         ...
 
     def management(self, connection: Any) -> admin.Management:
@@ -57,11 +57,11 @@ class Place(Protocol):
     """One source of tasks."""
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
-        """Return the tasks that wait there."""
+        """Return the delayed tasks of this source."""
         ...
 
     def story(self, task_id: str) -> admin.Story:
-        """Return what is known there of one task."""
+        """Return the story of one task, as this source knows it."""
         ...
 
 
@@ -75,7 +75,7 @@ class Now:
 
     :param status: as :func:`admin.status` returns it.
     :param alarms: in sentences.
-    :param missing: what could not be read, in sentences.
+    :param missing: the values that could not be read, in sentences.
     """
 
     status: admin.Status
@@ -84,14 +84,14 @@ class Now:
 
 
 class Watch:
-    """Looks at the broker on one connection, which is opened again after a failure."""
+    """Reads from the broker on one connection, which is reopened after a failure."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connection: Any = None
 
     def now(self) -> Now:
-        """Look at what waits in the levels, what is parked, and at alarms."""
+        """Return the messages in the levels, the parked ones, and the alarms."""
         try:
             return self._now()
         except BaseException:
@@ -99,7 +99,7 @@ class Watch:
             raise
 
     def findings(self) -> tuple[admin.Verification, ...]:
-        """Compare the broker with the topology, as ``verify`` does."""
+        """Return the differences between the broker and the topology, as ``verify`` does."""
         try:
             return self._findings()
         except BaseException:
@@ -107,7 +107,7 @@ class Watch:
             raise
 
     def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
+        """Close the connection; it is reopened when needed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(OSError):
@@ -135,13 +135,13 @@ class Watch:
         return Now(status, tuple(alarms(management)))
 
     def _counted(self, connection: Any, topology: Topology, lanes: list[Topology]) -> admin.Status:
-        """Count over AMQP what the levels hold; that is all there is without the API."""
+        """Return the levels' message counts over AMQP, which work without the management API."""
         ladders = []
         for lane in lanes:
             names = [queue.name for part in lane.levels for queue in part.queues]
             counts = admin.ready(connection, names)
             queues = [
-                # What waits in a level waits less than as long again below it.
+                # The waits below a level sum up to less than the level's own wait.
                 admin.Waiting(each.name, each.wait, 2 * each.wait, counts[each.name], 0)
                 for each in sources(lane, counts)
             ]
@@ -180,14 +180,14 @@ class Watch:
 
 
 def read_index(place: Open, *, hide: bool) -> Index:
-    """Read all that waits from its source into an index."""
+    """Read all delayed tasks from a source, and return their index."""
     with ExitStack() as stack:
         return Index(place(stack).waiters(admin.Selection()), hide=hide)
 
 
 @dataclass(frozen=True)
 class Told:
-    """One task's story, and its way down the ladder; empty where that is not known."""
+    """One task's story, and its route down the ladder; empty if that is unknown."""
 
     story: admin.Story
     begins: int = 0
@@ -195,7 +195,7 @@ class Told:
 
 
 def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told:
-    """Read what is known of one task."""
+    """Read and return the story of one task."""
     with ExitStack() as stack:
         story = place(stack).story(task_id)
     if hide and story.task is not None:

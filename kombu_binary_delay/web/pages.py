@@ -1,4 +1,4 @@
-"""What each address answers. Handlers that read run in threads; what they read is the reader's."""
+"""The handler of each address. Handlers that read run in threads, and read through the reader."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from .reader import FAILURES, Look, Reader
 logger = get_logger(__name__)
 
 REDRIVE = "redrive"
-#: Seconds for which what was read is new enough.
+#: Seconds for which a result is new enough.
 _NOW, _FINDINGS, _TASKS, _STORY = 3.0, 60.0, 10.0, 3.0
-#: Seconds that a page waits for what was never read, so that it shows soon in any case.
+#: Seconds that a page waits for a first result, so that it always loads soon.
 _FIRST, _SOON = 0.4, 8.0
 _PAGE = 50
-_MOST = 100_000  # tasks that one act may amend
+_MOST = 100_000  # tasks that one action may amend
 _BARS = 60
 _QUEUES = 12
-#: What can be searched for: more would keep this machine busy for long.
+#: The limits of a search: more would keep this machine busy for too long.
 _LONGEST, _STARS = 500, 5
 _TO_A_LINE = 100  # ids in a line of the log
 
@@ -54,7 +54,7 @@ SPANS = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("week", _WEEK))
 
 @dataclass(frozen=True)
 class Forecast:
-    """How many are due within a time: ``exact``, or else at least and probably so many."""
+    """How many tasks are due within a time: ``exact``, or at least and probably."""
 
     span: str
     milliseconds: int
@@ -65,7 +65,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a page of tasks was asked for: the words of the form, and what they mean."""
+    """The request for a page of tasks: the form's fields, and their values."""
 
     words: Mapping[str, str]
     which: Filter
@@ -73,19 +73,19 @@ class Asked:
     errors: Mapping[str, str] | None = None
 
     def query(self, **changed: Any) -> str:
-        """Write it as the query of an address."""
+        """Return the request as the query of a URL."""
         words = {name: value for name, value in self.words.items() if value}
         words |= {name: str(value) for name, value in changed.items()}
         return urlencode(words)
 
     def said(self) -> str:
-        """Say in words what is chosen."""
+        """Return the selection in words."""
         words = [f"{name} {value!r}" for name, value in self.words.items() if value]
         return ", ".join(words) or "all that wait"
 
 
 class Pages:
-    """The pages, with what they share: readers, tokens, and acts that wait to be confirmed."""
+    """The pages, with what they share: readers, tokens, and actions to be confirmed."""
 
     def __init__(
         self, broker: Broker, place: Open, *, allow_changes: bool, hide_arguments: bool
@@ -95,7 +95,7 @@ class Pages:
         self._allow = allow_changes
         self._hide = hide_arguments
         self._watch = Watch(broker)
-        # What takes long does not hold up what is looked at most.
+        # Slow readings must not block the page that users look at most.
         self._reader = Reader("web-now", self._watch.close)
         self._tasks_reader = Reader("web-tasks")
         self._story_reader = Reader("web-story")
@@ -104,7 +104,7 @@ class Pages:
         self._plans = Plans()
 
     def routes(self) -> list[Route]:
-        """Return the addresses and what answers them."""
+        """Return the addresses with their handlers."""
         routes = [
             Route("/", self.now, name="now"),
             Route("/now", self.now_part),
@@ -122,7 +122,7 @@ class Pages:
         return routes
 
     def failures(self) -> dict[Any, Any]:
-        """Return what answers where something failed."""
+        """Return the handlers of errors."""
 
         def refused(request: Request, exc: HTTPException) -> Response:
             own = {"Not Found": "There is no such page.", "Method Not Allowed": "Not done here."}
@@ -135,7 +135,7 @@ class Pages:
         return {HTTPException: refused, Exception: failed}
 
     def close(self) -> None:
-        """End the threads, and the connection with them."""
+        """End the threads and close the connection."""
         self._reader.close()
         self._tasks_reader.close()
         self._story_reader.close()
@@ -143,7 +143,7 @@ class Pages:
     # --- Now ------------------------------------------------------------------------
 
     def now(self, request: Request) -> Response:
-        """Show what waits now."""
+        """Show the messages that are delayed now."""
         return self._show(request, "now", self._now(_FIRST))
 
     def now_part(self, request: Request) -> Response:
@@ -151,7 +151,7 @@ class Pages:
         return self._show(request, "now_part", self._now(0.0))
 
     def forecast(self, request: Request) -> Response:
-        """Count what is due in each part of a time, for the chart."""
+        """Return how many tasks are due in each part of a time, for the chart."""
         now = time.time_ns() // 1_000_000
         look = self._index(0.0)
         if look.value is None:
@@ -183,7 +183,7 @@ class Pages:
     # --- Tasks ----------------------------------------------------------------------
 
     def tasks(self, request: Request) -> Response:
-        """Show the tasks that wait, with a form to search them."""
+        """Show the delayed tasks, with a search form."""
         return self._show(request, "tasks", self._tasks(request, _FIRST))
 
     def results(self, request: Request) -> Response:
@@ -230,7 +230,7 @@ class Pages:
     # --- acts -----------------------------------------------------------------------
 
     async def plan(self, request: Request) -> Response:
-        """Count what an act would change, and keep it until it is confirmed."""
+        """Count what an action would change, and keep it until it is confirmed."""
         form = await self._tokens.form(request)
         try:
             plan = await to_thread.run_sync(self._plan, request, form)
@@ -242,13 +242,13 @@ class Pages:
         return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
 
     def planned(self, request: Request) -> Response:
-        """Show what an act would change, or has changed."""
+        """Show what an action would change, or has changed."""
         plan = self._plan_of(request, request.query_params.get("key", ""))
         examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
         return self._show(request, "plan", {"plan": plan, "examples": examples})
 
     async def act(self, request: Request) -> Response:
-        """Do what was counted and confirmed, once."""
+        """Do the confirmed action, once."""
         form = await self._tokens.form(request)
         plan = self._plan_of(request, form.get("key", [""])[0])
         if self._plans.take(plan):
@@ -262,7 +262,7 @@ class Pages:
         return plan
 
     def _plan(self, request: Request, form: Mapping[str, list[str]]) -> Plan:
-        """Plan an act.
+        """Return the plan of an action.
 
         :raises ValueError: for an invalid form.
         """
@@ -280,7 +280,7 @@ class Pages:
                 raise ValueError("Say a time that is still to come, such as 2h")
         chosen, said = self._chosen(form, words)
         with self._broker.delaying() as connection:
-            # Finds out now whether the broker can.
+            # This finds out now whether the broker supports it.
             admin.amend(connection, action, chosen, due, dry_run=True)
         return Plan(action, user, said, chosen, due)
 
@@ -309,7 +309,7 @@ class Pages:
         return Plan(REDRIVE, user, said, parked=self._redrive(only, dry_run=True))
 
     def _redrive(self, only: Destination | None, *, dry_run: bool) -> tuple[admin.Parked, ...]:
-        """Return what is parked for a destination, or for any, and what became of it."""
+        """Return the messages parked for a destination, or for any, and their outcome."""
         with self._broker.plain() as connection:
             topology = self._broker.topology(connection)
             management = self._broker.management(connection)
@@ -317,9 +317,9 @@ class Pages:
         return tuple(each for each in done.parked if only in (None, each.destination))
 
     def _act(self, request: Request, plan: Plan) -> None:
-        """Do it, and write to the log who did what, before and after.
+        """Do the action, and log the user and the action before and after it.
 
-        As warnings, since a site that mounts the pages may keep no less.
+        It logs warnings, because a site that mounts the pages may not keep lower levels.
         """
         by, said = to_log(who(request)), to_log(plan.said)
         what = f"{plan.action} {plan.count:,} ({said})"
@@ -336,7 +336,7 @@ class Pages:
             logger.error("%s: %s failed: %s", by, what, to_log(plan.error))  # noqa: TRY400 - its words say it
             return
         logger.warning("%s: %s done: %s", by, what, plan.result)
-        # The list is to be without them, or with their new times, soon.
+        # The list must soon leave them out, or show their new times.
         self._index(2.0, since=began)
         self._reader.get("now", self._watch.now, _NOW, since=began)
 
@@ -346,7 +346,7 @@ class Pages:
                 done = admin.amend(connection, plan.action, plan.chosen, plan.due)
             word = "cancelled" if plan.action == CANCEL else "rescheduled"
             return f"{_tasks(len(done.ids))} {word}: the broker has recorded it."
-        # No destination that was not counted.
+        # Only destinations that were counted.
         rows = [
             row for each in plan.parked for row in self._redrive(each.destination, dry_run=False)
         ]
@@ -391,7 +391,7 @@ def _expect(
 
 
 def _asked(words: Mapping[str, str]) -> Asked:
-    """Read what the form of the tasks says."""
+    """Return the request in the form of the tasks."""
     kept = {
         each: words.get(each, "").strip() for each in ("name", "queue", "id", "after", "before")
     }
@@ -411,9 +411,9 @@ def _asked(words: Mapping[str, str]) -> Asked:
 
 
 def _moment(text: str) -> int | None:
-    """Read a time in milliseconds since the epoch; None for no words.
+    """Return a time in milliseconds since the epoch; None for an empty text.
 
-    :raises ValueError: for what is none.
+    :raises ValueError: for an invalid time.
     """
     text = text.strip()
     if not text:
@@ -429,7 +429,7 @@ def _moment(text: str) -> int | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Read a whole number that SQLite can hold; None for anything else."""
+    """Return a whole number that SQLite can hold; None for any other text."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
         return None
     return int(text)

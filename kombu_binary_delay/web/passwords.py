@@ -1,4 +1,4 @@
-"""Users with passwords, as lines ``name:scrypt$...``; passwords themselves are nowhere kept."""
+"""Users with passwords, as lines ``name:scrypt$...``; passwords themselves are not stored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 
-_N, _R, _P = 2**14, 8, 1  # 16 MB and some 50 ms a look
+_N, _R, _P = 2**14, 8, 1  # 16 MB and some 50 ms per check
 
 
 def line_for(user: str, password: str) -> str:
-    """Write the line of a user: what a file of users, or the variable, holds.
+    """Return the line of a user, for the file of users or the environment variable.
 
-    :raises ValueError: for a name with a colon or a line break, or an empty one, or no password.
+    :raises ValueError: for a name that is empty or has a colon or a line break; for no password.
     """
     if not user or not password or set(user) & set(":\r\n;"):
         raise ValueError("a user needs a name without a colon or semicolon, and a password")
@@ -25,10 +25,10 @@ def line_for(user: str, password: str) -> str:
 
 
 def read(text: str) -> dict[str, str]:
-    """Read lines of users; empty ones and those that begin with # are left out.
+    """Read lines of users; skip empty lines and those that begin with #.
 
-    :returns: by names, what :func:`is_password` takes.
-    :raises ValueError: for a line that is not one; its words are not repeated.
+    :returns: password hashes, for :func:`is_password`, by user name.
+    :raises ValueError: for an invalid line; the message does not repeat the line.
     """
     users = {}
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
@@ -47,17 +47,17 @@ def read(text: str) -> dict[str, str]:
 
 
 class Checker:
-    """Checks names and passwords; what was right is right again without the cost of a hash."""
+    """Checks names and passwords; a password that was right is not hashed again."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._users = users
         self._key = secrets.token_bytes(32)
         self._known: set[bytes] = set()
-        # Whoever has no such name learns nothing from how long it takes.
+        # The time of a check must not show whether a user exists.
         self._nobody = line_for("nobody", secrets.token_hex()).partition(":")[2]
 
     def is_right(self, user: str, password: str) -> bool:
-        """Whether a user has this password."""
+        """Return whether a user has this password."""
         seal = hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
         if seal in self._known:
             return True
@@ -69,7 +69,7 @@ class Checker:
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """Whether ``scrypt$...`` was made of this password."""
+    """Return whether ``scrypt$...`` was made from this password."""
     _, n, r, p, salt, digest = hashed.split("$")
     made = _hash(password, b64decode(salt), int(n), int(r), int(p))
     return hmac.compare_digest(made, b64decode(digest))

@@ -1,4 +1,4 @@
-"""Acts that wait for a confirmation: what was counted is what is done, and once."""
+"""Actions that wait for a confirmation: each changes only what was counted, and once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from kombu_binary_delay import admin
 
-#: So many acts wait for a confirmation at a time, and for so many seconds.
+#: How many actions can wait for a confirmation, and for how many seconds.
 _KEPT, _AGE = 32, 900
 
 
 @dataclass
 class Plan:
-    """One act.
+    """One action.
 
     :param action: ``cancel``, ``reschedule`` or ``redrive``.
-    :param user: who planned it, and alone may do it.
-    :param said: what was chosen, in words.
-    :param chosen: the tasks; None of a redrive.
-    :param due: of a reschedule, in milliseconds since the epoch.
-    :param parked: of a redrive, what would be sent on.
-    :param result: in a sentence, after it was done.
+    :param user: the user that planned it; no other user may do it.
+    :param said: the selection, in words.
+    :param chosen: the tasks; None for a redrive.
+    :param due: the new due time of a reschedule, in milliseconds since the epoch.
+    :param parked: the messages that a redrive would send.
+    :param result: the result in a sentence, after it was done.
     """
 
     action: str
@@ -41,14 +41,14 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How many tasks or messages."""
+        """The number of tasks or messages."""
         if self.chosen is not None:
             return len(self.chosen.dues)
         return sum(each.stays + each.sent for each in self.parked)
 
 
 class Plans:
-    """The acts that wait for a confirmation, or were done just now."""
+    """The actions that wait for a confirmation, or were done just now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Plans:
         self._taken: set[str] = set()
 
     def add(self, plan: Plan) -> None:
-        """Keep one; the oldest goes."""
+        """Keep a plan; if there are too many, drop the oldest."""
         with self._lock:
             self._plans[plan.key] = plan
             while len(self._plans) > _KEPT:
@@ -64,7 +64,7 @@ class Plans:
                 self._taken.discard(old)
 
     def get(self, key: str, user: str) -> Plan | None:
-        """Return the plan of a user; None where it is another's, too old, or none."""
+        """Return the plan of a user; None if it is another user's, too old, or unknown."""
         with self._lock:
             plan = self._plans.get(key)
         if plan is None or plan.user != user or time.monotonic() - plan.made > _AGE:
@@ -72,7 +72,7 @@ class Plans:
         return plan
 
     def take(self, plan: Plan) -> bool:
-        """Return whether it may be done now: the first who takes it does it, and nobody else."""
+        """Return whether a plan may be done now: true only for the first call."""
         with self._lock:
             if plan.key in self._taken:
                 return False
@@ -81,7 +81,7 @@ class Plans:
 
 
 def to_log(value: Any) -> str:
-    """Write what somebody else has named so that a line of the log stays one line."""
+    """Return an untrusted text that stays on one line of the log."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
         for each in str(value)

@@ -1,7 +1,7 @@
-"""A thread that reads for all pages: each thing once, and no more often than its age allows.
+"""A thread that reads for all pages: each value once, and only if the last one is too old.
 
-Ten open pages cost the broker what one does. Nobody's page, nobody reads. What was read before
-stays to be seen while the broker is down, with the reason why there is nothing newer.
+Ten open pages cost the broker as much as one. Without open pages, nothing is read. While the broker
+is down, pages show the last values, with the reason why there are no newer ones.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from kombu_binary_delay.errors import BinaryDelayError
 
 logger = get_logger(__name__)
 
-#: Seconds after a failure before the broker is asked again.
+#: Seconds to wait after a failure before the next attempt.
 _RETRY = 3.0
 #: Seconds after which a reading is slow, if the last one was not.
 _SLOW = 20.0
-#: Seconds to wait at the end for what is being read.
+#: Seconds to wait at the end for the current reading.
 _LAST = 5.0
-#: So many things are remembered; the one that was asked for longest ago is forgotten.
+#: How many results are kept; the least recently requested one is dropped.
 _REMEMBERED = 64
-#: What reading a broker may fail with. Their words have no passwords.
+#: The errors that reading from a broker may raise. Their messages have no passwords.
 FAILURES = (BinaryDelayError, amqp.AMQPError, OperationalError, OSError)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was read last.
+    """The last result of a reading.
 
-    :param value: None where nothing was read yet.
+    :param value: the result; None if nothing was read yet.
     :param at: when it was read, in seconds since the epoch.
-    :param error: why there is nothing newer; None while all is well.
+    :param error: why there is no newer result; None without an error.
     :param took: seconds that the reading took.
     """
 
@@ -50,9 +50,9 @@ class Look:
 
 
 class Reader:
-    """Reads what pages ask for, one thing at a time, on a thread that starts with the first.
+    """Reads for pages, one value at a time, on a thread that starts with the first request.
 
-    :param at_end: is called by that thread, when it ends.
+    :param at_end: that thread calls this when it ends.
     """
 
     def __init__(self, name: str, at_end: Callable[[], None] = lambda: None) -> None:
@@ -63,9 +63,9 @@ class Reader:
         #: When to read again, on the monotonic clock.
         self._next: dict[Hashable, float] = {}
         self._wanted: OrderedDict[Hashable, tuple[Callable[[], Any], float]] = OrderedDict()
-        #: When the reading began whose result is there, on the monotonic clock.
+        #: When the reading of the current result began, on the monotonic clock.
         self._began: dict[Hashable, float] = {}
-        #: What is being read now, and since when on the monotonic clock.
+        #: The current reading, and when it began on the monotonic clock.
         self._reading: tuple[Hashable, float] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -78,12 +78,12 @@ class Reader:
         wait: float = 0.0,
         since: float | None = None,
     ) -> Look:
-        """Return what was read last, and have it read again if that is too old.
+        """Return the last result, and start a new reading if it is too old.
 
-        :param read: reads it; raises one of ``FAILURES``.
-        :param age: seconds for which it is new enough; at least ten times what reading it takes.
+        :param read: reads the value; may raise one of ``FAILURES``.
+        :param age: seconds for which a result is new enough; at least ten times the reading's time.
         :param wait: seconds to wait for a first result.
-        :param since: wait also for a reading that began after this, on the monotonic clock.
+        :param since: also wait for a reading that began after this, on the monotonic clock.
         """
         end = time.monotonic() + wait
         with self._changed:
@@ -105,7 +105,7 @@ class Reader:
             return self._doubted(key, look or Look())
 
     def close(self) -> None:
-        """End the thread after what it reads now; wait for that, but not for long."""
+        """End the thread after its current reading; wait for that, but not for long."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -113,7 +113,7 @@ class Reader:
             self._thread.join(_LAST)
 
     def _doubted(self, key: Hashable, look: Look) -> Look:
-        """Return a look, with what is wrong where a reading takes far longer than the last one."""
+        """Return a look, with an error if a reading takes far longer than the last one."""
         if self._reading is None or self._reading[0] != key or look.error is not None:
             return look
         seconds = time.monotonic() - self._reading[1]
@@ -149,7 +149,7 @@ class Reader:
                 look = Look(before.value, before.at, str(exc) or type(exc).__name__, before.took)
                 pause = _RETRY
             except Exception:
-                # The page must go on; the log has what it was.
+                # The page must continue to work; the log has the error.
                 logger.exception("reading %s failed", key)
                 error = "reading failed; the log of this program says why"
                 look = Look(before.value, before.at, error, before.took)

@@ -24,6 +24,7 @@ API = ROOT / "tests/unit/api.txt"
 OPENINGS = {
     r"Tells?\b": "Return …, or Describe …",
     r"Lends?\b": "Yield …",
+    r"Gives?\b": "Return …, or Yield …",
     r"Teach(es)?\b": "Make …, or Replace …",
     r"(Have|Let)\b": "say what the function does, or returns",
     r"See to\b": "Make …",
