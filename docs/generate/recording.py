@@ -15,7 +15,7 @@ from html import escape
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyte
 
@@ -89,7 +89,7 @@ def recording(cast: Path = CAST) -> str:
 """
 
 
-def _screens(head: dict[str, int], events: list[list]) -> Iterator[Screen]:
+def _screens(head: dict[str, int], events: list[list[Any]]) -> Iterator[Screen]:
     """Replay a recording; yield each screen that was shown long enough, and the last."""
     terminal = pyte.Screen(head["width"], head["height"])
     stream = pyte.Stream(terminal)

@@ -146,7 +146,7 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     assert "2 tasks cancelled" in again.text
     said = [each.getMessage() for each in caplog.records if "cancel of" in each.getMessage()]
     assert said == ["somebody at testclient: cancel of one two"], "once, though confirmed twice"
-    until(client, "/tasks", counted(2), "2 more wait that are cancelled")
+    until(client, "/tasks", counted(2), "2 cancelled or superseded tasks are not shown")
     until(client, "/task?id=one", "is cancelled")
     # A whole search, to a later time.
     words = {"action": "reschedule", "scope": "all", "name": "mail", "when": "5h"}

@@ -191,7 +191,7 @@ def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling)
     expect(tab.get_by_text(f"{MANY:,} tasks rescheduled")).to_be_visible()
     other.goto(f"{address}/tasks?after=1d")
     expect(other.locator("#count")).to_have_text(f"{MANY:,}")
-    expect(other.get_by_text("1 more wait that are cancelled")).to_be_visible()
+    expect(other.get_by_text("1 cancelled or superseded task is not shown")).to_be_visible()
     said = log.read_text()
     assert "'ann' from 127.0.0.1: cancel of task-10000" in said
     assert f"reschedule {MANY:,} (name 'shop.*', before '4h') done" in said

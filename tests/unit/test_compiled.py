@@ -20,6 +20,15 @@ from kombu_binary_delay.spark import compiled
 from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Template
 from kombu_binary_delay.spark.send import _Producer
 
+
+@pytest.fixture(autouse=True, scope="module")
+def apart():
+    """Let no handler of another test's, or of an app that one imported, be seen here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signals.before_task_publish, "receivers", [])
+        yield
+
+
 MANDATORY = (True, False)
 NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 

@@ -174,7 +174,7 @@ def _(program: Program) -> None:
     program.bind("q", "x", "#")
     fits = "k" * 173  # an exchange of one character and a key have 174 bytes together
     program.publish(1, "x", fits)
-    with pytest.raises(AddressError, match=r"takes 174 bytes, .* has 173 left"):
+    with pytest.raises(AddressError, match=r"takes 174 bytes; .* has room for 173"):
         program.publish(2, "x", fits + "k")
     (arrival,) = program.expect({"q": [1]})
     assert arrival.key == fits
