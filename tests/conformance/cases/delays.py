@@ -60,7 +60,7 @@ def _(program: Program) -> None:
     longest = program.topology.ladder.maximum
     # Time passes on the way to the ladder, but not as much as this.
     for beyond in (longest + 60_000, longest * 2, 1e18):
-        with pytest.raises(DelayError, match="is longer than .*, the longest of the ladder"):
+        with pytest.raises(DelayError, match=r"is longer than .*, the longest of the ladder"):
             program.publish(beyond, key="q", delay=beyond)
     program.publish("waits", key="q", delay=longest)
     assert program.waiting(1) == 1
