@@ -78,6 +78,7 @@ class Display:
         verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
         style = "bold green" if good else "bold red"
         self._console.print("", table, "", Text(verdict, style=style), sep="\n")
+        self._console.print("To see in a browser what waits on your broker: kombu-binary-delay web")
 
     @property
     def _elapsed(self) -> float:
