@@ -170,6 +170,13 @@ yes = click.option("--yes", is_flag=True, help="Do not ask.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )
+queues_of_yours = click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="Lead to this queue of yours, too; may be repeated.",
+)
 ladder = click.option(
     "--ladder",
     metavar="NAME",

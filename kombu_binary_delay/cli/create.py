@@ -7,7 +7,7 @@ import click
 from kombu_binary_delay import admin
 from kombu_binary_delay.journal import stream_part
 
-from .command import Printer, dry_run, subcommand
+from .command import Printer, dry_run, queues_of_yours, subcommand
 from .connect import Target
 
 
@@ -29,13 +29,7 @@ from .connect import Target
       kombu-binary-delay -A shop create --dry-run
     """,
 )
-@click.option(
-    "--queue",
-    "queues",
-    multiple=True,
-    metavar="NAME",
-    help="Lead to this queue of yours, too; may be repeated.",
-)
+@queues_of_yours
 @click.option(
     "--exchange",
     "exchanges",

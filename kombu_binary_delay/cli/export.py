@@ -11,7 +11,7 @@ import click
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.admin.delivery import to_queue
 
-from .command import Printer, ladder, subcommand
+from .command import Printer, ladder, queues_of_yours, subcommand
 from .connect import Target
 from .values import Delay
 
@@ -54,13 +54,7 @@ _OF_TOPOLOGY = ("alerts", "grafana")
     default="-",
     help="The file to write.  [default: the terminal]",
 )
-@click.option(
-    "--queue",
-    "queues",
-    multiple=True,
-    metavar="NAME",
-    help="Lead to this queue of yours, too; may be repeated.",
-)
+@queues_of_yours
 @click.option(
     "--vhost",
     default="/",
