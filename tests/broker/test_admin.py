@@ -38,6 +38,7 @@ from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as PartQueue
+from tests.waits import wait_until
 
 
 @pytest.fixture
@@ -81,14 +82,6 @@ def publish(connection, queue, *delays):
 
 def errors(verification):
     return [each for each in verification.differences if each.severity == "error"]
-
-
-def wait_until(ready, timeout=60):
-    end = time.monotonic() + timeout
-    while not (found := ready()):
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.2)
-    return found
 
 
 # -- create, verify, export ----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -13,6 +12,7 @@ from kombu_binary_delay.admin import Management, redrive
 from kombu_binary_delay.admin.migrate import _requeue
 from kombu_binary_delay.admin.reading import sources
 from kombu_binary_delay.amendments import parts
+from tests.waits import wait_until
 
 EXCHANGE = parts.exchange_name("kbd")
 
@@ -36,14 +36,6 @@ def spy(connect):
     queue.declare()
     channel.queue_bind("spy", EXCHANGE, parts.IDS)
     return queue
-
-
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
 
 
 def test_a_record_that_was_parked_counts_when_it_is_sent_on(connect, vhost):
