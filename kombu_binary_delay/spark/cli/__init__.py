@@ -1,0 +1,31 @@
+"""The subcommands ``spark plan | publish | journal-export | audit | report``.
+
+Under ``spark-submit`` or alone, the session follows Spark's configuration.
+"""
+
+from __future__ import annotations
+
+import click
+
+from .audit import audit, report
+from .journal import journal_export
+from .plan import plan
+from .publish import publish
+
+
+@click.group(
+    name="spark",
+    short_help="Schedule, audit and plan tasks with Spark.",
+    help="""Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
+
+    \b
+      kombu-binary-delay spark plan reminders.parquet --limit waiting=5000000
+      kombu-binary-delay spark report audit --output report.html
+    """,
+)
+def spark() -> None:
+    """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark])."""
+
+
+for each in (plan, publish, journal_export, audit, report):
+    spark.add_command(each)

@@ -1,0 +1,218 @@
+"""The subcommands ``spark audit`` and ``spark report``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kombu_binary_delay.compat.urls import is_broker_url
+
+from .shared import FAILED, conf, console, local, needs_spark, numbers, spark_session, usage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@click.command(
+    help="""Give a verdict on each task, and write data, summary.json and report.html.
+
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early. So it does
+    where no task is judged, unless --allow judged=0 says that this may be.
+    """
+)
+@click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
+@click.option(
+    "--journal",
+    required=True,
+    metavar="PATH OR URL",
+    help="Parquet that journal-export has written, a folder of the journal's files, or a "
+    "broker's URL.",
+)
+@click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
+@click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
+@click.option(
+    "--late-after",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that comes so long after it was due is late.",
+)
+@click.option(
+    "--patience",
+    type=float,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that has not come so long after it was due is lost.",
+)
+@click.option(
+    "--complete",
+    is_flag=True,
+    help="The journal has all that has happened until now, though its last event is older; that "
+    "of a broker always has.",
+)
+@click.option(
+    "--allow",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="Allow so many, or so many seconds, such as duplicates=10 or p99=5. NAME is early, "
+    "lost, duplicates, late, unpublished, unknown or p99; may be repeated.",
+)
+@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option(
+    "--depths",
+    metavar="PATH",
+    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+)
+@conf
+def audit(
+    receipts: str | None,
+    journal: str,
+    output: str,
+    job_id: str | None,
+    late_after: float,
+    patience: float,
+    complete: bool,
+    allow: tuple[str, ...],
+    planned: str | None,
+    depths: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Write a verdict on each task, with data, summary.json and report.html."""
+    needs_spark()
+    from datetime import datetime, timezone  # noqa: PLC0415
+
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
+    from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
+
+    folder = local(output)
+    if job_id is not None and receipts is None:
+        raise click.UsageError("the receipts name the tasks of a job: give --receipts")
+    thresholds = Thresholds(**numbers(allow, Thresholds))
+    session = spark_session(conf)
+    table = None
+    if receipts is not None:
+        table = session.read.schema(s.RECEIPTS).parquet(receipts)
+        if job_id is not None:
+            table = table.where(table["job_id"] == job_id)
+    with usage():
+        judged = audit(
+            table,
+            read_journal(session, journal),
+            late_after=late_after,
+            patience=patience,
+            until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
+        )
+    if job_id is not None and table is not None:
+        # Not sooner: the events of all tasks are needed to find the journal's end.
+        judged = judged.join(table.select("task_id"), "task_id", "left_semi")
+    judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+    verdicts = session.read.parquet(f"{output}/verdicts")
+    lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+    page = folder / "report.html"
+    summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    _show_counts(summary)
+    console().print(str(page))
+    judged = summary["thresholds"].get("judged")
+    if judged and not judged["passed"]:
+        console().print(
+            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
+            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
+        )
+    if not summary["passed"]:
+        sys.exit(FAILED)
+
+
+@click.command(
+    help="""Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+)
+@click.argument("path")
+@click.option("--output", required=True, metavar="FILE", help="The HTML file.")
+@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option(
+    "--depths",
+    metavar="PATH",
+    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+)
+@conf
+def report(
+    path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]
+) -> None:
+    """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+    needs_spark()
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+
+    file = local(output)
+    session = spark_session(conf)
+    # A table written by an earlier release does not have all columns.
+    verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
+    thresholds, jobs = _judged(path)
+    _report(session, verdicts, file, planned, depths, thresholds, jobs)
+    console().print(str(file))
+
+
+def _report(
+    session: SparkSession,
+    verdicts: DataFrame,
+    output: Path,
+    planned: str | None,
+    depths: str | None,
+    thresholds: Any,
+    jobs: list[str],
+) -> dict[str, Any]:
+    from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
+    from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
+
+    found = figures(
+        verdicts,
+        thresholds=thresholds,
+        plan=session.read.parquet(planned) if planned else None,
+        depths=session.read.parquet(depths) if depths else None,
+        jobs=jobs,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(found), encoding="utf-8")
+    summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
+    return summary
+
+
+def _jobs(receipts: DataFrame | None) -> list[str]:
+    """Return the jobs of receipts; a count instead of the names if a title has no room for them."""
+    if receipts is None:
+        return []
+    rows = receipts.select("job_id").dropna().distinct().sort("job_id").limit(4).collect()
+    names = [row["job_id"] for row in rows]
+    return names if len(names) < 4 else [*names[:2], "others"]
+
+
+def _judged(path: str) -> tuple[Any, list[str]]:
+    """Read an audit's thresholds and jobs; nothing if its files are not on this machine."""
+    from kombu_binary_delay.spark.audit import Thresholds  # noqa: PLC0415 - see above
+
+    try:
+        summary = json.loads((local(path) / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, click.BadParameter):
+        return None, []
+    limits = {name: each["allowed"] for name, each in summary["thresholds"].items()}
+    none = dict.fromkeys(each.name for each in fields(Thresholds))
+    return Thresholds(**{**none, **limits}), summary.get("jobs", [])
+
+
+def _show_counts(summary: dict[str, Any]) -> None:
+    for name, count in summary["verdicts"].items():
+        if count:
+            console().print(f"{count:>12,}  {name}")
+    for name, what in (
+        ("postponed", "were postponed"),
+        ("misdated", "have an event of a wrong clock"),
+    ):
+        if summary[name]:
+            console().print(f"{summary[name]:,} of {summary['tasks']:,} tasks {what}")

@@ -1,0 +1,165 @@
+"""The subcommand ``spark publish``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .shared import (
+    FAILED,
+    broker,
+    conf,
+    console,
+    given_broker,
+    input_format,
+    needs_spark,
+    read,
+    spark_session,
+    usage,
+)
+
+if TYPE_CHECKING:
+    from kombu_binary_delay.spark.publish import Progress
+
+
+@click.command(
+    help="""Publish a delayed Celery task for each row at PATH.
+
+    Exits with 1 where a message has not been published: where a row is rejected, or its publish
+    has failed.
+    """
+)
+@click.argument("path")
+@input_format
+@broker
+@click.option(
+    "--job-id", required=True, help="The job's name. A task's id is made of it and the key."
+)
+@click.option(
+    "--receipts",
+    required=True,
+    metavar="PATH",
+    help="The Parquet table to which a receipt for each message is added.",
+)
+@click.option(
+    "--rejects",
+    metavar="PATH",
+    help="The Parquet table for rows that cannot be published.  [default: <receipts>-rejects]",
+)
+@click.option("--app", metavar="MODULE:NAME", help="A Celery app that executors can import.")
+@click.option("--key", default="key", show_default=True, help="The column of the keys.")
+@click.option(
+    "--settings", metavar="JSON", help="Settings of the transport, such as '{\"radix\": 4}'."
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on with a job: publish only what has no receipt yet."
+)
+@click.option("--dry-run", is_flag=True, help="Count only; publish and write nothing.")
+@click.option(
+    "--max-rate",
+    type=float,
+    metavar="NUMBER",
+    help="Messages a second at most, of all publishers together.",
+)
+@click.option(
+    "--horizon",
+    type=float,
+    metavar="SECONDS",
+    help="Publish only what is due within so long; the rest with --resume later.",
+)
+@click.option(
+    "--past",
+    type=click.Choice(["send", "reject"]),
+    default="send",
+    show_default=True,
+    help="What to do with a task that is due already.",
+)
+@click.option(
+    "--publishers",
+    type=int,
+    default=2,
+    show_default=True,
+    help="How many of Spark's tasks publish at once.",
+)
+@click.option(
+    "--slice-rows",
+    type=int,
+    default=200_000,
+    show_default=True,
+    help="Rows to publish between two commits of receipts.",
+)
+@conf
+def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
+    """Publish a delayed Celery task for each row at PATH."""
+    needs_spark()
+    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
+
+    if options["app"] is None:
+        options["broker"] = given_broker(options["broker"])
+    with usage():
+        if options["settings"] is not None:
+            options["settings"] = json.loads(options["settings"])
+        with _Watch() as watch:
+            done = publish(read(spark_session(conf), path, kind), on_progress=watch.show, **options)
+    console().print(watch.line(done))
+    if done.by_send_task:
+        console().print(
+            f"{done.by_send_task:,} messages were made by send_task, one by one, which takes "
+            f"longer: {'; '.join(done.reasons)}"
+        )
+    if done.failed or done.rejected:
+        sys.exit(FAILED)
+
+
+class _Watch:
+    """Shows progress: a bar in a terminal, otherwise an occasional line."""
+
+    def __init__(self) -> None:
+        from rich import progress  # noqa: PLC0415 - with Spark's
+
+        self._bar: progress.Progress | None = None
+        self._last = 0.0
+        self._console = console()
+        if self._console.is_terminal:
+            self._bar = progress.Progress(
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[more]}"),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, more="")
+
+    def __enter__(self) -> _Watch:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress."""
+        done = progress.published + progress.failed
+        if self._bar:
+            more = f"{progress.rate:,.0f}/s, {progress.rejected:,} rejected"
+            total = done + progress.remaining
+            self._bar.update(self._task, total=total, completed=done, more=more)
+        elif time.monotonic() - self._last >= 5:
+            self._last = time.monotonic()
+            self._console.print(self.line(progress))
+
+    def line(self, progress: Progress) -> str:
+        """Return the progress as one line."""
+        return (
+            f"{progress.published:,} published ({progress.rate:,.0f}/s), "
+            f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
+            f"{progress.rejected:,} rejected, {progress.already:,} already, "
+            f"{progress.later:,} later"
+        )

@@ -1,0 +1,137 @@
+"""What the subcommands share: options, the session, and what they print.
+
+PySpark and Rich are imported when a subcommand runs, so that other subcommands do not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import click
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+FAILED = 1
+_FORMATS = ("parquet", "orc", "json", "csv")
+
+input_format = click.option(
+    "--format",
+    "kind",
+    type=click.Choice(_FORMATS),
+    default="parquet",
+    show_default=True,
+    help="The format of the files at PATH; CSV needs a header line.",
+)
+broker = click.option(
+    "--broker", "-b", metavar="URL", envvar="BINARY_DELAY_BROKER", help="Where RabbitMQ is."
+)
+conf = click.option(
+    "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
+)
+
+
+def needs_spark() -> None:
+    """Raise a usage error if PySpark or Rich is missing."""
+    missing = [name for name in ("pyspark", "rich") if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(
+            f"{' and '.join(missing)} must be installed: pip install 'kombu-binary-delay[spark]'"
+        )
+
+
+def console() -> Console:
+    """Return the console to print on; where there is no terminal, 120 columns wide."""
+    from rich.console import Console  # noqa: PLC0415 - see above
+
+    # Show names literally: Rich must not read markup in them.
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    made = as_it_is()
+    return made if made.is_terminal else as_it_is(width=120)
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Raise invalid values as usage errors: a traceback's exit code has another meaning here."""
+    try:
+        yield
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+
+
+def local(output: str) -> Path:
+    """Return the folder for the files that Spark does not write.
+
+    :raises click.BadParameter: if it is not on this machine.
+    """
+    place = urlsplit(output)
+    if place.scheme == "file":
+        return Path(url2pathname(place.path))
+    # A drive letter is not a URL scheme.
+    if len(place.scheme) > 1:
+        raise click.BadParameter(
+            f"{output!r} is not on this machine, to which the report is written: name a path that "
+            f"Spark and this machine both see, and copy it from there",
+            param_hint="--output",
+        )
+    return Path(output)
+
+
+def spark_session(conf: tuple[str, ...]) -> SparkSession:
+    """Return the session, with settings of the form ``KEY=VALUE``."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
+
+    builder = SparkSession.builder.appName("kombu-binary-delay")
+    for each in conf:
+        name, _, value = each.partition("=")
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def read(session: SparkSession, path: str, kind: str) -> DataFrame:
+    """Read the files at a path."""
+    options = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    return session.read.format(kind).options(**options).load(path)
+
+
+def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
+    """Read values of the form ``NAME=NUMBER``; the names are the fields of a dataclass."""
+    known = [each.name for each in fields(of)]
+    numbers = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is unknown; known are {', '.join(known)}")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"{each!r} must be {name}=NUMBER") from None
+    return numbers
+
+
+def given_broker(broker: str | None) -> str:
+    """Return the broker's URL, from the subcommand or from the tool's options before it."""
+    url = broker or getattr(click.get_current_context().obj, "url", None)
+    if url is None:
+        raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
+    return str(url)
+
+
+def show(df: DataFrame) -> None:
+    """Print a DataFrame as a table."""
+    from rich.table import Table  # noqa: PLC0415 - see above
+
+    table = Table(*df.columns)
+    for row in df.collect():
+        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
+    console().print(table)
