@@ -50,17 +50,27 @@ class FrameBuffer:
                 # An exception here comes from the user's callback.
                 self._dispatch_all()
 
-    def take(self, channel_id: int, dispatch: Callable[[], object]) -> None:
+    def take(self, dispatch: Callable[..., object], channel_id: int, *args: Any) -> None:
         """Dispatch a frame now or, during a declaration, when the declaration ends."""
         if self._declaring and self._is_for_the_user(channel_id):
             # Only while frames are buffered, which is rare: every publish reads.
             self._connection.blocking_read = self._connection.read_waiting_first
-            self._frames.append(dispatch)
+            self._frames.append(partial(dispatch, channel_id, *args))
         elif self._declaring or self._dispatching:
-            dispatch()
-        else:
-            self._frames.append(dispatch)
+            dispatch(channel_id, *args)
+        elif self._frames:
+            # An exception has left them.
+            self._frames.append(partial(dispatch, channel_id, *args))
             self._dispatch_all()
+        else:
+            # The usual case, of each delivery, takes no detour.
+            self._dispatching = True
+            try:
+                dispatch(channel_id, *args)
+            finally:
+                self._dispatching = False
+            if self._frames:
+                self._dispatch_all()
 
     def _is_for_the_user(self, channel_id: int) -> bool:
         # Channel 0 is the connection itself.
@@ -97,13 +107,13 @@ class BufferingConnection(_Above):
 
     frame_buffer: FrameBuffer | None = None
 
-    def on_inbound_method(self, channel_id: int, *args: Any) -> None:
+    def on_inbound_method(self, *args: Any) -> None:
         """Dispatch a frame, or buffer it during a declaration."""
-        dispatch = partial(super().on_inbound_method, channel_id, *args)
+        dispatch = super().on_inbound_method
         if self.frame_buffer is None:
-            dispatch()
+            dispatch(*args)
         else:
-            self.frame_buffer.take(channel_id, dispatch)
+            self.frame_buffer.take(dispatch, *args)
 
     def read_waiting_first(self, timeout: float | None = None) -> Any:
         """Dispatch the buffered frames, then read from the broker.

@@ -233,12 +233,12 @@ class ChannelMixin(AmendingChannel):
 
     def message_to_python(self, raw_message: Any) -> Any:
         """Return a Kombu message with the properties and the destination of its publish."""
-        info = raw_message.delivery_info
+        info, mechanism = raw_message.delivery_info, self._mechanism
         exchange, routing_key = info.get("exchange", ""), info.get("routing_key", "")
-        found = self._router.received(
+        found = mechanism.router.received(
             exchange, routing_key, raw_message.properties, self._queue_of(info)
         )
-        journal = self._mechanism.journal
+        journal = mechanism.journal
         if found is None:
             if journal is not None:
                 journal.received(raw_message.properties, Destination(exchange, routing_key))

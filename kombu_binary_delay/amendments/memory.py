@@ -107,6 +107,10 @@ class Memory:
         ids = len(self._cancelled) + len(self._amended)
         return ids + len(self._stamped) + len(self._keyed)
 
+    def __bool__(self) -> bool:
+        """Return whether any amendment is active; each delivery asks."""
+        return bool(self._cancelled or self._amended or self._stamped or self._keyed)
+
     def learn(self, record: Record, now: int) -> None:
         """Add the next record of a stream.
 

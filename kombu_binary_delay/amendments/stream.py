@@ -339,11 +339,10 @@ class Amendments:
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what happens to a message that arrives; None if it passes."""
-        if not self.is_reading:
+        headers = properties.get("application_headers")
+        if headers and HEADER in headers and self._can_read and not self.is_reading:
             # The first amendment, after this began to consume, may have created the streams.
-            headers = properties.get("application_headers")
-            if self._can_read and headers and HEADER in headers:
-                self.look()
+            self.look()
         if not self.memory:
             return None
         now = time.time_ns() // 1_000_000
