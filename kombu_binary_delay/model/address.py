@@ -97,15 +97,14 @@ def read_address(
         raise AddressError(f"{key!r} is not an address of a ladder")
     prefix, mark, word, words = match.groups()
     digits = tuple(prefix.split(".")[-2::-1])
-    exchange = _read_exchange(word, carried)
-    routing_key = _read_key(words, carried)
+    destination = _read_route(word, words, carried)
     if (
         (digits and not digits[0].strip("0"))
-        or exchange_word(exchange) != word
-        or (exchange and mark != MARK)
+        or exchange_word(destination.exchange) != word
+        or (destination.exchange and mark != MARK)
     ):
         raise AddressError(f"{key!r} is not an address in its standard spelling")
-    return digits, Destination(exchange, routing_key)
+    return digits, destination
 
 
 def has_digest(key: str) -> bool:
@@ -142,6 +141,7 @@ def route(
     return f"{exchange}.{digest(destination.routing_key)}"
 
 
+@lru_cache(maxsize=1024)
 def exchange_word(exchange: str) -> str:
     """Write an exchange's name as one word."""
     word = _escape(exchange).replace(".", "%2E")
@@ -178,6 +178,13 @@ def _escape(word: str) -> str:
 
 def _length(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+# Destinations repeat.
+@lru_cache(maxsize=1024)
+def _read_route(word: str, words: str | None, carried: Destination | None) -> Destination:
+    """Read what follows the mark: the inverse of :func:`route`."""
+    return Destination(_read_exchange(word, carried), _read_key(words, carried))
 
 
 def _read_exchange(word: str, carried: Destination | None) -> str:

@@ -145,12 +145,13 @@ def _take_off(headers: dict[str, Any], owns: Owns) -> None:
     kept = [each for each in deaths if not (isinstance(each, dict) and owns(each.get("queue")))]
     if len(kept) == len(deaths):
         return
-    if kept:
-        headers[_DEATHS] = kept
-    else:
-        del headers[_DEATHS]
+    if not kept:
+        for name in _DEATH_HEADERS:
+            headers.pop(name, None)
+        return
+    headers[_DEATHS] = kept
     for name, (position, part) in _ENDS.items():
-        if headers.pop(name, None) is not None and kept and isinstance(kept[position], dict):
+        if headers.pop(name, None) is not None and isinstance(kept[position], dict):
             headers[name] = kept[position].get(part)
 
 
