@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import amendments, publishing, report, travel, waiting
+from benchmarks import amendments, delivery, herd, publishing, report, travel, waiting
 from benchmarks.rig import Row, Scale, machine, say
 from dev.broker import Broker
 
@@ -28,7 +28,9 @@ DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "performance"
 SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **publishing.sections(),
     **travel.sections(),
+    **herd.sections(),
     **waiting.sections(),
+    **delivery.sections(),
     **amendments.sections(),
 }
 

@@ -10,6 +10,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
+from benchmarks.delivery import TITLES as DELIVERY_TITLES
+from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.variants import peers
 from kombu_binary_delay.spark.report.svg import Axis, number
@@ -65,6 +67,17 @@ _TRAVEL = (
     Column("bytes of headers", "header_bytes"),
     Column("missing", "missing"),
 )
+_HERD = (
+    Column("released a second", "rate", "{:,.0f}"),
+    Column("to bare dead-lettering", "rate", "{:.2f}", of="ratio"),
+    Column("last, ms", "last_ms", "{:,.0f}"),
+    Column("p99, ms", "p99", "{:,.0f}"),
+    Column("CPU, µs a message", "cpu_us"),
+    Column("of it, the release", "release_cpu_us"),
+    Column("waiting, MB", "waiting_mb"),
+    Column("at most, MB", "peak_mb"),
+    Column("missing", "missing"),
+)
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,
@@ -78,7 +91,24 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("the busiest node's share", "busiest", "{:.2f}"),
         *_TRAVEL[2:5],
     ),
-    "sustained": (Column("messages a second", "rate"), Column("p99, ms", "p99")),
+    "sustained": (
+        Column("messages a second", "rate"),
+        Column("least", "rate", of="least"),
+        Column("most", "rate", of="most"),
+        Column("p99, ms", "p99"),
+        Column("broker CPU, µs a message", "cpu_us"),
+        Column("publisher's", "publisher_us"),
+        Column("consumer's", "consumer_us"),
+    ),
+    "delivery": (
+        Column("consumer's CPU", "cpu_us", "{:.2f}", of="ratio"),
+        Column("lower quartile", "cpu_us", "{:.2f}", of="ratio_low"),
+        Column("upper", "cpu_us", "{:.2f}", of="ratio_high"),
+        Column("CPU, µs a message", "cpu_us"),
+        Column("Python's instructions", "instructions", "{:,.0f}"),
+    ),
+    "herd": _HERD,
+    "herd-100000": _HERD,
     "publishing": (
         Column("Publisher's CPU", "cpu_us", "{:.2f}", of="ratio"),
         Column("CPU, µs a message", "cpu_us"),
@@ -143,6 +173,9 @@ def _table(name: str, result: Row) -> str:
         "size": WAY_TITLES,
         "pairs": PAIR_TITLES,
         "spark": SPARK_TITLES,
+        "delivery": DELIVERY_TITLES,
+        "herd": HERD_TITLES,
+        "herd-100000": HERD_TITLES,
     }.get(name, TITLES)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
@@ -199,7 +232,7 @@ def _footnote(result: Row) -> str:
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
         f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"
         f"{', PySpark ' + on['spark'] if 'spark' in on else ''}; {on['processor']}, "
-        f"{on['cores']} cores; rounds: {result['rounds']}; {on['date']}."
+        f"{on['cores']} cores; rounds: {result['rounds']}; commit {on['commit']}, {on['date']}."
         f"{' No message is missing.' if _missing(result) == 0 else ''}"
     )
 

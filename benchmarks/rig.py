@@ -50,6 +50,12 @@ def broker_cpu(broker: Broker) -> float:
     return sum(map(_cpu, broker.pids[:1]))
 
 
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU that a process and its living children have used so far."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return _cpu(pid) + sum(cpu_of(int(child)) for child in children)
+
+
 def idle_cpu(nodes: Sequence[Broker], seconds: float) -> list[float]:
     """Return the CPU that each idle node uses, in seconds a second."""
     start, before = time.monotonic(), [broker_cpu(node) for node in nodes]

@@ -14,8 +14,11 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from functools import partial
+from itertools import count as numbers
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import amqp
 
@@ -35,7 +38,7 @@ from dev.cluster import Cluster
 from kombu_binary_delay import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dev.broker import Broker
 
@@ -43,6 +46,64 @@ DUE = struct.Struct("<d")
 BODY = b"x" * 292
 #: py-amqp gives up after a second in which a busy broker reads nothing; milliseconds.
 PATIENT = {socket.TCP_USER_TIMEOUT: 120_000}
+
+
+class Arrived(NamedTuple):
+    """What a consumer has seen.
+
+    lateness:     of each message, in the order of arrival, in milliseconds.
+    header_bytes: the greatest size of a message's headers.
+    last:         the time of the last arrival, in seconds since the epoch.
+    cpu:          the seconds of CPU that it took.
+    """
+
+    lateness: list[float]
+    header_bytes: int
+    last: float
+    cpu: float
+
+
+@contextmanager
+def inbox(broker: Broker, variant: Variant) -> Iterator[amqp.Channel]:
+    """Make a virtual host with an inbox and all that a variant needs; yield a channel."""
+    vhost = broker.vhost()
+    address = f"127.0.0.1:{broker.ports[0]}"
+    with amqp.Connection(address, virtual_host=vhost.name, socket_settings=PATIENT) as connection:
+        channel = connection.channel()
+        arguments = {"x-queue-type": "quorum"}
+        channel.queue_declare(INBOX, durable=True, auto_delete=False, arguments=arguments)
+        variant.declare(vhost, channel)
+        yield channel
+    vhost.delete()
+
+
+@contextmanager
+def arrivals(broker: Broker, vhost: str, count: int) -> Iterator[Callable[[], Arrived]]:
+    """Start a process that consumes the inbox; yield what waits until it has so many messages."""
+    address = f"127.0.0.1:{broker.ports[0]}"
+    consumer = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.consumer", address, vhost, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert consumer.stdout is not None  # noqa: S101 - it is a pipe
+    lines = consumer.stdout
+
+    def arrived() -> Arrived:
+        header_bytes, last, cpu = lines.readline().split()
+        lateness = [float(each) for each in lines.readline().split()]
+        if not lateness:
+            raise RuntimeError("nothing arrived")
+        return Arrived(lateness, int(header_bytes), float(last), float(cpu))
+
+    try:
+        lines.readline()
+        yield arrived
+    finally:
+        consumer.kill()
+        consumer.wait()
+        lines.close()
 
 
 def journey(
@@ -56,60 +117,56 @@ def journey(
 
     nodes: the broker, or all nodes of a cluster; publisher and consumer talk to the first.
     """
-    broker = nodes[0]
-    vhost = broker.vhost()
-    address = f"127.0.0.1:{broker.ports[0]}"
-    with amqp.Connection(address, virtual_host=vhost.name, socket_settings=PATIENT) as connection:
-        channel = connection.channel()
-        arguments = {"x-queue-type": "quorum"}
-        channel.queue_declare(INBOX, durable=True, auto_delete=False, arguments=arguments)
-        variant.declare(vhost, channel)
-        consumer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.consumer", address, vhost.name, str(len(delays))],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[1],
-        )
-        assert consumer.stdout is not None  # noqa: S101 - it is a pipe
-        try:
-            consumer.stdout.readline()
-            rests = idle_cpu(nodes, idle)
-            start, before = time.monotonic(), [broker_cpu(node) for node in nodes]
-            _send(channel, variant, delays, rate)
-            published = time.monotonic() - start
-            arrived, header_bytes = map(int, consumer.stdout.readline().split())
-            lateness = [float(each) for each in consumer.stdout.readline().split()]
-            took = time.monotonic() - start
-            cpus = [
-                broker_cpu(node) - used - rest * took
-                for node, used, rest in zip(nodes, before, rests, strict=True)
-            ]
-        finally:
-            consumer.kill()
-            consumer.wait()
-            consumer.stdout.close()
-    vhost.delete()
-    if not lateness:
-        raise RuntimeError(f"nothing arrived: {variant.title}")
+    with (
+        inbox(nodes[0], variant) as channel,
+        arrivals(nodes[0], channel.connection.virtual_host, len(delays)) as arriving,
+    ):
+        rests = idle_cpu(nodes, idle)
+        start, before = time.monotonic(), [broker_cpu(node) for node in nodes]
+        sending = time.process_time()
+        send(channel, variant, delays, rate)
+        sending, published = time.process_time() - sending, time.monotonic() - start
+        arrived = arriving()
+        took = time.monotonic() - start
+        cpus = [
+            broker_cpu(node) - used - rest * took
+            for node, used, rest in zip(nodes, before, rests, strict=True)
+        ]
+    came = len(arrived.lateness)
     return {
-        "cpu_us": sum(cpus) / arrived * 1e6,
+        "cpu_us": sum(cpus) / came * 1e6,
+        "publisher_us": sending / len(delays) * 1e6,
+        "consumer_us": arrived.cpu / came * 1e6,
         "busiest": max(cpus) / sum(cpus),
-        **percentiles(lateness),
+        **percentiles(arrived.lateness),
         # A millisecond is what the clocks of two processes may make of one moment.
-        "early": sum(each < -1 for each in lateness),
-        "missing": len(delays) - arrived,
+        "early": sum(each < -1 for each in arrived.lateness),
+        "missing": len(delays) - came,
         "publish_rate": len(delays) / published,
-        "header_bytes": header_bytes,
+        "header_bytes": arrived.header_bytes,
     }
 
 
-def _send(channel: amqp.Channel, variant: Variant, delays: list[int], rate: float | None) -> None:
+def send(
+    channel: amqp.Channel, variant: Variant, delays: Iterable[int], rate: float | None
+) -> None:
+    """Publish a message for each delay in milliseconds, at so many a second or in a burst.
+
+    A delay is taken when its message is sent.
+    """
     start = time.monotonic()
-    for number, delay in enumerate(delays):
+    drawn = iter(delays)
+    for number in numbers():
         if rate is not None and (left := start + number / rate - time.monotonic()) > 0:
             time.sleep(left)
+        delay = next(drawn, None)
+        if delay is None:
+            return
         route = variant.route(channel, delay)
         body = DUE.pack(time.time() + route.wait / 1000) + BODY
         message = amqp.Message(body, delivery_mode=2, application_headers=route.headers)
+        if route.expiration is not None:
+            message.properties["expiration"] = route.expiration
         channel.basic_publish(message, route.exchange, route.key)
 
 
@@ -163,7 +220,7 @@ def hops(broker: Broker, scale: Scale) -> dict[str, Row]:
     ways: dict[str, tuple[Variant, int]] = {"floor": (Floor(), 0)}
     for count in scale.pick((1, 2, 4, 6), (1,)):
         # The digits are neighbours, so no level is passed without a wait.
-        delay = topology.ladder.delay(("01",) * count)
+        delay = sum(topology.ladder.weights[-count:])
         ways[f"ours-{count}"] = (OnLadder("ours", topology, longest=1000), delay)
         ways[f"bare-{count}"] = (Bare("bare", count), 0)
     count = scale.pick(5000, 50)
@@ -175,22 +232,43 @@ def hops(broker: Broker, scale: Scale) -> dict[str, Row]:
     return summary(in_turns(list(ways), scale.turns, measure, "hops"), "floor")
 
 
+#: The steps of the search, as ratios: first to a rate that is too high, then back and up to it.
+COARSE, FINE = 2.0, 1.1
+
+
 def sustained(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Find the highest rate at which 99 % of the messages are less than a second late."""
     ways = peers("quorum")
-    rates = scale.pick((250, 500, 1000, 1500, 2000, 3000, 4000, 6000), (200,))
-    found: dict[str, Row] = {}
-    for name in ("ours", "binary", "celery-native", "nservicebus"):
-        best: Row = {"rate": 0, "p99": 0.0}
-        for rate in rates:
-            delays = seconds(rate * scale.pick(12, 1), 1, scale.pick(8, 1))
-            reached = journey([broker], ways[name], delays, rate, scale.idle)
-            say(f"sustained {name} at {rate}/s: {brief(reached)}")
-            if reached["p99"] > 1000 or reached["publish_rate"] < 0.9 * rate:
-                break
-            best = {"rate": rate, "p99": reached["p99"]}
-        found[name] = {figure: {"median": value} for figure, value in best.items()}
-    return found
+    names = ("ours", "binary", "celery-native", "nservicebus")
+
+    def measure(name: str, rate: float) -> Row:
+        delays = seconds(round(rate * scale.pick(12, 1)), 1, scale.pick(8, 1))
+        row = journey([broker], ways[name], delays, rate, scale.idle)
+        say(f"sustained {name} at {rate:.0f}/s: {brief(row)}")
+        held = row["p99"] <= 1000 and row["publish_rate"] >= 0.9 * rate
+        return {"rate": rate, "held": held, **row}
+
+    if scale.quick:
+        return summary({name: [measure(name, 200)] for name in names})
+    runs: dict[str, list[Row]] = {name: [] for name in names}
+    for number in range(scale.turns):
+        for name in names[:: -1 if number % 2 else 1]:
+            look, known = partial(measure, name), runs[name]
+            # The first round finds where to search.
+            best = known[-1] if known else climb(look, 250, COARSE)
+            runs[name].append(climb(look, best["rate"], FINE))
+    return summary(runs, "celery-native")
+
+
+def climb(look: Callable[[float], Row], rate: float, step: float) -> Row:
+    """Return what was measured at the highest rate that is held, in steps of a ratio."""
+    best = look(rate)
+    while not best["held"]:
+        rate /= step
+        best = look(rate)
+    while (better := look(rate * step))["held"]:
+        best, rate = better, rate * step
+    return best
 
 
 def lanes(broker: Broker, scale: Scale) -> dict[str, Row]:

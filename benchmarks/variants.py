@@ -31,21 +31,34 @@ if TYPE_CHECKING:
     from dev.broker import VHost
 
 INBOX = "inbox"
+_TO_INBOX = {
+    "x-queue-type": "quorum",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": INBOX,
+}
 
 
 class Route(NamedTuple):
-    """Where to publish a message, and how long it will wait in queues, in milliseconds."""
+    """Where to publish a message, and how long it will wait in queues, in milliseconds.
+
+    expiration: the message's own TTL, if that is what makes it wait.
+    """
 
     exchange: str
     key: str
     headers: dict[str, Any]
     wait: int
+    expiration: str | None = None
 
 
 class Variant:
     """A way to delay; this one does not."""
 
     title: str
+    #: Delays are whole multiples of this, in milliseconds.
+    tick = 1
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         """Make all that it needs."""
@@ -76,6 +89,9 @@ class OnLadder(Variant):
     from_top: bool = False
     longest: int | None = None
     _to: Destination = field(default_factory=lambda: Destination("", INBOX))
+
+    def __post_init__(self) -> None:
+        self.tick = self.topology.ladder.tick
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
@@ -109,6 +125,7 @@ class CeleryNative(Variant):
 
     title: str
     queue_type: str = "quorum"
+    tick = 1000
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del channel
@@ -177,6 +194,7 @@ class Lanes(Variant):
     def __init__(self, count: int) -> None:
         self.title = f"lanes: {count}"
         self._ladders = [OnLadder("lane", lane) for lane in Topology().lanes(count)]
+        self.tick = self._ladders[0].tick
         self._turns = cycle(self._ladders)
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
@@ -217,6 +235,28 @@ class Bare(Variant):
     def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel, delay
         return Route("", f"hop-{self.hops - 1}", {}, 1000 * self.hops)
+
+
+class BareByMessage(Variant):
+    """Nothing but dead-lettering: each message waits for its own TTL, in one of some queues.
+
+    No way to delay in general, as a message waits for all that are before it. If all are due at the
+    same moment, that makes no difference, and this is all that the broker has to do.
+    """
+
+    def __init__(self, title: str, queues: int) -> None:
+        self.title = title
+        self._names = [f"bare-{number}" for number in range(queues)]
+        self._turns = cycle(self._names)
+
+    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
+        del vhost
+        for name in self._names:
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=_TO_INBOX)
+
+    def route(self, channel: amqp.Channel, delay: int) -> Route:
+        del channel
+        return Route("", next(self._turns), {}, delay, expiration=str(delay))
 
 
 def peers(queue_type: str) -> dict[str, Variant]:

@@ -176,8 +176,14 @@ def _reachable(vhost: VHost) -> None:
     raise TimeoutError("nothing can be published after the restart")
 
 
-def _task_messages(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+def task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield bodies and headers of tasks, as Celery writes them.
+
+    :param delay: in seconds; None for none.
+    """
+    eta = None
+    if delay is not None:
+        eta = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat()
     body = json.dumps(
         [[1], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
     )
@@ -204,7 +210,7 @@ def _tasks(vhost: VHost, transport: str, count: int) -> None:
     with Connection(vhost.url, transport=transport) as connection:
         channel = connection.default_channel
         with PublishBatch(channel) as batch:
-            for body, headers in _task_messages(count):
+            for body, headers in task_messages(count, 3600):
                 message = channel.prepare_message(
                     body,
                     content_type="application/json",

@@ -8,7 +8,7 @@ from benchmarks.__main__ import main
 from benchmarks.report import table
 
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
-SAMPLE = ["size", "publishing", "burst", "waiting", "worker", "amendments"]
+SAMPLE = ["size", "publishing", "burst", "waiting", "worker", "amendments", "delivery", "herd"]
 
 
 @pytest.mark.slow

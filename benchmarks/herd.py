@@ -1,0 +1,126 @@
+"""Purpose: what happens when everything is due in one second.
+
+Messages are published over a minute, each with the delay that is left until one moment; peers that
+know whole seconds only round it up. Afterwards, the queue with everything in it is empty as soon as
+the broker can: so the rate of release is that of the ladder's last step, of the destination, and of
+the consumer, which share the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.rig import Row, Scale, broker_cpu, broker_memory, idle_cpu, in_turns, summary
+from benchmarks.travel import arrivals, inbox, send
+from benchmarks.variants import (
+    BareByMessage,
+    CeleryNative,
+    Floor,
+    Lanes,
+    OnLadder,
+    Variant,
+)
+from kombu_binary_delay import Topology
+from kombu_binary_delay.model.foreign import NSERVICEBUS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dev.broker import Broker
+
+#: Seconds over which messages are published, and from the last publish to the due time.
+OVER, AHEAD = 60, 5
+
+WAYS: dict[str, Callable[[], Variant]] = {
+    "floor": Floor,
+    "bare-a-core": lambda: BareByMessage(
+        "bare dead-lettering, a queue a core", os.cpu_count() or 1
+    ),
+    "bare": lambda: BareByMessage("bare dead-lettering of one queue", 1),
+    "ours": lambda: OnLadder("ours", Topology()),
+    "lanes": lambda: Lanes(4),
+    "classic": lambda: OnLadder("ours, classic queues", Topology(queue_type="classic")),
+    "celery-native": lambda: CeleryNative("Celery's native delivery"),
+    "nservicebus": lambda: OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
+}
+TITLES = {name: make().title for name, make in WAYS.items()} | {"lanes": "ours, four lanes"}
+
+
+def herd(broker: Broker, scale: Scale, count: int) -> dict[str, Row]:
+    """Measure a herd of so many messages."""
+
+    def measure(name: str) -> Row:
+        return release(broker, WAYS[name](), scale.pick(count, 200), scale)
+
+    return summary(in_turns(list(WAYS), scale.turns, measure, "herd"), "bare-a-core")
+
+
+def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
+    """Publish messages that are all due in one second, and watch them come."""
+    over, ahead = scale.pick(OVER, 1), scale.pick(AHEAD, 1)
+    with (
+        inbox(broker, variant) as channel,
+        arrivals(broker, channel.connection.virtual_host, count) as arriving,
+    ):
+        rest = idle_cpu([broker], scale.idle)[0]
+        start, before = time.monotonic(), broker_cpu(broker)
+        due = time.time() + over + ahead
+        at_once = isinstance(variant, Floor)
+        if not at_once:
+            send(channel, variant, (_left(due, variant.tick) for _ in range(count)), count / over)
+        time.sleep(max(due - time.time(), 0))
+        waiting, cpu_at_due, peak = broker_memory(broker), broker_cpu(broker), Peak(broker)
+        with peak:
+            if at_once:
+                send(channel, variant, [0] * count, None)
+            arrived = arriving()
+        took = time.monotonic() - start
+    release_cpu = broker_cpu(broker) - cpu_at_due - rest * (arrived.last - due)
+    return {
+        "rate": len(arrived.lateness) / (arrived.last - due),
+        "last_ms": (arrived.last - due) * 1000,
+        "p99": sorted(arrived.lateness)[round((len(arrived.lateness) - 1) * 0.99)],
+        "cpu_us": (broker_cpu(broker) - before - rest * took) / count * 1e6,
+        "release_cpu_us": release_cpu / count * 1e6,
+        "waiting_mb": waiting / 1e6,
+        "peak_mb": peak.found / 1e6,
+        "early": sum(each < -1 for each in arrived.lateness),
+        "missing": count - len(arrived.lateness),
+    }
+
+
+def _left(due: float, tick: int) -> int:
+    """Return what is left until a time, in milliseconds, rounded up to ticks."""
+    return -(-math.ceil((due - time.time()) * 1000) // tick) * tick
+
+
+class Peak:
+    """The greatest memory of a broker, looked at five times a second, in bytes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.found = 0
+        self._broker, self._over = broker, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.2):
+            self.found = max(self.found, broker_memory(self._broker))
+
+
+def sections() -> dict[str, Any]:
+    """Name what can be measured here."""
+    return {
+        "herd": lambda b, s: herd(b, s, 20_000),
+        "herd-100000": lambda b, s: herd(b, s, 100_000),
+    }
