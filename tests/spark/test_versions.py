@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import types as t
 
@@ -75,3 +77,21 @@ def test_nothing_needs_the_java_side_of_a_session():
     java = re.compile(r"\.(rdd|_j(df|vm|sc|c|sparkSession)|_sc|cache|persist)\b|[sS]parkContext")
     files = [path for path in PIPELINE.rglob("*.py") if java.search(path.read_text())]
     assert files == []
+
+
+def test_spark_submit_knows_the_options_that_pages_give_it():
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    told = subprocess.run([submit, "--help"], capture_output=True, text=True, check=False)
+    known = set(re.findall(r"--[\w-]+", told.stdout + told.stderr))
+    pages = [ROOT / "docs" / "how-to" / name for name in ("spark.md", "spark-platforms.md")]
+    text = "".join(re.sub(r"\\\n\s*", "", page.read_text()) for page in pages)
+    lines = re.findall(r"^spark-submit (.*)", text, re.MULTILINE)
+    assert len(lines) > 4
+    for line in lines:
+        words = shlex.split(line)
+        while words and words[0].startswith("--"):
+            option, value, *words = words
+            assert option in known, line
+            assert option != "--conf" or re.fullmatch(r"spark\.[\w.]+=.+", value), line
+        # A server is a class, without a file. What follows the file is the tool's own.
+        assert re.search(r"main(__)?\.py$", words[0]) if words else "--class" in line
