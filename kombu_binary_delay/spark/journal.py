@@ -24,18 +24,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
 
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
 from .tables import append
+from .versions import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, load
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +59,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         :func:`export_journal`, or with the journal's local files.
     """
     if is_broker_url(where):
-        spark.dataSource.register(JournalSource)
-        options = {"broker": where, "namespace": namespace}
-        return spark.read.format(FORMAT).options(**options).load()
+        return load(spark, JournalSource, {"broker": where, "namespace": namespace})
     if _has_lines(spark, where):
         return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
     table = spark.read.schema(s.JOURNAL).parquet(where)
@@ -88,10 +81,9 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     The offsets in the table show where the last export ended. Two concurrent exports append the
     same events; :func:`read_journal` then returns each of them once.
     """
-    spark.dataSource.register(JournalSource)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
-    append(spark.read.format(FORMAT).options(**options).load(), path)
+    append(load(spark, JournalSource, options), path)
 
 
 def _behind(spark: SparkSession, path: str) -> int:

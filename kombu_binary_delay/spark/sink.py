@@ -26,14 +26,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark import TaskContext
 from pyspark.sql import types as t
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
 
 from . import schema as s
 from .checks import check_number
@@ -41,8 +33,19 @@ from .prepare import FIRST, LAST, PAST, task_id
 from .publish import receipts_of
 from .send import WINDOW, Sender, Sent, Target
 from .values import check_types, rows
+from .versions import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+    check_sinks,
+    check_stream_sinks,
+)
 
 FORMAT = "celery_delayed"
+check_sinks(FORMAT)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
@@ -62,6 +65,7 @@ class CelerySink(DataSource):
         self, schema: t.StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a stream's micro-batches."""
+        check_stream_sinks(FORMAT)
         return _StreamWriter(self.options, schema, overwrite=overwrite)
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -49,6 +51,19 @@ def commands():
     return found
 
 
+def submitted():
+    """Return what a reader is shown to submit to Spark, as commands of the tool."""
+    texts = {page: re.sub(r"\\\n\s*", "", text) for page, text in blocks("text")}
+    submits = re.compile(
+        r"^spark-submit .*main(?:__)?\.py (.*)|^SPARK_REMOTE=\S+ (.*)", re.MULTILINE
+    )
+    return [
+        (page, f"kombu-binary-delay spark {found[1]}" if found[1] else found[2])
+        for page, text in texts.items()
+        for found in submits.finditer(text)
+    ]
+
+
 def parse(command, arguments, parent=None):
     """Read a command line as the tool does, without doing it."""
     with command.make_context(command.name, arguments, parent=parent) as context:
@@ -60,7 +75,11 @@ def parse(command, arguments, parent=None):
 
 @pytest.mark.parametrize(
     ("page", "line"),
-    [(page, line) for page, line in dict.fromkeys(commands()) if TOOL.match(f"{line} ")],
+    [
+        (page, line)
+        for page, line in dict.fromkeys([*commands(), *submitted()])
+        if TOOL.match(f"{line} ")
+    ],
 )
 def test_the_tool_takes_what_a_page_gives_it(page, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -120,3 +139,78 @@ def test_yaml_can_be_read(page, text):
 def test_json_can_be_read(page, text):
     for line in [text] if text.startswith("{\n") else text.splitlines():
         json.loads(line)
+
+
+#: It is run in a process of its own with the path of a DAG, and prints what Airflow makes of that.
+BY_AIRFLOW = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+
+bag = DagBag(sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+[dag] = bag.dags.values()
+found = {each.task_id: [each.bash_command, sorted(each.upstream_task_ids)] for each in dag.tasks}
+print("found:", json.dumps([dag.max_active_runs, dag.catchup, found]))
+"""
+#: The same without Airflow, by doubles of the two classes that the DAG uses.
+BY_DOUBLES = """
+import json, runpy, sys
+from types import ModuleType
+
+found, settings = {}, {}
+
+class DAG:
+    def __init__(self, name, schedule, start_date, **others):
+        settings.update(others)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+class BashOperator:
+    def __init__(self, task_id, bash_command, retries=0):
+        self.name = task_id
+        found[task_id] = [bash_command, []]
+
+    def __rshift__(self, other):
+        found[other.name][1].append(self.name)
+        return other
+
+for name in ("airflow", "airflow.sdk", "airflow.providers", "airflow.providers.standard",
+             "airflow.providers.standard.operators", "airflow.providers.standard.operators.bash"):
+    double = sys.modules[name] = ModuleType(name)
+    double.DAG, double.BashOperator = DAG, BashOperator
+runpy.run_path(sys.argv[1])
+print("found:", json.dumps([settings["max_active_runs"], settings.get("catchup", False), found]))
+"""
+
+
+def test_the_dag_of_a_page_runs_its_commands_in_order_and_the_tool_takes_them(
+    tmp_path, monkeypatch
+):
+    page = (ROOT / "docs" / "how-to" / "spark-platforms.md").read_text()
+    [code] = re.findall(
+        r"^<!-- file: dags/\S+ -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    file = tmp_path / "dag.py"
+    file.write_text(code)
+    script = BY_AIRFLOW if importlib.util.find_spec("airflow") else BY_DOUBLES
+    airflow = {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    env = {**os.environ, **airflow}
+    words = [sys.executable, "-c", script, str(file)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [found] = re.findall(r"^found: (.*)$", done.stdout, re.MULTILINE)
+    most, catches_up, tasks = json.loads(found)
+
+    assert (most, catches_up) == (1, False)
+    before = {name: upstream for name, (_, upstream) in tasks.items()}
+    assert before == {"publish": [], "export": ["publish"], "audit": ["export"]}
+    monkeypatch.chdir(tmp_path)
+    for command, _ in tasks.values():
+        line = command.replace("{{ ds }}", "2030-01-31")
+        assert "{" not in line
+        assert line.startswith("kombu-binary-delay spark ")
+        parse(binary_delay, shlex.split(line)[1:])

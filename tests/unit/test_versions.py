@@ -27,6 +27,7 @@ def crossed(*names: str) -> list[list[str]]:
 
 PYTHONS, CELERIES = crossed("py", "celery")
 ENDS, CELERIES_THERE, RABBITMQS = crossed("py", "celery", "rabbitmq")
+PYTHONS_THERE, SPARKS = crossed("py", "spark")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,17 @@ def test_celery_is_asked_for_from_the_oldest_on():
     assert {*re.findall(r'"celery>=([\d.]+)"', read("pyproject.toml"))} == {CELERIES[0]}
 
 
+def test_pyspark_is_asked_for_from_the_oldest_on_and_the_newest_is_pinned():
+    asked = re.findall(r'"pyspark>=([\d.]+),<5"', read("pyproject.toml"))
+    assert {*asked} == {SPARKS[0]}
+    pinned = [spark for spark in SPARKS if f": pyspark=={spark}.*" in read("tox.ini")]
+    assert pinned == SPARKS[:-1]
+    assert f"\npyspark=={SPARKS[-1]}." in read("constraints.txt")
+    # A line for each on the page, with what it has.
+    section = read("docs/reference/compatibility.md").partition("\n## PySpark\n")[2]
+    assert re.findall(rf"^\| ({VERSION})\.\d+ \|", section, re.MULTILINE) == SPARKS
+
+
 def test_the_workflow_runs_what_tox_crosses():
     jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
 
@@ -70,6 +82,7 @@ def test_the_workflow_runs_what_tox_crosses():
         "celery": CELERIES,
         "rabbitmq": RABBITMQS,
     }
+    assert jobs["spark"]["strategy"]["matrix"] == {"python": PYTHONS_THERE, "spark": SPARKS}
     assert {"run": ".ci/run"} in jobs["test"]["steps"]
 
 
@@ -79,6 +92,7 @@ def test_the_workflow_runs_what_tox_crosses():
         ("Python", ", ".join(PYTHONS), []),
         ("Celery, and Kombu of the same number", ", ".join(CELERIES), []),
         ("RabbitMQ", f"{RABBITMQS[0]} to {RABBITMQS[-1]}", RABBITMQS),
+        ("PySpark, for the pipeline", f"{SPARKS[0]} to {SPARKS[-1]}", SPARKS),
     ],
 )
 def test_the_support_page_names_them(row, supported, tested):
