@@ -51,6 +51,11 @@ def run(vhost, receipts):
     return run
 
 
+def to_local(moment):
+    """As Spark's rows have it."""
+    return datetime.fromtimestamp(moment.timestamp())  # noqa: DTZ006 - so it has no time zone
+
+
 def read(spark, path, schema=s.RECEIPTS):
     return spark.read.schema(schema).parquet(path)
 
@@ -155,6 +160,69 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
     progress = run(df, horizon=10_000, resume=True)
     assert (progress.published, progress.already, progress.later) == (1, 1, 0)
     assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
+
+
+def test_a_table_cancels_and_reschedules_what_the_job_has_published(
+    spark, reminders, run, receipts, vhost
+):
+    run(reminders(4))
+    first = {row.key: row.due for row in read(spark, receipts).collect()}
+    hour = timedelta(hours=1)
+    names = "key string, action string, task string, eta timestamp"
+    rows = [
+        ("key-0", s.CANCEL, None, None),
+        ("key-1", s.RESCHEDULE, None, FAR + hour),
+        ("key-2", None, "shop.remind", FAR),
+        ("key-3", s.RESCHEDULE, None, FAR - hour),
+        ("never", s.CANCEL, None, None),
+        ("new", s.PUBLISH, "shop.remind", FAR),
+    ]
+    changes = spark.createDataFrame(rows, names)
+    asked = run(changes, resume=True, dry_run=True)
+    assert (asked.remaining, asked.to_cancel, asked.to_reschedule) == (4, 2, 1)
+    done = run(changes, resume=True)
+    assert (done.published, done.cancelled, done.rescheduled, done.failed) == (1, 2, 1, 0)
+    assert (done.rejected, done.already, done.remaining) == (1, 1, 0)
+    assert (done.to_cancel, done.to_reschedule) == (0, 0)
+    again = run(changes, resume=True)
+    assert (again.confirmed, again.rejected, again.already) == (0, 1, 5)
+    late = [
+        ("key-0", None, "shop.remind", FAR),
+        ("key-1", s.RESCHEDULE, None, FAR + 2 * hour),
+        ("key-2", s.RESCHEDULE, None, FAR + timedelta(days=40)),
+        ("key-3", "drop", None, FAR),
+        ("never", None, "shop.remind", FAR),
+    ]
+    more = run(spark.createDataFrame(late, names), resume=True)
+    assert (more.rescheduled, more.already, more.rejected) == (2, 1, 2)
+    rejects = read(spark, f"{receipts}-rejects", s.REJECTS).collect()
+    assert Counter((row.key, row.reason) for row in rejects) == {
+        ("key-3", "due earlier than before: a task can only be postponed"): 2,
+        ("key-3", "action must be one of publish, cancel, reschedule"): 1,
+        ("never", "the key has been cancelled in this job"): 1,
+    }
+    # One receipt for each that was done, with what is known of its due time.
+    found = read(spark, receipts).where("action <> 'publish'").collect()
+    assert Counter((row.key, row.action, row.due, row.status) for row in found) == {
+        ("key-0", s.CANCEL, first["key-0"], s.RECORDED): 1,
+        ("never", s.CANCEL, None, s.RECORDED): 1,
+        ("key-1", s.RESCHEDULE, to_local(FAR + hour), s.RECORDED): 1,
+        ("key-1", s.RESCHEDULE, to_local(FAR + 2 * hour), s.RECORDED): 1,
+        ("key-2", s.RESCHEDULE, to_local(FAR + timedelta(days=40)), s.RECORDED): 1,
+    }
+    with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
+        connection.connect()
+        amendments = connection.connection.delay_mechanism.amendments
+        amendments.catch_up()
+        reasons = {}
+        for key in ("key-0", "key-1", "key-3", "never", "new"):
+            headers = {"task": "shop.remind", "id": task_id("job", key)}
+            found = amendments.memory.judge(
+                {"application_headers": headers}, time.time_ns() // 1_000_000
+            )
+            reasons[key] = found and found.reason
+    cancelled = dict.fromkeys(("key-0", "never"), "cancelled")
+    assert reasons == {**cancelled, "key-1": "postponed", "key-3": None, "new": None}
 
 
 def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
