@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -13,7 +11,6 @@ import pytest
 from kombu import Connection, Queue
 from pyspark.sql import functions as F
 
-from dev.processes import Processes
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.compiled import HANDLER, REASONS
 from kombu_binary_delay.spark.prepare import task_id
@@ -317,35 +314,3 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
             time.sleep(0.05)
     assert message is not None
     assert message.headers["id"] == task_id("job", "k")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
-    with Processes("driver") as processes:
-        log = tmp_path / "driver.log"
-        script = str(Path(__file__).with_name("killed_driver.py"))
-        argv = [sys.executable, script, vhost.url, receipts, "4000"]
-        root = str(Path(__file__).parents[2])
-        driver = processes.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
-        deadline = time.monotonic() + 300
-        # It goes on for half a minute.
-        while not any(each.isdigit() and int(each) for each in log.read_text().splitlines()):
-            assert driver.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        time.sleep(0.5)
-        processes.kill(driver)
-    done = read(spark, receipts).count()
-    assert 0 < done < 4000
-    df = spark.range(4000).select(
-        F.concat(F.lit("key-"), "id").alias("key"),
-        F.lit("shop.remind").alias("task"),
-        (F.lit(86400.0) + F.col("id")).alias("countdown"),
-    )
-    progress = run(df, resume=True)
-    assert (progress.already, progress.published) == (done, 4000 - done)
-    rows = read(spark, receipts).collect()
-    assert len(rows) == len({row.key for row in rows}) == 4000
-    # Of one slice at most, messages are there twice.
-    assert 4000 <= waiting(vhost, 4000) <= 4600

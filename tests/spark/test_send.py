@@ -299,13 +299,23 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed()
                     broker.kill()
                     broker.start()
                 yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
+                yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
         sent = send(vhost, rows())
-        assert {each.status for each in sent} == {s.PUBLISHED}
-        assert len({each.row["task_id"] for each in sent}) == len(sent) == 4000
+        assert {(each.action, each.status) for each in sent} == {
+            (s.PUBLISH, s.PUBLISHED),
+            (s.CANCEL, s.RECORDED),
+        }
+        assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 8000
+        with Connection(vhost.url, transport=OURS) as connection:
+            connection.connect()
+            amendments = connection.connection.delay_mechanism.amendments
+            amendments.catch_up()
+            assert len(amendments.memory) == 4000
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            waiting = sum(row.get("messages", 0) for row in vhost.queues())
+            rows_of = (row for row in vhost.queues() if row.get("type") != "stream")
+            waiting = sum(row.get("messages", 0) for row in rows_of)
             if waiting >= 4001:
                 break
             time.sleep(0.5)
