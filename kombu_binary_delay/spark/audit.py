@@ -181,6 +181,8 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 
 
 _RECEIPT = "receipt"
+#: A receipt of a cancellation or a rescheduling, which is no message.
+_AMENDMENT = "amendment"
 
 
 def _events_of_journal(journal: DataFrame) -> DataFrame:
@@ -202,17 +204,22 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
 
 
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
+    # Older tables have no column "action", and no amendments.
+    action = F.col("action") if "action" in receipts.columns else F.lit(None).cast("string")
+    is_publish = F.coalesce(action, F.lit(s.PUBLISH)) == s.PUBLISH
+    is_cancelled = (action == s.CANCEL) & (F.col("status") == s.RECORDED)
+    receipts = receipts.where(is_publish | is_cancelled)
     return receipts.select(
-        F.lit(_RECEIPT).alias("event"),
+        F.when(is_publish, _RECEIPT).otherwise(_AMENDMENT).alias("event"),
         "task_id",
         F.lit(0).alias("retries"),
         "key",
         "task",
         "queue",
         F.col("published_at").alias("written"),
-        "due",
+        F.when(is_publish, F.col("due")).alias("due"),
         "hops",
-        (F.col("status") == s.PUBLISHED).alias("confirmed"),
+        F.when(is_publish, F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
         # A row without an id was rejected: there never was a message.
     ).where(F.col("task_id").isNotNull())
@@ -262,7 +269,8 @@ def _tasks(events: DataFrame) -> DataFrame:
     """Return one row per message, with all that its events say."""
     arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
     ran = (F.col("event") == s.EXECUTED) & ~F.col("state").eqNullSafe(_REVOKED)
-    return events.groupBy("task_id", "retries").agg(
+    is_amendment = F.col("event") == _AMENDMENT
+    tasks = events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
         F.max("queue").alias("queue"),
@@ -299,7 +307,11 @@ def _tasks(events: DataFrame) -> DataFrame:
         F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
         F.max("state").alias("state"),
         _count(F.col("in_the_future")).alias("in_the_future"),
+        F.min(F.when(is_amendment, F.col("written"))).alias("cancelled_at"),
+        _count(~is_amendment).alias("events"),
     )
+    # A cancellation of what was never published is of no message.
+    return tasks.where(F.col("events") > 0)
 
 
 def _count(which: Column) -> Column:
@@ -399,6 +411,7 @@ def _verdict(late_after: float, patience: float) -> Column:
     return (
         F.when(F.col("lateness") < 0, s.EARLY)
         .when(F.col("taken_back"), s.TAKEN_BACK)
+        .when(_ran_after_cancel(), s.RAN_AFTER_CANCEL)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
         .when(nothing_came & (_too_little_journal() | F.col("due_unknown")), s.UNDECIDED)
         .when(lost & entered, s.LOST_IN_THE_LADDER)
@@ -415,6 +428,14 @@ def _verdict(late_after: float, patience: float) -> Column:
         .when(F.col("replaced"), s.REPLACED)
         .otherwise(s.OK)
     )
+
+
+def _ran_after_cancel() -> Column:
+    """Return whether a task ran that came after a receipt says it was cancelled."""
+    nameless = (F.col("executed") == 0) & F.col("task").isNull() & (F.col("cancelled") == 0)
+    ran = (F.col("ran") > 0) | (nameless & (F.col("released") > 0))
+    after = F.col("arrived_at") > F.col("cancelled_at")
+    return ran & ~F.col("replaced") & F.coalesce(after, F.lit(False))
 
 
 def _too_little_journal() -> Column:

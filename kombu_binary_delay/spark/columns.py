@@ -43,14 +43,18 @@ def _quoted(df: DataFrame, column: str) -> str:
 
 
 def check_needed(names: Sequence[str], key: str) -> None:
-    """Check that the columns that every task needs exist.
+    """Check that the columns that every row needs exist.
+
+    With a column ``action``, not every row needs a task and a time.
 
     :raises ValueError: names the missing column.
     """
-    for name in (key, "task"):
+    has_action = find(names, "action") is not None
+    for name in (key,) if has_action else (key, "task"):
         if find(names, name) is None:
             raise ValueError(f"a column {name!r} is needed, got {list(names)}")
-    check_time(names)
+    if not has_action:
+        check_time(names)
 
 
 def check_time(names: Sequence[str]) -> None:

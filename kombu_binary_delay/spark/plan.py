@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.model.topology import Topology
 
+from . import schema as s
 from .checks import check_number, check_whole
 from .columns import due_micros, has, named, tried
 
@@ -111,9 +112,10 @@ def plan(
 ) -> DataFrame:
     """Return the load of every level queue, minute by minute, on one or several ladders.
 
-    :param df: one row per message. ``eta`` is a timestamp, or ``countdown`` a number of seconds
-        from ``published``; ``published`` is a timestamp, by default now; ``bytes`` is the size of
-        the message, by default ``message_bytes``.
+    :param df: one row per message; rows with another ``action`` do not count. ``eta`` is a
+        timestamp, or ``countdown`` a number of seconds from ``published``; ``published`` is a
+        timestamp, by default now; ``bytes`` is the size of the message, by default
+        ``message_bytes``.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
         ``most`` is at least the greatest depth in it; both are also in bytes. A minute without a
@@ -126,6 +128,9 @@ def plan(
     check_whole("message_bytes", message_bytes, least=0)
     now = time.time_ns() // 1000
     published = F.lit(now)
+    if has(df, "action"):
+        # An amendment is no message on the ladder.
+        df = df.where(F.coalesce(named(df, "action"), F.lit(s.PUBLISH)) == s.PUBLISH)
     if has(df, "published"):
         published = F.coalesce(F.unix_micros(named(df, "published")), published)
     size = tried(df, "bytes", "bigint") if has(df, "bytes") else F.lit(message_bytes)

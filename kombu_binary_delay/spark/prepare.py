@@ -25,6 +25,9 @@ PAST = ("send", "reject")
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
+#: The reasons that apply to amendments, too.
+_OF_KEYS = ("the key is null", "the key is not unique")
+_OF_TIMES = ("due outside of the years 1 to 9999",)
 #: The value that replaces an invalid priority.
 _NONE = -1
 
@@ -54,7 +57,9 @@ def prepare(
         ``countdown``
         (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps and structs),
         ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (timestamp) and
-        ``headers`` (JSON, or a map or struct). Column names ignore case.
+        ``headers`` (JSON, or a map or struct). Column names ignore case. With ``action``, a row
+        can also be ``"cancel"``, which needs a key only, or ``"reschedule"``, which needs a key
+        and ``eta``; null is ``"publish"``.
     :param ladder: the delays must be in its range.
     :param past: ``"send"`` sends a row whose due time has passed at once; ``"reject"`` rejects it.
     :param horizon: seconds; rows due after it are left for a later run, and their delays are not
@@ -71,9 +76,11 @@ def prepare(
     check_needed(df.columns, key)
     now = time.time_ns() // 1000
     eta = _micros(df, "eta")
+    action = named(df, "action").cast("string") if has(df, "action") else _null("string")
     rows = df.select(
         named(df, key).cast("string").alias("key"),
-        named(df, "task").cast("string").alias("task"),
+        F.coalesce(action, F.lit(s.PUBLISH)).alias("action"),
+        (named(df, "task").cast("string") if has(df, "task") else _null("string")).alias("task"),
         _json(df, "args").alias("args"),
         _json(df, "kwargs").alias("kwargs"),
         eta.alias("eta"),
@@ -88,7 +95,9 @@ def prepare(
     )
     seconds = F.when(F.abs("countdown") < 1e12, F.col("countdown"))
     due = F.coalesce("eta", F.lit(now) + F.round(seconds * 1_000_000).cast("bigint"))
-    later = F.lit(False) if horizon is None else due > now + round(horizon * 1_000_000)
+    later = F.lit(False)
+    if horizon is not None:
+        later = (due > now + round(horizon * 1_000_000)) & (F.col("action") == s.PUBLISH)
     rows = rows.withColumns(
         {
             "task_id": _task_id(job_id, F.col("key")),
@@ -104,6 +113,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
     key, eta, countdown = F.col("key"), F.col("eta"), F.col("countdown")
     same_key = F.count("*").over(Window.partitionBy("key"))
     longest = ladder.maximum * 1000
+    longer = f"longer than the ladder {ladder.name}"
     found = {
         "the key is null": key.isNull(),
         "the key is not unique": key.isNotNull() & (same_key > 1),
@@ -122,7 +132,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         & F.json_object_keys("headers").isNull(),
         "priority is not a whole number from 0 to 255": F.col("priority") == _NONE,
         # Not the difference, which may overflow 64 bits.
-        f"longer than the ladder {ladder.name}": ~F.col("later") & (F.col("due") > now + longest),
+        longer: ~F.col("later") & (F.col("due") > now + longest),
     }
     for name in _NAMES:
         is_long = F.octet_length(name) > s.LONGEST_NAME
@@ -136,7 +146,25 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         found["countdown is longer than the horizon, in every run anew; give eta"] = beyond
     if past == "reject":
         found["due in the past"] = F.col("due") <= now
-    return [F.when(condition, F.lit(reason)) for reason, condition in found.items()]
+    action = F.col("action")
+    of_action = {
+        s.PUBLISH: found,
+        s.CANCEL: {reason: found[reason] for reason in _OF_KEYS},
+        s.RESCHEDULE: {
+            **{reason: found[reason] for reason in (*_OF_KEYS, *_OF_TIMES, longer)},
+            # A countdown starts again with each run, so each would postpone the task further.
+            "a task is rescheduled by eta alone": eta.isNull() | countdown.isNotNull(),
+            "due in the past": F.col("due") <= now,
+        },
+    }
+    return [
+        F.when(~action.isin(*s.ACTIONS), F.lit(f"action must be one of {', '.join(s.ACTIONS)}")),
+        *(
+            F.when((action == each) & condition, F.lit(reason))
+            for each, reasons in of_action.items()
+            for reason, condition in reasons.items()
+        ),
+    ]
 
 
 def _task_id(job_id: str, key: Column) -> Column:

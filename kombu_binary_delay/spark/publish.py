@@ -1,5 +1,7 @@
 """Publish a DataFrame as delayed tasks, the earliest due time first, with a receipt for each.
 
+Rows can also cancel or reschedule the tasks of the job: these amendments come first.
+
 The rows are staged first: the rows that are published are those that were checked, even if the
 DataFrame gives other rows when it is computed again. Then, slice by slice in the order of the due
 times, a Spark job publishes on the executors and writes the receipts. A retried Spark task leaves
@@ -9,6 +11,7 @@ one receipt per message, and a driver that dies loses the receipts of one slice 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -24,7 +27,7 @@ from pyspark.sql import functions as F
 from . import schema as s
 from .checks import check_number, check_whole
 from .compiled import REASONS
-from .prepare import job_uuid, prepare
+from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import Sender, Sent, Target
 from .tables import append
 
@@ -32,8 +35,17 @@ _REASON = "reason"
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
     "countdown double, queue string, exchange string, routing_key string, priority int, "
-    "expires bigint, headers string, due bigint"
+    "expires bigint, headers string, due bigint, action string"
 )
+
+
+#: What is known of a key by its receipts; times in microseconds since the epoch.
+_DONE = {
+    "was_published": "boolean",
+    "was_cancelled": "boolean",
+    "due_first": "bigint",
+    "due_moved": "bigint",
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,10 @@ class Progress:
     :param seconds: time since the first message.
     :param by_send_task: messages of this run that Celery's ``send_task`` made one by one.
     :param reasons: the reasons for that, each once.
+    :param cancelled: cancellations that the broker has confirmed in this run.
+    :param rescheduled: the same of reschedulings.
+    :param to_cancel: of the remaining rows, those that cancel a task.
+    :param to_reschedule: of the remaining rows, those that reschedule a task.
     """
 
     published: int = 0
@@ -60,11 +76,20 @@ class Progress:
     seconds: float = 0.0
     by_send_task: int = 0
     reasons: tuple[str, ...] = ()
+    cancelled: int = 0
+    rescheduled: int = 0
+    to_cancel: int = 0
+    to_reschedule: int = 0
+
+    @property
+    def confirmed(self) -> int:
+        """Rows of any action that the broker has confirmed in this run."""
+        return self.published + self.cancelled + self.rescheduled
 
     @property
     def rate(self) -> float:
-        """Rows published per second."""
-        return self.published / self.seconds if self.seconds else 0.0
+        """Rows confirmed per second."""
+        return self.confirmed / self.seconds if self.seconds else 0.0
 
 
 def publish(
@@ -99,8 +124,8 @@ def publish(
     :param app: ``"module:name"`` of a Celery application that the executors can import.
     :param settings: the transport's settings, as in ``broker_transport_options["binary_delay"]``.
     :param rejects: a Parquet table of the schema ``REJECTS``; by default ``<receipts>-rejects``.
-    :param resume: publish only rows without a receipt that says "published". Without it, a job
-        that has receipts raises an error.
+    :param resume: publish only rows without a receipt that says "published", and amend only what
+        has no receipt that says "recorded". Without it, a job that has receipts raises an error.
     :param dry_run: count only; publish and write nothing.
     :param max_rate: the most messages per second, of all publishers together.
     :param horizon: seconds; publish only rows due within it, and leave the others for a later run
@@ -121,10 +146,7 @@ def publish(
     ladder = target.ladder()
     prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past, horizon=horizon)
     done = _done(spark, receipts, job_id, resume=resume)
-    if done is not None:
-        marked = prepared.join(done.withColumn("already", F.lit(True)), "key", "left")
-    else:
-        marked = prepared.withColumn("already", F.lit(False))
+    marked = _compared(prepared, done, target.max_age())
     fate = (
         # A published row stays published, even if its due time has passed since.
         F.when(F.col("already"), "already")
@@ -139,7 +161,8 @@ def publish(
     of_job = f"{receipts}-staged/{job_uuid(job_id)}"
     staging = f"{of_job}/{uuid4()}"
     # Many rows may be due at the same time, so the slices are cut by the rows' positions.
-    order = ("due", "task_id")
+    # The amendments come first, because the tasks that they are for may be due soon.
+    order = (F.col("action") == s.PUBLISH, "due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     placed = placed.withColumn("place", F.monotonically_increasing_id())
     placed.write.mode("overwrite").parquet(staging)
@@ -159,12 +182,16 @@ def publish(
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
-        published = F.coalesce(F.sum((F.col("status") == s.PUBLISHED).cast("int")), F.lit(0))
-        why = F.col(_REASON)
+        why, action, status = F.col(_REASON), F.col("action"), F.col("status")
+        amended = status == s.RECORDED
         sent = _sent(part, job_id, target, publishers).observe(
             seen,
             F.count("*").alias("all"),
-            published.alias("published"),
+            _count(status == s.PUBLISHED).alias("published"),
+            _count(amended & (action == s.CANCEL)).alias("cancelled"),
+            _count(amended & (action == s.RESCHEDULE)).alias("rescheduled"),
+            _count(action == s.CANCEL).alias("cancels"),
+            _count(action == s.RESCHEDULE).alias("reschedules"),
             F.count(why).alias("by_send_task"),
             *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
@@ -174,8 +201,14 @@ def publish(
         progress = replace(
             progress,
             published=progress.published + counts["published"],
-            failed=progress.failed + counts["all"] - counts["published"],
+            cancelled=progress.cancelled + counts["cancelled"],
+            rescheduled=progress.rescheduled + counts["rescheduled"],
+            failed=progress.failed
+            + counts["all"]
+            - sum(counts[each] for each in ("published", "cancelled", "rescheduled")),
             remaining=progress.remaining - counts["all"],
+            to_cancel=progress.to_cancel - counts["cancels"],
+            to_reschedule=progress.to_reschedule - counts["reschedules"],
             seconds=time.monotonic() - begin,
             by_send_task=progress.by_send_task + counts["by_send_task"],
             reasons=tuple(dict.fromkeys((*progress.reasons, *reasons))),
@@ -212,7 +245,7 @@ def _check(
 
 
 def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> DataFrame | None:
-    """Return the keys that need not be published again."""
+    """Return what the receipts say of each key of the job; None if the job has none."""
     try:
         table = spark.read.schema(s.RECEIPTS).parquet(receipts)
         of_job = table.where(F.col("job_id") == job_id)
@@ -228,12 +261,71 @@ def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> D
             f"the job {job_id!r} has receipts in {receipts}: pass resume to publish what has none, "
             f"or take another job_id to publish everything under other task ids"
         )
-    return of_job.where(F.col("status") == s.PUBLISHED).select("key").distinct()
+    is_published = F.col("status") == s.PUBLISHED
+    moved = F.when(F.col("action") == s.RESCHEDULE, F.col("published_at"))
+    return (
+        of_job.where(F.col("status").isin(s.PUBLISHED, s.RECORDED))
+        .groupBy("key")
+        .agg(
+            F.bool_or(is_published).alias("was_published"),
+            F.bool_or(F.col("action") == s.CANCEL).alias("was_cancelled"),
+            F.max(F.when(is_published, F.unix_micros("due"))).alias("due_first"),
+            F.max_by(F.unix_micros("due"), moved).alias("due_moved"),
+        )
+    )
+
+
+def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> DataFrame:
+    """Compare rows with the receipts of their keys: add ``already``, reasons and due times.
+
+    :param max_age: how long the broker keeps amendments, in milliseconds.
+    """
+    if done is None:
+        nothing = {name: F.lit(None).cast(kind) for name, kind in _DONE.items()}
+        rows = prepared.withColumns(nothing)
+    else:
+        rows = prepared.join(done, "key", "left")
+    now = time.time_ns() // 1000
+    action, due = F.col("action"), F.col("due")
+    is_cancel, is_move = action == s.CANCEL, action == s.RESCHEDULE
+    first, moved = F.col("due_first"), F.col("due_moved")
+    already = (
+        F.when(is_cancel, F.col("was_cancelled"))
+        .when(is_move, moved == due)
+        .when(action == s.PUBLISH, F.col("was_published"))
+    )
+    # When the message arrives next: until it was first due, the last rescheduling counts.
+    arrives = F.when(first > now, first).otherwise(F.greatest(first, moved))
+    is_far = F.coalesce(arrives, due) > now + max_age * 1000
+    found = {
+        "the key has been cancelled in this job": ~is_cancel & F.col("was_cancelled"),
+        "due earlier than before: a task can only be postponed": is_move & (due < arrives),
+        "due later than amendments are kept, by amendments_max_age": is_move & is_far,
+    }
+    others = (F.when(condition, F.lit(reason)) for reason, condition in found.items())
+    reasons = F.concat_ws("; ", "reason", *others)
+    known = F.greatest(F.when(due.between(FIRST, LAST), due), first, moved)
+    due = F.when(is_cancel, known).otherwise(due)
+    return rows.withColumns(
+        {
+            "already": F.coalesce(already, F.lit(False)),
+            "reason": F.when(reasons != "", reasons),
+            "due": due,
+            "eta": F.when(is_cancel, due).otherwise(F.col("eta")),
+            "countdown": F.when(action == s.PUBLISH, F.col("countdown")),
+        }
+    ).drop(*_DONE)
 
 
 def _counted(marked: DataFrame) -> Progress:
-    counts = {row["fate"]: row["count"] for row in marked.groupBy("fate").count().collect()}
+    found = marked.groupBy("fate", "action").count().collect()
+    counts: Counter[str] = Counter()
+    for row in found:
+        counts[row["fate"]] += row["count"]
+    amended = {row["action"]: row["count"] for row in found if row["fate"] == "ready"}
     return Progress(
+        to_cancel=amended.get(s.CANCEL, 0),
+        to_reschedule=amended.get(s.RESCHEDULE, 0),
         remaining=counts.get("ready", 0),
         rejected=counts.get("rejected", 0),
         already=counts.get("already", 0),
@@ -280,6 +372,10 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
     return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
 
 
+def _count(condition: Column) -> Column:
+    return F.count(F.when(condition, 1))
+
+
 def _any(condition: Column) -> Column:
     return F.coalesce(F.bool_or(condition), F.lit(False))
 
@@ -302,5 +398,6 @@ def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int)
             "attempt": pa.array([attempt] * number, pa.int32()),
             "status": pa.array([each.status for each in finished], pa.string()),
             "detail": pa.array([each.detail for each in finished], pa.string()),
+            "action": pa.array([each.action for each in finished], pa.string()),
         }
     )

@@ -7,14 +7,19 @@ timestamps in microseconds, ``queue`` is the routing key for the default exchang
 
 from __future__ import annotations
 
-#: One row per message: the outcome of its publish.
+#: What a row does. In a receipt, null means the first: older receipts have no action.
+PUBLISH, CANCEL, RESCHEDULE = ACTIONS = ("publish", "cancel", "reschedule")
+#: One row per message or amendment: the outcome of its publish.
 RECEIPTS = (
     "job_id string, key string, task_id string, task string, queue string, due timestamp, "
-    "published_at timestamp, hops int, partition int, attempt int, status string, detail string"
+    "published_at timestamp, hops int, partition int, attempt int, status string, detail string, "
+    "action string"
 )
-#: The possible statuses of a receipt; only the first means that the broker has the message.
-PUBLISHED, RETURNED, NACKED, REFUSED = STATUSES = (
+#: The possible statuses of a receipt. Only the first means that the broker has the message, and
+#: only the second that it has the amendment.
+PUBLISHED, RECORDED, RETURNED, NACKED, REFUSED = STATUSES = (
     "published",
+    "recorded",
     "returned",
     "nacked",
     "refused",
@@ -57,6 +62,7 @@ VERDICTS = (
     TAKEN_BACK,
     PUT_OFF,
     REPLACED,
+    RAN_AFTER_CANCEL,
     UNDECIDED,
 ) = VERDICT_NAMES = (
     "ok",
@@ -70,5 +76,6 @@ VERDICTS = (
     "cancelled",
     "postponed",
     "replaced",
+    "ran after cancel",
     "unknown",
 )

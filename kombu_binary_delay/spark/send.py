@@ -1,5 +1,7 @@
 """Send rows as messages on an executor, in windows, each with its outcome. Does not import Spark.
 
+Rows that cancel or reschedule a task become records of amendments, many at once.
+
 Each message is what the application's ``send_task`` makes, so it is what a web server would have
 sent. If the connection breaks, the sender reconnects and sends unconfirmed messages again: a
 message may be duplicated, with the same task id, but is not lost.
@@ -26,11 +28,17 @@ from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
 from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
-from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.errors import (
+    AmendmentError,
+    DelayError,
+    TopologyError,
+    UnconfirmedError,
+)
 from kombu_binary_delay.model.ladder import Ladder, hops
-from kombu_binary_delay.settings import KEY, Settings
+from kombu_binary_delay.settings import KEY, Settings, milliseconds
 
 from . import schema as s
+from .amend import writes
 from .checks import check_number
 from .compiled import Call, Compiler
 
@@ -102,7 +110,14 @@ class Target:
 
     def ladder(self) -> Ladder:
         """Return the ladder of the transport's settings; this checks the settings."""
-        return Settings.from_transport_options(self.transport_options()).topology().ladder
+        return self._parsed().topology().ladder
+
+    def max_age(self) -> int:
+        """Return how long the broker keeps amendments, in milliseconds."""
+        return milliseconds(self._parsed().amendments_max_age)
+
+    def _parsed(self) -> Settings:
+        return Settings.from_transport_options(self.transport_options())
 
 
 @dataclass(eq=False)
@@ -118,6 +133,11 @@ class Sent:
     detail: str | None = None
     #: Why ``send_task`` made its message: an index in ``REASONS``; None if a template made it.
     reason: int | None = None
+
+    @property
+    def action(self) -> str:
+        """What the row does."""
+        return self.row.get("action") or s.PUBLISH
 
 
 @cache
@@ -214,7 +234,8 @@ class Sender:
     A row is a mapping with ``task_id``, ``task``, ``eta`` (microseconds since the epoch) or
     ``countdown`` (seconds), and optionally ``args`` and ``kwargs`` (JSON), ``queue``,
     ``exchange``, ``routing_key``, ``priority``, ``expires`` (microseconds since the epoch) and
-    ``headers`` (JSON).
+    ``headers`` (JSON). With the ``action`` "cancel" or "reschedule" it amends the task with its id;
+    ``eta`` is then when the task is due, if that is known, or will be.
     """
 
     target: Target
@@ -223,6 +244,8 @@ class Sender:
     _held: dict[int, Sent] = field(default_factory=dict)
     #: Rows under way that the batch gave up: because of the row, or because of the connection.
     _given_up: list[Sent] = field(default_factory=list)
+    #: Rows under way that are to be recorded as amendments.
+    _to_record: list[Sent] = field(default_factory=list)
     _connection: Any = None
     _producer: Any = None
 
@@ -240,7 +263,9 @@ class Sender:
         try:
             pace = _Pace(self.target.rate)
             for row in rows:
-                pace.wait()
+                # Cancellations are a thousand to a message.
+                if row.get("action") != s.CANCEL:
+                    pace.wait()
                 self._try(self._send, self._read(row))
                 if len(self._finished) >= WINDOW:
                     yield self._take()
@@ -259,6 +284,11 @@ class Sender:
 
     def _send(self, sent: Sent) -> None:
         self._held[id(sent)] = sent
+        if sent.action != s.PUBLISH:
+            self._to_record.append(sent)
+            if len(self._to_record) >= WINDOW:
+                self._record()
+            return
         row, producer = sent.row, self._connected()
         producer.current = sent
         sent.published_at = time.time_ns() // 1000
@@ -275,7 +305,25 @@ class Sender:
                 raise
             self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
 
+    def _record(self) -> None:
+        """Record the amendments; return when the broker has confirmed them."""
+        pending, self._to_record = self._to_record, []
+        self._connected()
+        for group, write in writes(self._connection.connection, pending):
+            try:
+                write()
+            except (AmendmentError, DelayError) as exc:
+                status, detail = s.REFUSED, str(exc)
+            else:
+                status, detail = s.RECORDED, ""
+            for sent in group:
+                # The amendment holds for what is delivered from now on.
+                sent.published_at = time.time_ns() // 1000
+                self._finish(sent, status, detail or None)
+
     def _flush(self) -> None:
+        if self._to_record:
+            self._record()
         if self._producer is not None:
             self._producer.batch.flush()
 
@@ -370,6 +418,8 @@ class Sender:
     def _disconnect(self) -> None:
         producer, self._producer = self._producer, None
         connection, self._connection = self._connection, None
+        # They are still under way.
+        self._to_record.clear()
         if producer is not None:
             producer.batch.discard()
             producer.batch.close()

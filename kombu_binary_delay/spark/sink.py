@@ -101,6 +101,7 @@ class _Job:
             check_number("max_rate", rate)
         self._target = Target(given["broker"], given.get("app"), settings, rate)
         self._target.ladder()
+        self._max_age = self._target.max_age() * 1000
         self._system, self._folder = _filesystem(given["receipts"])
         self._system.create_dir(self._folder)
 
@@ -157,8 +158,10 @@ class _Job:
             now = time.time_ns() // 1000
             due = _due(row, now)
             reason = _reason(row, due, seen)
-            if reason is None and due is not None and self._past == "reject" and due <= now:
-                reason = "due in the past"
+            reason = reason or self._reason_of_time(row["action"], due, now)
+            if row["action"] == s.CANCEL:
+                # A time that is not valid is not known.
+                row["eta"], row["countdown"] = due, None
             if reason is None:
                 seen.add(key)
                 yield row
@@ -168,6 +171,15 @@ class _Job:
                 keep(refused)
                 refused = []
         keep(refused)
+
+    def _reason_of_time(self, action: str, due: int | None, now: int) -> str | None:
+        if due is None or action == s.CANCEL:
+            return None
+        if due <= now and (action == s.RESCHEDULE or self._past == "reject"):
+            return "due in the past"
+        if due > now + self._max_age and action == s.RESCHEDULE:
+            return "due later than amendments are kept, by amendments_max_age"
+        return None
 
 
 class _Writer(_Job, DataSourceArrowWriter):
@@ -192,8 +204,16 @@ def _is_seconds(countdown: float | None) -> bool:
 def _reason(row: dict[str, Any], due: int | None, seen: set[str]) -> str | None:
     eta, countdown, expires = row["eta"], row["countdown"], row["expires"]
     found = {
+        f"action must be one of {', '.join(s.ACTIONS)}": row["action"] not in s.ACTIONS,
         "the key is null": row["key"] is None,
         "the key is not unique": row["key"] in seen,
+    }
+    if row["action"] == s.RESCHEDULE:
+        found["a task is rescheduled by eta alone"] = eta is None or countdown is not None
+        found["due outside of the years 1 to 9999"] = due is None
+    if row["action"] != s.PUBLISH:
+        return _first(found)
+    found |= {
         "no task is named": not (row["task"] or "").strip(),
         "neither eta nor countdown": eta is None and countdown is None,
         "both eta and countdown": eta is not None and countdown is not None,
@@ -203,6 +223,10 @@ def _reason(row: dict[str, Any], due: int | None, seen: set[str]) -> str | None:
         "expires outside of the years 1 to 9999": expires is not None
         and not FIRST <= expires <= LAST,
     }
+    return _first(found)
+
+
+def _first(found: dict[str, bool]) -> str | None:
     return next((reason for reason, is_so in found.items() if is_so), None)
 
 

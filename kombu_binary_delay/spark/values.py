@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from . import schema as s
 from .columns import check_needed, find
 
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
@@ -23,6 +24,7 @@ _TEXT = ((t.StringType,), "a string", _AS_TEXT)
 _TIME = ((t.TimestampType,), "a timestamp", 'to_timestamp or cast("timestamp")')
 _OBJECT = ((t.StringType, t.MapType, t.StructType), "JSON, a map or a struct", "to_json")
 _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str, str]] = {
+    "action": _TEXT,
     "task": _TEXT,
     "eta": _TIME,
     "countdown": ((t.NumericType,), "a number of seconds", 'cast("double")'),
@@ -76,6 +78,8 @@ def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict
     for given in pa.RecordBatch.from_arrays(columns, names=list(spelled)).to_pylist():
         row = {name: given.get(name) for name in _COLUMNS}
         row["key"] = None if given[key] is None else str(given[key])
+        if row["action"] is None:
+            row["action"] = s.PUBLISH
         if row["countdown"] is not None:
             row["countdown"] = float(row["countdown"])
         for name in _JSON:

@@ -16,9 +16,22 @@ def at(seconds):
     return NOON + timedelta(seconds=seconds)
 
 
-def receipt(task_id, due=100.0, status=s.PUBLISHED, key=None, queue="mail", hops=3, sent=0.0):
+def receipt(
+    task_id,
+    due=100.0,
+    status=s.PUBLISHED,
+    key=None,
+    queue="mail",
+    hops=3,
+    sent=0.0,
+    action=s.PUBLISH,
+):
     key = key or f"key of {task_id}"
-    return ("job", key, task_id, "send", queue, at(due), at(sent), hops, 0, 0, status, None)
+    return ("job", key, task_id, "send", queue, at(due), at(sent), hops, 0, 0, status, None, action)
+
+
+def amendment(task_id, sent, action=s.CANCEL, status=s.RECORDED, due=100.0):
+    return receipt(task_id, due, status, None, None, None, sent, action)
 
 
 def event(
@@ -216,6 +229,44 @@ def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
     put_off = {name for name in AMENDED if name.startswith("postponed")}
     assert found == {name: (each[1], name in put_off) for name, each in AMENDED.items()}
     assert summarize(verdicts)["postponed"] == len(put_off)
+
+
+def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judge):
+    planted = {
+        "revoked": ([amendment("revoked", 10)], revoked("revoked", 101), s.TAKEN_BACK),
+        "ran": ([amendment("ran", 10)], arrives("ran", 101), s.RAN_AFTER_CANCEL),
+        "came too late": ([amendment("came too late", 102)], arrives("came too late", 101), s.OK),
+        "waits": ([amendment("waits", 10, due=9e9)], [scheduled("waits")], s.LOST_IN_THE_LADDER),
+        "not recorded": (
+            [amendment("not recorded", 10, status=s.REFUSED)],
+            arrives("not recorded", 101),
+            s.OK,
+        ),
+        "rescheduled": (
+            [amendment("rescheduled", 10, s.RESCHEDULE, due=200)],
+            [*postponed("rescheduled", until=200), *arrives("rescheduled", 201, due=200)],
+            s.PUT_OFF,
+        ),
+        "replaced": (
+            [amendment("replaced", 10)],
+            [*replaced("replaced", 200), *arrives("replaced", 201, due=200)],
+            s.REPLACED,
+        ),
+    }
+    receipts = [receipt(name) for name in planted]
+    receipts += [each for amended, _, _ in planted.values() for each in amended]
+    # It was never published.
+    receipts.append(amendment("no message", 10))
+    events = [each for _, given, _ in planted.values() for each in given]
+    found = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
+    assert found == {name: each[2] for name, each in planted.items()}
+
+
+def test_receipts_of_before_there_were_amendments_are_judged(spark):
+    receipts = spark.createDataFrame([receipt("a")], s.RECEIPTS).drop("action")
+    journal = spark.createDataFrame([*arrives("a", 101), *LAST], s.JOURNAL)
+    [row] = audit(receipts, journal).where("task_id = 'a'").collect()
+    assert row.verdict == s.OK
 
 
 #: What a clock says that is wrong: of one task, the events, its verdict, and how many of its times

@@ -66,6 +66,7 @@ KINDS: list[tuple[str, int | None, str, list[Event]]] = [
     (s.TAKEN_BACK, None, s.PUBLISHED, [(s.CANCELLED, 0.25, 0, None)]),
     (s.TAKEN_BACK, None, s.PUBLISHED, REVOKED),
     (s.TAKEN_BACK, None, s.PUBLISHED, [*REPLACED, (s.CANCELLED, 600.25, 600, None)]),
+    (s.RAN_AFTER_CANCEL, None, s.PUBLISHED, OK_EVENTS),
     (s.PUT_OFF, None, s.PUBLISHED, [*POSTPONED, *LATER]),
     (s.REPLACED, None, s.PUBLISHED, [*REPLACED, *LATER]),
     (s.UNDECIDED, None, s.PUBLISHED, POSTPONED[:1]),
@@ -76,6 +77,8 @@ KINDS: list[tuple[str, int | None, str, list[Event]]] = [
         [(s.RELEASED, IN_2999, 0, None), (s.EXECUTED, IN_2999, 0, None)],
     ),
 ]
+#: The kinds that have a receipt of a cancellation, too.
+CANCELLED = [n for n, each in enumerate(KINDS) if each[0] in (s.TAKEN_BACK, s.RAN_AFTER_CANCEL)]
 
 
 def tasks_of(spark: SparkSession) -> DataFrame:
@@ -116,10 +119,19 @@ def receipts_of(tasks: DataFrame) -> DataFrame:
         F.explode(attempts).alias("attempt"),
         of_kind("kind", [F.lit(each[2]) for each in KINDS]).alias("status"),
         F.lit(None).cast("string").alias("detail"),
+        F.lit(s.PUBLISH).alias("action"),
+        "kind",
     ).withColumn("published_at", F.timestamp_seconds(F.lit(NOON - 60) + F.col("attempt")))
     # And some rows are there twice.
     twice = made.where(F.hash("task_id") % 7 == 0)
-    return made.unionByName(twice).select(*(each.split()[0] for each in s.RECEIPTS.split(", ")))
+    cancelled = made.where(F.col("kind").isin(CANCELLED)).withColumns(
+        {"action": F.lit(s.CANCEL), "status": F.lit(s.RECORDED)}
+    )
+    return (
+        made.unionByName(twice)
+        .unionByName(cancelled)
+        .select(*(each.split()[0] for each in s.RECEIPTS.split(", ")))
+    )
 
 
 def journal_of(tasks: DataFrame) -> DataFrame:

@@ -106,6 +106,31 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
 
 
+def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
+    names = "key string, action string, eta timestamp, countdown double, args string"
+    past, far = SOON - timedelta(days=1), SOON + timedelta(days=1)
+    given = {
+        ("cancel", None, None, None): None,
+        ("cancel", past, 5.0, "[1"): None,
+        ("reschedule", SOON, None, "[1"): None,
+        ("reschedule", None, None, None): "a task is rescheduled by eta alone",
+        ("reschedule", None, 60.0, None): "a task is rescheduled by eta alone",
+        ("reschedule", past, None, None): "due in the past",
+        ("reschedule", far, None, None): f"longer than the ladder {LADDER.name}",
+        ("publish", SOON, None, None): "no task is named",
+        (None, SOON, None, None): "no task is named",
+        ("Cancel", None, None, None): "action must be one of publish, cancel, reschedule",
+    }
+    rows = [(f"{number}", *row) for number, row in enumerate(given)]
+    rows += [("twice", "cancel", None, None, None), ("twice", "publish", SOON, None, None)]
+    found = prepared(spark.createDataFrame(rows, names), horizon=60).collect()
+    reasons = {row.key: row.reason for row in found if row.key != "twice"}
+    assert reasons == {f"{number}": each for number, each in enumerate(given.values())}
+    assert {row.key for row in found if row.later} == {"7", "8"} | {"twice"}
+    twice = sorted(row.reason for row in found if row.key == "twice")
+    assert twice == ["the key is not unique", "the key is not unique; no task is named"]
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [

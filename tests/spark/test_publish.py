@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -13,7 +11,6 @@ import pytest
 from kombu import Connection, Queue
 from pyspark.sql import functions as F
 
-from dev.processes import Processes
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.compiled import HANDLER, REASONS
 from kombu_binary_delay.spark.prepare import task_id
@@ -49,6 +46,11 @@ def run(vhost, receipts):
         )
 
     return run
+
+
+def to_local(moment):
+    """As Spark's rows have it."""
+    return datetime.fromtimestamp(moment.timestamp())  # noqa: DTZ006 - so it has no time zone
 
 
 def read(spark, path, schema=s.RECEIPTS):
@@ -157,6 +159,69 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
     assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
 
 
+def test_a_table_cancels_and_reschedules_what_the_job_has_published(
+    spark, reminders, run, receipts, vhost
+):
+    run(reminders(4))
+    first = {row.key: row.due for row in read(spark, receipts).collect()}
+    hour = timedelta(hours=1)
+    names = "key string, action string, task string, eta timestamp"
+    rows = [
+        ("key-0", s.CANCEL, None, None),
+        ("key-1", s.RESCHEDULE, None, FAR + hour),
+        ("key-2", None, "shop.remind", FAR),
+        ("key-3", s.RESCHEDULE, None, FAR - hour),
+        ("never", s.CANCEL, None, None),
+        ("new", s.PUBLISH, "shop.remind", FAR),
+    ]
+    changes = spark.createDataFrame(rows, names)
+    asked = run(changes, resume=True, dry_run=True)
+    assert (asked.remaining, asked.to_cancel, asked.to_reschedule) == (4, 2, 1)
+    done = run(changes, resume=True)
+    assert (done.published, done.cancelled, done.rescheduled, done.failed) == (1, 2, 1, 0)
+    assert (done.rejected, done.already, done.remaining) == (1, 1, 0)
+    assert (done.to_cancel, done.to_reschedule) == (0, 0)
+    again = run(changes, resume=True)
+    assert (again.confirmed, again.rejected, again.already) == (0, 1, 5)
+    late = [
+        ("key-0", None, "shop.remind", FAR),
+        ("key-1", s.RESCHEDULE, None, FAR + 2 * hour),
+        ("key-2", s.RESCHEDULE, None, FAR + timedelta(days=40)),
+        ("key-3", "drop", None, FAR),
+        ("never", None, "shop.remind", FAR),
+    ]
+    more = run(spark.createDataFrame(late, names), resume=True)
+    assert (more.rescheduled, more.already, more.rejected) == (2, 1, 2)
+    rejects = read(spark, f"{receipts}-rejects", s.REJECTS).collect()
+    assert Counter((row.key, row.reason) for row in rejects) == {
+        ("key-3", "due earlier than before: a task can only be postponed"): 2,
+        ("key-3", "action must be one of publish, cancel, reschedule"): 1,
+        ("never", "the key has been cancelled in this job"): 1,
+    }
+    # One receipt for each that was done, with what is known of its due time.
+    found = read(spark, receipts).where("action <> 'publish'").collect()
+    assert Counter((row.key, row.action, row.due, row.status) for row in found) == {
+        ("key-0", s.CANCEL, first["key-0"], s.RECORDED): 1,
+        ("never", s.CANCEL, None, s.RECORDED): 1,
+        ("key-1", s.RESCHEDULE, to_local(FAR + hour), s.RECORDED): 1,
+        ("key-1", s.RESCHEDULE, to_local(FAR + 2 * hour), s.RECORDED): 1,
+        ("key-2", s.RESCHEDULE, to_local(FAR + timedelta(days=40)), s.RECORDED): 1,
+    }
+    with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
+        connection.connect()
+        amendments = connection.connection.delay_mechanism.amendments
+        amendments.catch_up()
+        reasons = {}
+        for key in ("key-0", "key-1", "key-3", "never", "new"):
+            headers = {"task": "shop.remind", "id": task_id("job", key)}
+            found = amendments.memory.judge(
+                {"application_headers": headers}, time.time_ns() // 1_000_000
+            )
+            reasons[key] = found and found.reason
+    cancelled = dict.fromkeys(("key-0", "never"), "cancelled")
+    assert reasons == {**cancelled, "key-1": "postponed", "key-3": None, "new": None}
+
+
 def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
     spark, reminders, run, receipts, tmp_path
 ):
@@ -249,35 +314,3 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
             time.sleep(0.05)
     assert message is not None
     assert message.headers["id"] == task_id("job", "k")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_after_a_killed_driver_resume_publishes_the_rest(spark, run, receipts, vhost, tmp_path):
-    with Processes("driver") as processes:
-        log = tmp_path / "driver.log"
-        script = str(Path(__file__).with_name("killed_driver.py"))
-        argv = [sys.executable, script, vhost.url, receipts, "4000"]
-        root = str(Path(__file__).parents[2])
-        driver = processes.spawn(argv, {**os.environ, "PYTHONPATH": root}, log)
-        deadline = time.monotonic() + 300
-        # It goes on for half a minute.
-        while not any(each.isdigit() and int(each) for each in log.read_text().splitlines()):
-            assert driver.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        time.sleep(0.5)
-        processes.kill(driver)
-    done = read(spark, receipts).count()
-    assert 0 < done < 4000
-    df = spark.range(4000).select(
-        F.concat(F.lit("key-"), "id").alias("key"),
-        F.lit("shop.remind").alias("task"),
-        (F.lit(86400.0) + F.col("id")).alias("countdown"),
-    )
-    progress = run(df, resume=True)
-    assert (progress.already, progress.published) == (done, 4000 - done)
-    rows = read(spark, receipts).collect()
-    assert len(rows) == len({row.key for row in rows}) == 4000
-    # Of one slice at most, messages are there twice.
-    assert 4000 <= waiting(vhost, 4000) <= 4600

@@ -13,9 +13,11 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import ChannelMixin
+from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import Sender, Target
+from tests.waits import wait_until
 
 ETA = datetime.now(timezone.utc) + timedelta(days=2)
 MICROS = round(ETA.timestamp() * 1_000_000)
@@ -297,14 +299,111 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed()
                     broker.kill()
                     broker.start()
                 yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
+                yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
         sent = send(vhost, rows())
-        assert {each.status for each in sent} == {s.PUBLISHED}
-        assert len({each.row["task_id"] for each in sent}) == len(sent) == 4000
+        assert {(each.action, each.status) for each in sent} == {
+            (s.PUBLISH, s.PUBLISHED),
+            (s.CANCEL, s.RECORDED),
+        }
+        assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 8000
+        with Connection(vhost.url, transport=OURS) as connection:
+            connection.connect()
+            amendments = connection.connection.delay_mechanism.amendments
+            amendments.catch_up()
+            assert len(amendments.memory) == 4000
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            waiting = sum(row.get("messages", 0) for row in vhost.queues())
+            rows_of = (row for row in vhost.queues() if row.get("type") != "stream")
+            waiting = sum(row.get("messages", 0) for row in rows_of)
             if waiting >= 4001:
                 break
             time.sleep(0.5)
         assert waiting >= 4001
+
+
+def amended(vhost, rows, **target):
+    rows = [{"task_id": each, "action": action, "eta": eta} for each, action, eta in rows]
+    return {each.row["task_id"]: each for each in send(vhost, rows, **target)}
+
+
+@pytest.fixture
+def verdict(vhost):
+    """What becomes of a task that arrives."""
+    with Connection(vhost.url, transport=OURS) as connection:
+        connection.connect()
+        amendments = connection.connection.delay_mechanism.amendments
+
+        def verdict(task_id):
+            amendments.catch_up()
+            now = time.time_ns() // 1_000_000
+            found = amendments.memory.judge(
+                {"application_headers": {"id": task_id, "task": "t"}}, now
+            )
+            return found and (found.reason, found.due)
+
+        yield verdict
+
+
+def test_rows_cancel_and_reschedule_as_the_functions_do(vhost, verdict):
+    # More than one record holds.
+    rows: list[tuple[str, str, int | None]]
+    rows = [(f"{number}", s.CANCEL, None) for number in range(1500)]
+    rows += [("due", s.CANCEL, MICROS), ("past", s.CANCEL, micros(-60))]
+    rows += [(f"later {number}", s.RESCHEDULE, MICROS + 1) for number in range(1500)]
+    sent = amended(vhost, rows)
+    assert {each.status for each in sent.values()} == {s.RECORDED}
+    assert len(sent) == len(rows)
+    assert all(each.published_at for each in sent.values())
+    assert {verdict(each) for each in ("0", "1499", "due", "past")} == {("cancelled", 0)}
+    # To the millisecond, and not early.
+    assert verdict("later 1499") == ("postponed", -(-(MICROS + 1) // 1000))
+    assert verdict("another") is None
+
+
+def test_a_few_records_cancel_many_rows(vhost):
+    amended(vhost, [("first", s.CANCEL, None)])
+    name = "kbd.v2.amendments.ids"
+
+    def records():
+        with Connection(vhost.url) as connection:
+            return connection.default_channel.queue_declare(name, passive=True).message_count
+
+    wait_until(lambda: records() == 1)
+    amended(vhost, [(f"{number}", s.CANCEL, None) for number in range(2500)])
+    wait_until(lambda: records() == 4)
+
+
+def test_a_row_due_later_than_records_are_kept_is_cancelled_by_one_that_waits(vhost):
+    settings = {"amendments_max_age": "2s"}
+    rows = [(f"{number}", s.CANCEL, micros(86400 + number)) for number in range(20)]
+    sent = amended(vhost, rows, settings=settings)
+    assert {each.status for each in sent.values()} == {s.RECORDED}
+
+    def waiting():
+        names = {row["name"]: row.get("messages", 0) for row in vhost.queues()}
+        return sum(count for name, count in names.items() if "amendments" not in name)
+
+    # They are due on two days at most.
+    wait_until(lambda: waiting() in (1, 2))
+
+
+def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
+    rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
+    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"amendments": False})}
+    assert {name: each.status for name, each in sent.items()} == {"a": s.REFUSED, "b": s.PUBLISHED}
+    assert "amendments are off" in sent["a"].detail
+
+
+def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
+    write, calls = Amendments.write, []
+
+    def breaks(amendments, records):
+        calls.append(records)
+        write(amendments, records)
+        if len(calls) == 1:
+            raise ConnectionResetError("the broker has it, and its confirm was lost")
+
+    monkeypatch.setattr(Amendments, "write", breaks)
+    sent = amended(vhost, [("a", s.CANCEL, None), ("b", s.RESCHEDULE, micros(600))])
+    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("ab", s.RECORDED)

@@ -77,6 +77,36 @@ def test_a_stream_is_published_as_it_comes(spark, rows, vhost, tmp_path):
     assert run() == 15
 
 
+def test_rows_of_a_sink_cancel_and_reschedule_too(spark, vhost, tmp_path):
+    names = "key string, ACTION string, task string, eta timestamp, countdown double"
+    past, later = FAR - timedelta(days=2), FAR + timedelta(days=31)
+    given = {
+        ("cancel", None, None, None): (s.RECORDED, None),
+        ("cancel", None, FAR, -9e10): (s.RECORDED, None),
+        ("reschedule", None, FAR, None): (s.RECORDED, None),
+        ("reschedule", None, None, 60.0): (s.REFUSED, "a task is rescheduled by eta alone"),
+        ("reschedule", None, past, None): (s.REFUSED, "due in the past"),
+        ("reschedule", None, later, None): (
+            s.REFUSED,
+            "due later than amendments are kept, by amendments_max_age",
+        ),
+        ("drop", "t", FAR, None): (
+            s.REFUSED,
+            "action must be one of publish, cancel, reschedule",
+        ),
+        (None, "t", FAR, None): (s.PUBLISHED, None),
+    }
+    rows = [(f"{number}", *row) for number, row in enumerate(given)]
+    df = spark.createDataFrame(rows, names)
+    there = writer(df.schema, broker=vhost.url, receipts=str(tmp_path))
+    there.commit([there.write(iter(df.toArrow().to_batches()))])
+    found = spark.read.schema(s.RECEIPTS).parquet(str(tmp_path)).collect()
+    outcomes = {int(row.key): (row.status, row.detail) for row in found}
+    assert outcomes == dict(enumerate(given.values()))
+    actions = {int(row.key): row.action for row in found}
+    assert actions == dict(enumerate(row[0] or s.PUBLISH for row in given))
+
+
 GIVEN = {"job_id": "j", "broker": "amqp://", "receipts": "/nowhere/receipts"}
 
 

@@ -90,7 +90,7 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
 
 def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
     past = datetime.now(timezone.utc) - timedelta(days=1)
-    lost = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None)
+    lost = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
     event = (s.SCHEDULED, "i", 0, "t", "q", past, past, "l", 1, None, 0)
     receipts, journal, output = (str(tmp_path / name) for name in ("r", "j", "o"))
     spark.createDataFrame([lost], s.RECEIPTS).write.parquet(receipts)
@@ -114,7 +114,8 @@ def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost
 def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, tmp_path):
     past = datetime.now(timezone.utc) - timedelta(days=1)
     rows = [
-        (f"job-{n}", "k", f"i{n}", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None) for n in (1, 2)
+        (f"job-{n}", "k", f"i{n}", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
+        for n in (1, 2)
     ]
     later = past + timedelta(hours=1)
     events = [(s.SCHEDULED, f"i{n}", 0, "t", "q", past, past, "l", 1, None, n) for n in (1, 2, 3)]

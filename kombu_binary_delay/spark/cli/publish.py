@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @click.command(
     help="""Publish a delayed Celery task for each row at PATH.
 
-    Exits with 1 where a message has not been published: where a row is rejected, or its publish
-    has failed.
+    With a column action, a row can cancel or reschedule its task instead. Exits with 1 where a
+    message has not been published: where a row is rejected, or its publish has failed.
     """
 )
 @click.argument("path")
@@ -146,7 +146,7 @@ class _Watch:
 
     def show(self, progress: Progress) -> None:
         """Show the progress."""
-        done = progress.published + progress.failed
+        done = progress.confirmed + progress.failed
         if self._bar:
             more = f"{progress.rate:,.0f}/s, {progress.rejected:,} rejected"
             total = done + progress.remaining
@@ -157,9 +157,16 @@ class _Watch:
 
     def line(self, progress: Progress) -> str:
         """Return the progress as one line."""
+        amended = {
+            "cancelled": progress.cancelled,
+            "rescheduled": progress.rescheduled,
+            "to cancel": progress.to_cancel,
+            "to reschedule": progress.to_reschedule,
+        }
         return (
             f"{progress.published:,} published ({progress.rate:,.0f}/s), "
             f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
             f"{progress.rejected:,} rejected, {progress.already:,} already, "
             f"{progress.later:,} later"
+            + "".join(f", {count:,} {what}" for what, count in amended.items() if count)
         )

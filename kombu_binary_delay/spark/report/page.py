@@ -22,6 +22,7 @@ _TONE = {
     s.UNDECIDED: _SO_SO,
     s.STILL_WAITING: "",
     s.TAKEN_BACK: "",
+    s.RAN_AFTER_CANCEL: _SO_SO,
     s.PUT_OFF: _GOOD,
     s.REPLACED: _GOOD,
 }
@@ -36,6 +37,7 @@ _MEANING = {
     s.STILL_WAITING: "not due yet, or so short a time ago that it may still come",
     s.NOT_PUBLISHED: "refused by the broker, so it was never delayed",
     s.TAKEN_BACK: "cancelled, and not executed",
+    s.RAN_AFTER_CANCEL: "arrived after the receipt of its cancellation, and ran",
     s.PUT_OFF: "postponed while it waited, and arrived once, in time by its last due time",
     s.REPLACED: "another took its place, and arrived once, in time by its own due time",
     s.UNDECIDED: "the journal does not go far enough to say",

@@ -1,0 +1,103 @@
+"""Whatever is killed, and in whichever phase: `resume` leaves one receipt a row, and no row without
+its message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dev.processes import Processes
+from dev.service import wait_until
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.journal import export_journal, read_journal
+from kombu_binary_delay.spark.prepare import task_id
+from tests.spark.holding_app import COMMITTING, PUBLISHING, RECORDING
+from tests.spark.killed_driver import (
+    BETWEEN,
+    CLEANING,
+    EXPORTING,
+    JOBS,
+    SLICE,
+    STAGING,
+    cancellations,
+    rows,
+    run,
+)
+
+#: For each phase: the fewest and the most receipts of published rows that a killed driver leaves.
+LEFT = {
+    STAGING: (0, 0),
+    PUBLISHING: (0, 0),
+    COMMITTING: (1, JOBS[COMMITTING] - 1),
+    # A slice is about as large as it is to be.
+    BETWEEN: (SLICE // 2, 2 * SLICE),
+    CLEANING: (JOBS[CLEANING], JOBS[CLEANING]),
+    RECORDING: (JOBS[RECORDING], JOBS[RECORDING]),
+}
+
+
+def receipts(spark, folder, phase):
+    path = f"{folder}/{phase}"
+    if not list(Path(path).glob("*.parquet")):
+        return []
+    return spark.read.schema(s.RECEIPTS).parquet(path).collect()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no_row_out(
+    spark, vhost, tmp_path
+):
+    folder, held, log = str(tmp_path), tmp_path / "held", tmp_path / "driver.log"
+    script = str(Path(__file__).with_name("killed_driver.py"))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "KBD_HOLD": str(held)}
+    with Processes("driver") as processes:
+        driver = processes.spawn([sys.executable, script, vhost.url, folder], env, log)
+
+        def all_held():
+            names = {each.name for each in held.glob("*")}
+            return names == {*JOBS, EXPORTING} and list((tmp_path / COMMITTING).glob("*.parquet"))
+
+        try:
+            wait_until(all_held, 600, "not all jobs came to their phase", driver)
+        except (TimeoutError, ChildProcessError) as failure:
+            pytest.fail(f"{failure}: {[each.name for each in held.glob('*')]}\n{log.read_text()}")
+        processes.kill(driver)
+
+    left = {phase: receipts(spark, folder, phase) for phase in JOBS}
+    for phase, (fewest, most) in LEFT.items():
+        assert fewest <= len(left[phase]) <= most, phase
+    assert not list((tmp_path / "journal").glob("*.parquet"))
+
+    def resume(phase):
+        return run(rows(spark, phase), phase, vhost.url, folder, resume=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        for phase, done in zip(JOBS, pool.map(resume, JOBS), strict=True):
+            already = len(left[phase])
+            assert (done.already, done.published) == (already, JOBS[phase] - already), phase
+    done = run(cancellations(spark), RECORDING, vhost.url, folder, resume=True)
+    assert (done.cancelled, done.failed) == (JOBS[RECORDING], 0)
+    for phase in JOBS:
+        counts = Counter((row.key, row.status) for row in receipts(spark, folder, phase))
+        expected = {(f"key-{n}", s.PUBLISHED): 1 for n in range(JOBS[phase])}
+        if phase == RECORDING:
+            expected |= {(f"key-{n}", s.RECORDED): 1 for n in range(JOBS[phase])}
+        assert counts == expected, phase
+    # What was staged has been removed, by the last run or by the next one of the job.
+    assert spark.read.schema("key string").parquet(f"{folder}/*-staged/*").count() == 0
+
+    # Each event is exported once, and each row has been handed to the broker with its id.
+    for _ in range(2):
+        export_journal(spark, vhost.url, f"{folder}/journal")
+    events = spark.read.schema(s.JOURNAL).parquet(f"{folder}/journal").collect()
+    assert sorted(each.offset for each in events) == list(range(len(events)))
+    scheduled = {each.task_id for each in events if each.event == s.SCHEDULED}
+    ids = {task_id(phase, f"key-{n}") for phase, count in JOBS.items() for n in range(count)}
+    assert scheduled == ids
+    assert read_journal(spark, vhost.url).count() == len(events)
