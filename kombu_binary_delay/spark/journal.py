@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -79,7 +80,8 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
     if _has_lines(spark, where):
         return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
     table = spark.read.schema(s.JOURNAL).parquet(where)
-    return table.dropDuplicates(["offset"]) if _overlaps(table) else table
+    # Rows without an offset are no events, and differ in their times.
+    return table.dropDuplicates(["offset", "at"]) if _overlaps(table) else table
 
 
 def _overlaps(table: DataFrame) -> bool:
@@ -95,12 +97,27 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     """Append the stream's events since the last export to a Parquet table.
 
     The offsets in the table show where the last export ended. Two concurrent exports append the
-    same events; :func:`read_journal` then returns each of them once.
+    same events; :func:`read_journal` then returns each of them once. Each export adds one row
+    :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far the table
+    goes.
     """
+    # The end of the stream is found after this time.
+    begun = datetime.now(timezone.utc)
     spark.dataSource.register(JournalSource)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
-    append(spark.read.format(FORMAT).options(**options).load(), path)
+    events = spark.read.format(FORMAT).options(**options).load()
+    append(events.unionByName(_complete(events, begun)).coalesce(1), path)
+
+
+def _complete(events: DataFrame, until: datetime) -> DataFrame:
+    """Return the row that says until when a journal is complete."""
+    known = {"event": F.lit(s.COMPLETE), "at": F.lit(until)}
+    columns = [
+        known.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name)
+        for each in events.schema
+    ]
+    return events.sparkSession.range(1, numPartitions=1).select(*columns)
 
 
 def _behind(spark: SparkSession, path: str) -> int:
