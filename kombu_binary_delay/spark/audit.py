@@ -9,7 +9,7 @@ wrong. This module must not touch a broker.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -28,6 +28,7 @@ _SKEW = 60_000_000
 _ROUNDING = 1_000_000
 #: Celery's state of a task that the worker has discarded.
 _REVOKED = "REVOKED"
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: The number of groups of tasks in the journal; two groups must agree on a time.
 _WITNESSES = 1024
 
@@ -63,6 +64,7 @@ def audit(
     *,
     late_after: float = 5.0,
     patience: float = 300.0,
+    since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
     """Return one verdict per message: rows of :data:`~kombu_binary_delay.spark.schema.VERDICTS`.
@@ -73,9 +75,11 @@ def audit(
     :param late_after: seconds after the due time from which a task is "late".
     :param patience: seconds after which a message that has not arrived counts as lost. A broker
         that lost a confirm in a crash sends the message again after 180 seconds.
+    :param since: the time from which the journal is complete; see ``until``.
     :param until: the time up to which the journal is complete, for example because you have read
-        the broker's stream to its end. By default, the latest time that two clocks confirm: the
-        time of an arrival that agrees with its due time, or a time that two tasks have reached.
+        the broker's stream to its end. By default, the latest time that an export has recorded, or
+        that two clocks confirm: the time of an arrival that agrees with its due time, or a time
+        that two tasks have reached.
     :raises ValueError: for a negative time.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
@@ -83,21 +87,35 @@ def audit(
     now = datetime.now(timezone.utc)
     latest = now if until is None else max(now, until.astimezone(timezone.utc))
     happened = _events_of_journal(journal)
-    span = _span(_timed(happened, latest), patience)
-    if until is not None:
-        span = span.withColumn("journal_to", F.lit(until))
-    events = happened
+    known_ends = {"journal_from": since, "journal_to": until}
+    given = {name: F.lit(time) for name, time in known_ends.items() if time is not None}
+    if len(given) < len(known_ends):
+        ends = _span(_timed(happened, latest), patience)
+    else:
+        ends = journal.sparkSession.range(1)
+    ends = ends.withColumns(given).select(*known_ends)
+    events = happened.where(F.col("task_id").isNotNull())
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
     # First, all events of a message are brought to one partition. Otherwise, Spark aggregates in
     # each partition first, and sorts for that, although a partition has one event of a message.
     events = _timed(events.repartition("task_id", "retries"), latest)
-    known = _tasks(events).crossJoin(F.broadcast(span))
+    known = _tasks(events).crossJoin(F.broadcast(ends))
     for step in (_amended, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
     columns = [each.split()[0] for each in s.VERDICTS.split(", ")]
     return known.withColumn("verdict", verdict).select(*columns)
+
+
+def span(journal: DataFrame, patience: float = 300.0) -> tuple[datetime | None, datetime | None]:
+    """Return from when to when a journal is complete, as :func:`audit` finds it; UTC."""
+    now = datetime.now(timezone.utc)
+    ends = _span(_timed(_events_of_journal(journal), now), patience)
+    micros = [F.unix_micros(F.col(each)) for each in ("journal_from", "journal_to")]
+    [row] = ends.select(*micros).collect()
+    first, last = (None if each is None else _EPOCH + timedelta(microseconds=each) for each in row)
+    return first, last
 
 
 def lateness(verdicts: DataFrame) -> DataFrame:
@@ -200,7 +218,7 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         # broker accepted it.
         F.lit(None).cast("boolean").alias("confirmed"),
         "state",
-    ).where(F.col("task_id").isNotNull())
+    ).where(F.col("task_id").isNotNull() | (F.col("event") == s.COMPLETE))
 
 
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
@@ -245,7 +263,8 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
     An arrival has two clocks: it is not before its due time, and not long after it. A time that
     only one clock has given needs a second task that agrees.
     """
-    told = F.unix_micros("at")
+    is_mark = F.col("event").eqNullSafe(s.COMPLETE)
+    told = F.when(~is_mark, F.unix_micros("at"))
     due = F.when(F.col("event") != s.SCHEDULED, F.unix_micros("due"))
     alone = F.when(due.isNull(), told)
     wait = round(patience * 1_000_000)
@@ -256,12 +275,15 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
         ),
         F.min(alone).alias("told_from"),
         F.max(alone).alias("told_to"),
+        F.max(F.when(is_mark, F.unix_micros("at"))).alias("marked"),
     )
     second_first = F.get(F.sort_array(F.collect_list("told_from")), F.lit(1))
     second_last = F.get(F.sort_array(F.collect_list("told_to"), asc=False), F.lit(1))
     return ends.agg(
         F.timestamp_micros(F.least(F.min("sure_from"), second_first)).alias("journal_from"),
-        F.timestamp_micros(F.greatest(F.max("sure_to"), second_last)).alias("journal_to"),
+        F.timestamp_micros(F.greatest(F.max("sure_to"), second_last, F.max("marked"))).alias(
+            "journal_to"
+        ),
     )
 
 
@@ -451,4 +473,4 @@ def _passed(column: str, patience: float) -> Column:
     return gone > round(patience * 1_000_000)
 
 
-__all__ = ["SHARES", "Thresholds", "audit", "lateness", "summarize"]
+__all__ = ["SHARES", "Thresholds", "audit", "lateness", "span", "summarize"]

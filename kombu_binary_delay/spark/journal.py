@@ -3,7 +3,9 @@
 ``spark.read.format("binary_delay_journal")`` reads the events that exist, and ``readStream`` also
 those that follow. Both use the offsets of the stream, so that a read can be repeated. Options:
 ``broker`` (a URL), ``namespace`` (``kbd``) and, for a batch read, ``partitions`` (1) and
-``start``, an offset (0).
+``start``, an offset (0). For a stream, named as Kafka's: ``maxOffsetsPerTrigger``, the most events
+of a micro-batch (1,000,000; PySpark 4.2 and later), and ``failOnDataLoss`` (``true``): whether
+events that the stream has dropped before they were read end the query.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +33,14 @@ from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
 from .tables import append
-from .versions import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, load
+from .versions import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    limits,
+    load,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +48,8 @@ FORMAT = "binary_delay_journal"
 _CONSUMER = "kombu-binary-delay"
 _PREFETCH = 2000
 _BATCH = 10_000
+#: The most events of a micro-batch, and of one Spark task of it.
+_TRIGGER, _SHARE = 1_000_000, 250_000
 #: How long to wait for an event that is known to be in the stream, in seconds.
 _PATIENCE = 60.0
 #: How long to wait for the first event of a stream that exists, and for the next where there may
@@ -63,7 +75,8 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
     if _has_lines(spark, where):
         return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
     table = spark.read.schema(s.JOURNAL).parquet(where)
-    return table.dropDuplicates(["offset"]) if _overlaps(table) else table
+    # Rows without an offset are no events, and differ in their times.
+    return table.dropDuplicates(["offset", "at"]) if _overlaps(table) else table
 
 
 def _overlaps(table: DataFrame) -> bool:
@@ -79,11 +92,26 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     """Append the stream's events since the last export to a Parquet table.
 
     The offsets in the table show where the last export ended. Two concurrent exports append the
-    same events; :func:`read_journal` then returns each of them once.
+    same events; :func:`read_journal` then returns each of them once. Each export adds one row
+    :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far the table
+    goes.
     """
+    # The end of the stream is found after this time.
+    begun = datetime.now(timezone.utc)
     options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
-    append(load(spark, JournalSource, options), path)
+    events = load(spark, JournalSource, options)
+    append(events.unionByName(_complete(events, begun)).coalesce(1), path)
+
+
+def _complete(events: DataFrame, until: datetime) -> DataFrame:
+    """Return the row that says until when a journal is complete."""
+    known = {"event": F.lit(s.COMPLETE), "at": F.lit(until)}
+    columns = [
+        known.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name)
+        for each in events.schema
+    ]
+    return events.sparkSession.range(1, numPartitions=1).select(*columns)
 
 
 def _behind(spark: SparkSession, path: str) -> int:
@@ -146,17 +174,22 @@ class JournalSource(DataSource):
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader that also reads events that follow."""
-        return _StreamReader(dict(self.options))
+        options = dict(self.options)
+        return _StreamReader(options) if limits is None else _LimitedStreamReader(options)
 
 
 class _Stream:
-    """The stream queue that the options name."""
+    """The stream queue that the options name.
 
-    def __init__(self, options: dict[str, str]) -> None:
+    :param may_lose: whether to warn, and not to raise, where the stream has dropped events.
+    """
+
+    def __init__(self, options: dict[str, str], *, may_lose: bool = True) -> None:
         if not options.get("broker"):
             raise ValueError(f"the format {FORMAT} needs the option broker, the URL of a RabbitMQ")
         self.options = options
         self.queue = stream_name(options.get("namespace", "kbd"))
+        self.may_lose = may_lose
         self._has_warned = False
 
     def end(self) -> int:
@@ -190,15 +223,23 @@ class _Stream:
                 f"from it, and go on with another table, or another checkpoint, that is still empty"
             )
         first = self.start()
-        if first > start > 0:
-            logger.warning(
-                "the stream %s was read up to the offset %s, and begins at %s now: what was "
-                "between has passed its retention; read it more often, or raise journal_max_age",
-                self.queue,
-                start,
-                first,
-            )
+        # A batch read begins at 0, wherever the stream begins.
+        if start > 0 or not self.may_lose:
+            self._check_loss(start, first)
         return max(start, first)
+
+    def _check_loss(self, start: int, first: int) -> None:
+        # Each segment of a stream begins with an entry of RabbitMQ's own, which has an offset.
+        if first <= start + 1:
+            return
+        lost = (
+            f"the stream {self.queue} was read up to the offset {start}, and begins at {first} "
+            f"now: what was between has passed its retention; read it more often, or raise "
+            f"journal_max_age"
+        )
+        if not self.may_lose:
+            raise RuntimeError(f"{lost}; to go on without it, set the option failOnDataLoss=false")
+        logger.warning("%s", lost)
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the events in a range of offsets, in batches."""
@@ -206,7 +247,12 @@ class _Stream:
         if start >= end:
             return
         with self.consume(start) as messages:
+            reached = False
             for offset, body in messages(wait=_PATIENCE):
+                if offset > start and not reached:
+                    # Its retention may have passed since the read was planned.
+                    self._check_loss(start, self.start())
+                reached = True
                 # RabbitMQ sends whole chunks: the first may begin before the offset.
                 if start <= offset < end:
                     held.append((offset, body))
@@ -318,20 +364,58 @@ class _Reader(DataSourceReader):
 
 class _StreamReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
-        self._stream = _Stream(options)
+        # Spark's names of options are in lower case here.
+        lossless = options.get("failondataloss", "true").lower()
+        if lossless not in {"true", "false"}:
+            raise ValueError(f"failOnDataLoss must be true or false, got {lossless!r}")
+        self._stream = _Stream(options, may_lose=lossless == "false")
+        most = options.get("maxoffsetspertrigger", str(_TRIGGER))
+        self._most = int(most) if most.isdecimal() else 0
+        if self._most < 1:
+            raise ValueError(f"maxOffsetsPerTrigger must be a number of at least 1, got {most!r}")
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
         return {"offset": self._stream.start()}
 
     # Before 4.2, Spark calls it without arguments, and treats one without arguments that way.
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's
-        return {"offset": max(self._stream.end(), self._stream.start())}
+        return {"offset": self._end()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition((self._stream.begin(start["offset"], end["offset"]), end["offset"]))]
+        low, high = self._stream.begin(start["offset"], end["offset"]), end["offset"]
+        ranges = [(at, min(at + _SHARE, high)) for at in range(low, high, _SHARE)]
+        return [InputPartition(each) for each in ranges or [(high, high)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from self._stream.rows(*partition.value)
+
+    def _end(self) -> int:
+        return max(self._stream.end(), self._stream.start())
+
+
+if limits is not None:
+
+    class _LimitedStreamReader(_StreamReader, limits.SupportsTriggerAvailableNow):
+        """The same for Spark from 4.2, which lets a source limit its micro-batches."""
+
+        _target: int | None = None
+
+        def getDefaultReadLimit(self) -> limits.ReadLimit:  # noqa: N802 - Spark's
+            return limits.ReadMaxRows(self._most)
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+            self._target = self._end()
+
+        def latestOffset(  # type: ignore[override]  # noqa: N802 - Spark's
+            self, start: dict[str, int], limit: limits.ReadLimit
+        ) -> dict[str, int]:
+            end = self._end() if self._target is None else self._target
+            if isinstance(limit, limits.ReadMaxRows):
+                first = start["offset"]
+                if self._stream.may_lose:
+                    first = max(first, self._stream.start())
+                end = min(end, first + limit.max_rows)
+            return {"offset": end}
 
 
 #: The errors that an event raises which is not a journal event.

@@ -43,6 +43,8 @@ SCHEDULED, RELEASED, EXECUTED, CANCELLED, POSTPONED = EVENTS = (
     "cancelled",
     "postponed",
 )
+#: Not an event of a message: an export has found all that happened until ``at``.
+COMPLETE = "complete"
 
 #: One row per message, with its verdict.
 VERDICTS = (
@@ -78,4 +80,14 @@ VERDICTS = (
     "replaced",
     "ran after cancel",
     "unknown",
+)
+
+#: The verdicts of a continuous audit, in a folder for each step.
+FOLLOWED = f"{VERDICTS}, corrected boolean, batch int"
+#: One row per finished step of a continuous audit. Messages whose last due time is before
+#: ``final_to`` have their verdict. The journal is complete between the next two times, and
+#: ``offset`` follows its last event. ``judged`` and ``corrected`` count rows of the step.
+STEPS = (
+    "batch int, final_to timestamp, complete_from timestamp, complete_to timestamp, "
+    "offset bigint, judged bigint, corrected bigint"
 )

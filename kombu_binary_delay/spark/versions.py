@@ -23,6 +23,11 @@ else:
     HAS_SOURCES = True
     HAS_STREAM_SINKS = hasattr(datasource, "DataSourceStreamArrowWriter")
 
+try:
+    from pyspark.sql.streaming import datasource as limits
+except ImportError:  # before PySpark 4.2
+    limits = None  # type: ignore[assignment]
+
 if TYPE_CHECKING or HAS_SOURCES:
     from pyspark.sql.datasource import (
         DataSource,
@@ -132,6 +137,7 @@ __all__ = [
     "WriterCommitMessage",
     "check_sinks",
     "check_stream_sinks",
+    "limits",
     "load",
     "load_by_map",
 ]

@@ -19,6 +19,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit, lateness
+from kombu_binary_delay.spark.follow import audit_due, read_verdicts
 from kombu_binary_delay.spark.journal import FORMAT as JOURNAL
 from kombu_binary_delay.spark.journal import JournalSource, export_journal, read_journal
 from kombu_binary_delay.spark.plan import Limits, Variant, check, plan, summarize
@@ -72,6 +73,15 @@ verdicts = audit(
     late_after=3600,
 )
 verdicts.write.parquet(f"{folder}/verdicts")
+followed = audit_due(
+    published.withColumn("task", nameless),
+    journal.withColumn("task", nameless),
+    f"{folder}/followed",
+    late_after=3600,
+    patience=0,
+)
+last = read_verdicts(spark, f"{folder}/followed").collect()
+assert followed.verdicts == Counter(row.verdict for row in last)
 verdicts = spark.read.parquet(f"{folder}/verdicts")
 
 spark.dataSource.register(CelerySink)
@@ -96,6 +106,7 @@ found = {
     "published": [done.published, done.rejected, done.failed],
     "again": [again.published, again.already],
     "journal": Counter(row.event for row in journal.collect()),
+    "followed": dict(followed.verdicts),
     "verdicts": Counter(row.verdict for row in verdicts.collect()),
     "arrived": lateness(verdicts).where("grouping = 'all'").collect()[0].tasks,
     "page": page(figures(verdicts)).startswith("<!doctype html>"),

@@ -6,7 +6,7 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, summarize
+from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, span, summarize
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
 END = 10_000  # seconds after noon: the journal's last event
@@ -71,6 +71,34 @@ def judge(spark):
         ).where("not task_id <=> 'last'")
 
     return judge
+
+
+@pytest.mark.parametrize(
+    ("exports", "verdict"),
+    [
+        ([], s.STILL_WAITING),
+        ([50, 400], s.STILL_WAITING),
+        ([401, 50], s.LOST_IN_THE_LADDER),
+        # A clock that is wrong.
+        ([50, 30_000_000_000], s.STILL_WAITING),
+    ],
+)
+def test_a_journal_is_complete_until_its_last_export(spark, exports, verdict):
+    marks = [(s.COMPLETE, *[None] * 4, at(each), *[None] * 5) for each in exports]
+    journal = spark.createDataFrame([scheduled("gone"), *marks], s.JOURNAL)
+    [row] = audit(None, journal).collect()
+    assert (row.task_id, row.verdict) == ("gone", verdict)
+    told = [each for each in exports if each < END]
+    assert span(journal) == (None, at(max(told)) if told else None)
+
+
+def test_who_knows_when_a_journal_begins_and_ends_says_so(spark):
+    sent = spark.createDataFrame([receipt("gone")], s.RECEIPTS)
+    journal = spark.createDataFrame([], s.JOURNAL)
+    [row] = audit(sent, journal, since=at(-1), until=at(END)).collect()
+    assert row.verdict == s.LOST_IN_THE_LADDER
+    [row] = audit(sent, journal, since=at(101), until=at(END)).collect()
+    assert row.verdict == s.UNDECIDED
 
 
 def test_every_planted_fate_gets_its_verdict(judge):

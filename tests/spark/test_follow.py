@@ -1,0 +1,199 @@
+"""A continuous audit: a day that is fed through in steps, with kills between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from pyspark.sql import functions as F
+
+from kombu_binary_delay.spark import follow
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import audit
+from kombu_binary_delay.spark.follow import Step, audit_due, read_verdicts
+
+MIDNIGHT = datetime(2020, 1, 1, tzinfo=timezone.utc)
+HOUR = 3600.0
+PATIENCE = 300.0
+END = 24 * HOUR
+#: When the journal is exported, and a step follows.
+EXPORTS = [5 * HOUR, 9 * HOUR + PATIENCE + 20, 15 * HOUR, END]
+TASKS = 160
+
+
+def at(seconds):
+    return MIDNIGHT + timedelta(seconds=seconds)
+
+
+def event(kind, task_id, seconds, due, retries=0, state=None):
+    return (kind, task_id, retries, "send", "mail", at(seconds), at(due), "l", 3, state, None)
+
+
+def arrives(task_id, seconds, due, state="SUCCESS", retries=0):
+    return [
+        event(s.RELEASED, task_id, seconds, due, retries),
+        event(s.EXECUTED, task_id, seconds + 0.1, due, retries, state),
+    ]
+
+
+def receipt(task_id, due, status=s.PUBLISHED, published=-60.0):
+    when = (at(due), at(published))
+    return ("job", f"key of {task_id}", task_id, "send", "mail", *when, 3, 0, 0, status, None)
+
+
+#: For each kind of task: its events after that of its publish, by its due time.
+KINDS = {
+    "ok": lambda i, d: arrives(i, d + 0.2, d),
+    "early": lambda i, d: arrives(i, d - 1, d),
+    "late": lambda i, d: arrives(i, d + 60, d),
+    "lost": lambda i, d: [],
+    "dropped": lambda i, d: [event(s.RELEASED, i, d + 0.2, d)],
+    "dropped, at last": lambda i, d: [event(s.RELEASED, i, d + PATIENCE - 50, d)],
+    "found again": lambda i, d: arrives(i, d + 3 * HOUR, d),
+    "twice": lambda i, d: [*arrives(i, d + 0.2, d), *arrives(i, d + 1, d)],
+    "twice, hours later": lambda i, d: [*arrives(i, d + 0.2, d), *arrives(i, d + 5 * HOUR, d)],
+    "cancelled": lambda i, d: [event(s.CANCELLED, i, d + 0.2, d)],
+    "postponed": lambda i, d: [
+        event(s.POSTPONED, i, d + 0.2, d),
+        event(s.SCHEDULED, i, d + 0.2, d + 4 * HOUR),
+        *arrives(i, d + 4 * HOUR + 0.2, d + 4 * HOUR),
+    ],
+    "replaced": lambda i, d: [
+        event(s.SCHEDULED, i, d - 10, d + 6 * HOUR),
+        event(s.CANCELLED, i, d + 0.2, d),
+        *arrives(i, d + 6 * HOUR + 0.2, d + 6 * HOUR),
+    ],
+    "retried": lambda i, d: [
+        *arrives(i, d + 0.2, d, state="RETRY"),
+        event(s.SCHEDULED, i, d + 1, d + HOUR, 1),
+        *arrives(i, d + HOUR + 0.2, d + HOUR, retries=1),
+    ],
+    "nacked": lambda i, d: [],
+    "unseen": lambda i, d: arrives(i, d + 0.2, d),
+    "untold": lambda i, d: arrives(i, d + 0.2, d),
+}
+
+
+def day():
+    """Return all receipts, each with the time from which it can be seen, and all events."""
+    receipts, events = [], []
+    for number in range(TASKS):
+        kind = list(KINDS)[number % len(KINDS)]
+        # Some are due at one moment, some are due after the day.
+        due = 9 * HOUR if number % 5 == 0 else number * (END + 2 * HOUR) / TASKS + 1
+        task_id = f"{kind} {number}"
+        status = s.NACKED if kind == "nacked" else s.PUBLISHED
+        if kind != "untold":
+            seen = due + HOUR if kind == "unseen" else 0.0
+            receipts.append((seen, receipt(task_id, due, status)))
+        events.append(event(s.SCHEDULED, task_id, -60.0, due))
+        events += KINDS[kind](task_id, due)
+    # Something happens all the time.
+    events += [each for n in range(25) for each in arrives(f"clock {n}", n * HOUR, n * HOUR)]
+    events.sort(key=lambda each: each[5])
+    return receipts, [(*each[:-1], offset) for offset, each in enumerate(events)]
+
+
+@pytest.fixture
+def feed(spark, tmp_path):
+    """Write what happens until an export, and when that was; return receipts and journal."""
+    receipts, events = day()
+    tables = {name: str(tmp_path / name) for name in ("receipts", "journal")}
+
+    def feed(begin, end):
+        seen = [row for time, row in receipts if begin < time <= end]
+        happened = [row for row in events if at(begin) < row[5] <= at(end)]
+        mark = (s.COMPLETE, None, None, None, None, at(end), None, None, None, None, None)
+        for rows, schema, path in (
+            (seen, s.RECEIPTS, tables["receipts"]),
+            ([*happened, mark], s.JOURNAL, tables["journal"]),
+        ):
+            table = spark.createDataFrame(rows, schema).coalesce(1)
+            table.write.mode("append").parquet(path)
+        return tuple(
+            spark.read.schema(schema).parquet(tables[name])
+            for name, schema in (("receipts", s.RECEIPTS), ("journal", s.JOURNAL))
+        )
+
+    return feed
+
+
+class KilledError(Exception):
+    """Stands for the end of a driver."""
+
+
+def kill(*_):
+    raise KilledError
+
+
+def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_path, monkeypatch):
+    output, begin = str(tmp_path / "audit"), -HOUR
+    steps: list[Step] = []
+    for number, end in enumerate(EXPORTS):
+        receipts, journal = feed(begin, end)
+        begin = end
+        if number == 2:
+            # A driver that dies when the verdicts are written, and before the step is finished.
+            with monkeypatch.context() as patch:
+                patch.setattr(follow, "append", kill)
+                with pytest.raises(KilledError):
+                    audit_due(receipts, journal, output)
+            before = read_verdicts(spark, output).count()
+            assert before == sum(sum(each.verdicts.values()) for each in steps)
+        steps.append(audit_due(receipts, journal, output))
+    # Nothing has been exported since.
+    again = audit_due(receipts, journal, output)
+    assert (again.batch, again.verdicts, again.corrected) == (len(EXPORTS) - 1, {}, 0)
+
+    wanted = {
+        (row.task_id, row.retries): row
+        for row in audit(receipts, journal, until=at(END)).collect()
+        if row.verdict != s.STILL_WAITING
+    }
+    last = journal.groupBy("task_id", "retries").agg(F.max("due").alias("due"))
+    final = last.where(F.col("due") < at(END - PATIENCE)).collect()
+    wanted = {key: wanted[key] for row in final if (key := tuple(row)[:2]) in wanted}
+    found = {(row.task_id, row.retries): row for row in read_verdicts(spark, output).collect()}
+    assert set(found) == set(wanted)
+    assert {key: row for key, row in found.items() if row != wanted[key]} == {}
+    assert {row.verdict for row in found.values()} == set(s.VERDICT_NAMES) - {
+        s.STILL_WAITING,
+        s.UNDECIDED,
+    }
+
+    # Each has one first verdict, and only those are corrected that were final before.
+    rows = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts").collect()
+    first = Counter((row.task_id, row.retries) for row in rows if not row.corrected)
+    assert first == Counter(dict.fromkeys(found, 1))
+    corrected = {row.task_id.rpartition(" ")[0] for row in rows if row.corrected}
+    assert corrected == {"found again", "twice, hours later", "unseen"}
+    assert sum(each.corrected for each in steps) == sum(row.corrected for row in rows)
+    assert any(each["verdict"] == s.EARLY for step in steps for each in step.alarms)
+
+
+def test_two_audits_of_one_output_do_not_hurt_each_other(spark, feed, tmp_path, monkeypatch):
+    output = str(tmp_path / "audit")
+    receipts, journal = feed(-HOUR, HOUR)
+
+    def while_another_does(*given, **more):
+        monkeypatch.undo()
+        audit_due(receipts, journal, output)
+        return audit(*given, **more)
+
+    monkeypatch.setattr(follow, "audit", while_another_does)
+    with pytest.raises(RuntimeError, match="another process writes the verdicts in"):
+        audit_due(receipts, journal, output)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"late_after": -1}, "late_after must be a number"),
+        ({"patience": float("inf")}, "patience must be a number"),
+        ({"reach": 0}, "reach must be above 0"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(spark, given, words):
+    with pytest.raises(ValueError, match=words):
+        audit_due(None, spark.createDataFrame([], s.JOURNAL), "nowhere", **given)
