@@ -12,6 +12,7 @@ import click
 
 from kombu_binary_delay.compat.urls import is_broker_url
 
+from .before import check_before
 from .shared import FAILED, conf, console, local, needs_spark, numbers, spark_session, usage
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def audit(
     if job_id is not None and receipts is None:
         raise click.UsageError("the receipts name the tasks of a job: give --receipts")
     thresholds = Thresholds(**numbers(allow, Thresholds))
+    check_before(conf, reads=(receipts, journal, planned, depths), writes=(output,))
     session = spark_session(conf)
     table = None
     if receipts is not None:
@@ -151,6 +153,7 @@ def report(
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
 
     file = local(output)
+    check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
     # A table written by an earlier release does not have all columns.
     verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .before import check_before
 from .shared import broker, conf, console, given_broker, needs_spark, spark_session
 
 
@@ -20,6 +21,8 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     needs_spark()
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415 - with Spark's
 
+    broker = given_broker(broker)
+    check_before(conf, writes=(output,), broker=broker)
     session = spark_session(conf)
-    export_journal(session, given_broker(broker), output, namespace=namespace)
+    export_journal(session, broker, output, namespace=namespace)
     console().print(f"{output} has {session.read.parquet(output).count()} events")

@@ -8,17 +8,19 @@ import click
 
 from kombu_binary_delay.model.ladder import Ladder
 
+from .before import check_before
 from .shared import (
     FAILED,
     conf,
+    console,
     input_format,
     needs_spark,
     numbers,
     read,
-    show,
     spark_session,
     usage,
 )
+from .table import show_plan
 
 
 @click.command(
@@ -81,6 +83,7 @@ def plan(
     if queue_per_delay:
         variants.append(Variant(variants[0].ladder, queue_per_delay=True))
     allowed = Limits(**numbers(limits, Limits))
+    check_before(conf, reads=(path,), writes=(output,))
     session = spark_session(conf)
     with usage():
         planned = plan(read(session, path, kind), variants)
@@ -88,23 +91,10 @@ def plan(
         planned.write.mode("overwrite").parquet(output)
         planned = session.read.parquet(output)
     summary = summarize(planned)
-    show(
-        summary.orderBy("ladder").select(
-            "ladder",
-            "messages",
-            "hops_per_message",
-            "waiting",
-            "queue_waiting",
-            "queues",
-            "hops_per_second",
-            "published_per_second",
-            "bytes",
-            "at_once",
-            "beyond",
-            "undated",
-        )
-    )
-    verdicts = check(summary, allowed)
-    show(verdicts.orderBy("ladder", "limit"))
-    if not verdicts.where("not passed").isEmpty():
+    summaries = [row.asDict() for row in summary.orderBy("ladder").collect()]
+    verdicts = [
+        row.asDict() for row in check(summary, allowed).orderBy("ladder", "limit").collect()
+    ]
+    show_plan(console(), summaries, verdicts)
+    if not all(each["passed"] for each in verdicts):
         sys.exit(FAILED)

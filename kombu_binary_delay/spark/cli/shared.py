@@ -17,6 +17,8 @@ from urllib.request import url2pathname
 
 import click
 
+from .before import quiet
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
@@ -94,7 +96,8 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     for each in conf:
         name, _, value = each.partition("=")
         builder = builder.config(name, value)
-    session: SparkSession = builder.getOrCreate()
+    with quiet(conf):
+        session: SparkSession = builder.getOrCreate()
     return session
 
 
@@ -125,13 +128,3 @@ def given_broker(broker: str | None) -> str:
     if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
     return str(url)
-
-
-def show(df: DataFrame) -> None:
-    """Print a DataFrame as a table."""
-    from rich.table import Table  # noqa: PLC0415 - see above
-
-    table = Table(*df.columns)
-    for row in df.collect():
-        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
-    console().print(table)
