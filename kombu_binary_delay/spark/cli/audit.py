@@ -13,6 +13,7 @@ import click
 from kombu_binary_delay.compat.urls import is_broker_url
 
 from .before import check_before
+from .progress import following
 from .shared import FAILED, conf, console, local, needs_spark, numbers, spark_session, usage
 
 if TYPE_CHECKING:
@@ -115,11 +116,15 @@ def audit(
     if job_id is not None and table is not None:
         # Not sooner: the events of all tasks are needed to find the journal's end.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
-    judged.write.mode("overwrite").parquet(f"{output}/verdicts")
-    verdicts = session.read.parquet(f"{output}/verdicts")
-    lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
     page = folder / "report.html"
-    summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
+    with following(session) as phase:
+        phase("judging the tasks")
+        judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+        verdicts = session.read.parquet(f"{output}/verdicts")
+        phase("counting how late they are")
+        lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+        phase("drawing the report")
+        summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     _show_counts(summary)
     console().print(str(page))
@@ -158,7 +163,9 @@ def report(
     # A table written by an earlier release does not have all columns.
     verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
-    _report(session, verdicts, file, planned, depths, thresholds, jobs)
+    with following(session) as phase:
+        phase("drawing the report")
+        _report(session, verdicts, file, planned, depths, thresholds, jobs)
     console().print(str(file))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .before import check_before
+from .progress import following
 from .shared import broker, conf, console, given_broker, needs_spark, spark_session
 
 
@@ -24,5 +25,7 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     broker = given_broker(broker)
     check_before(conf, writes=(output,), broker=broker)
     session = spark_session(conf)
-    export_journal(session, broker, output, namespace=namespace)
+    with following(session) as phase:
+        phase("exporting the journal")
+        export_journal(session, broker, output, namespace=namespace)
     console().print(f"{output} has {session.read.parquet(output).count()} events")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .before import check_before
+from .progress import span
 from .shared import (
     FAILED,
     broker,
@@ -165,7 +166,8 @@ class _Watch:
             self._bar.update(self._task, total=total, completed=done, more=more)
         elif time.monotonic() - self._last >= 5:
             self._last = time.monotonic()
-            self._console.print(self.line(progress))
+            left = progress.remaining / progress.rate if progress.rate else 0
+            self._console.print(self.line(progress) + (f", {span(left)} left" if left else ""))
 
     def line(self, progress: Progress) -> str:
         """Return the progress as one line."""

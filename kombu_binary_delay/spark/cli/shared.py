@@ -51,14 +51,19 @@ def needs_spark() -> None:
         )
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return the console to print on; where there is no terminal, 120 columns wide."""
     from rich.console import Console  # noqa: PLC0415 - see above
 
     # Show names literally: Rich must not read markup in them.
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False, stderr=stderr)
     made = as_it_is()
     return made if made.is_terminal else as_it_is(width=120)
+
+
+def error_console() -> Console:
+    """Return the console for what is not the result."""
+    return console(stderr=True)
 
 
 @contextmanager
