@@ -11,7 +11,7 @@ demo: ## real tasks wait in a real broker; a worker is killed, the broker restar
 	@dev/install.sh demo
 	@exec .venv/bin/python -m dev.demo
 
-pipeline-demo: ## a hundred thousand delayed tasks from Spark, and a report that proves them
+pipeline-demo: ## forty thousand delayed tasks from Spark, and a report that proves them
 	@dev/install.sh pipeline
 	@exec .venv/bin/python -m dev.pipeline
 

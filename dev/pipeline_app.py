@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import before_task_publish
+from celery.signals import after_task_publish
 
 app = Celery("pipeline", broker=os.environ.get("PIPELINE_BROKER"))
 app.conf.broker_transport = "kombu_binary_delay:Transport"
@@ -42,7 +42,8 @@ def bill(customer: int) -> int:
     return customer
 
 
-@before_task_publish.connect(weak=False)
+# Not before: a handler of that could change the messages, so `send_task` would make each of them.
+@after_task_publish.connect(weak=False)
 def fail_once(**_: Any) -> None:
     """End this process once, like an executor that runs out of memory."""
     died = os.environ.get("PIPELINE_DIES_ONCE")

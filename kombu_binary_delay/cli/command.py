@@ -16,11 +16,11 @@ from typing import Any, cast
 import click
 
 from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
+from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
-from .failures import BROKER_ERRORS, in_words
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 #: A shell's exit code for a program that SIGPIPE ends.

@@ -14,6 +14,7 @@ from kombu.utils.url import parse_url
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.amendments.parts import amendments_part
+from kombu_binary_delay.compat.failures import NOTHING
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -24,8 +25,6 @@ from kombu_binary_delay.model.versions import QUORUM_SINCE, has_streams, is_sinc
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
-#: The name of the default URL, if neither an option nor a variable nor an app names a broker.
-NOTHING = "the default"
 _OF_A_LADDER = (
     "tick",
     "levels",

@@ -14,11 +14,11 @@ from kombu_binary_delay import admin
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.amendments.parts import IDS, stream_name
+from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
 from kombu_binary_delay.model.topology import Topology
 
 from .command import wrapped
 from .connect import Target
-from .failures import BROKER_ERRORS, in_words
 
 _CTL = "rabbitmqctl"
 

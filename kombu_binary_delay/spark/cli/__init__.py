@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from .audit import audit, report
+from .failures import explained
 from .journal import journal_export
 from .plan import plan
 from .publish import publish
@@ -28,4 +29,4 @@ def spark() -> None:
 
 
 for each in (plan, publish, journal_export, audit, report):
-    spark.add_command(each)
+    spark.add_command(explained(each))

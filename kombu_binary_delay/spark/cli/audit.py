@@ -12,6 +12,8 @@ import click
 
 from kombu_binary_delay.compat.urls import is_broker_url
 
+from .before import check_before
+from .progress import following
 from .shared import FAILED, conf, console, local, needs_spark, numbers, spark_session, usage
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def audit(
     if job_id is not None and receipts is None:
         raise click.UsageError("the receipts name the tasks of a job: give --receipts")
     thresholds = Thresholds(**numbers(allow, Thresholds))
+    check_before(conf, reads=(receipts, journal, planned, depths), writes=(output,))
     session = spark_session(conf)
     table = None
     if receipts is not None:
@@ -113,11 +116,15 @@ def audit(
     if job_id is not None and table is not None:
         # Not sooner: the events of all tasks are needed to find the journal's end.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
-    judged.write.mode("overwrite").parquet(f"{output}/verdicts")
-    verdicts = session.read.parquet(f"{output}/verdicts")
-    lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
     page = folder / "report.html"
-    summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
+    with following(session) as phase:
+        phase("judging the tasks")
+        judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+        verdicts = session.read.parquet(f"{output}/verdicts")
+        phase("counting how late they are")
+        lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+        phase("drawing the report")
+        summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     _show_counts(summary)
     console().print(str(page))
@@ -151,11 +158,14 @@ def report(
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
 
     file = local(output)
+    check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
     # A table written by an earlier release does not have all columns.
     verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
-    _report(session, verdicts, file, planned, depths, thresholds, jobs)
+    with following(session) as phase:
+        phase("drawing the report")
+        _report(session, verdicts, file, planned, depths, thresholds, jobs)
     console().print(str(file))
 
 

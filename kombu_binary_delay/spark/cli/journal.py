@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from .before import check_before
+from .progress import following
 from .shared import broker, conf, console, given_broker, needs_spark, spark_session
 
 
@@ -20,6 +22,10 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     needs_spark()
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415 - with Spark's
 
+    broker = given_broker(broker)
+    check_before(conf, writes=(output,), broker=broker)
     session = spark_session(conf)
-    export_journal(session, given_broker(broker), output, namespace=namespace)
+    with following(session) as phase:
+        phase("exporting the journal")
+        export_journal(session, broker, output, namespace=namespace)
     console().print(f"{output} has {session.read.parquet(output).count()} events")

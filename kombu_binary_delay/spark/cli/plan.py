@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kombu_binary_delay.model.ladder import Ladder
 
+from .before import check_before
+from .progress import following
 from .shared import (
     FAILED,
     conf,
+    console,
     input_format,
+    local,
     needs_spark,
     numbers,
     read,
-    show,
     spark_session,
     usage,
 )
+from .table import show_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @click.command(
@@ -53,6 +63,12 @@ from .shared import (
     "hops_per_second, published_per_second, queues, beyond or undated; may be repeated.",
 )
 @click.option("--output", metavar="PATH", help="Also write the plan there, as Parquet.")
+@click.option(
+    "--report",
+    metavar="FILE",
+    help="Also draw the plan as one HTML file: when the load comes, what each ladder costs, where "
+    "it would be late, and which settings the figures ask for.",
+)
 @conf
 def plan(
     path: str,
@@ -62,6 +78,7 @@ def plan(
     queue_per_delay: bool,
     limits: tuple[str, ...],
     output: str | None,
+    report: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Forecast the load on the brokers of the messages at PATH."""
@@ -81,30 +98,46 @@ def plan(
     if queue_per_delay:
         variants.append(Variant(variants[0].ladder, queue_per_delay=True))
     allowed = Limits(**numbers(limits, Limits))
+    page = local(report) if report else None
+    check_before(conf, reads=(path,), writes=(output, report))
     session = spark_session(conf)
-    with usage():
-        planned = plan(read(session, path, kind), variants)
-    if output:
-        planned.write.mode("overwrite").parquet(output)
-        planned = session.read.parquet(output)
-    summary = summarize(planned)
-    show(
-        summary.orderBy("ladder").select(
-            "ladder",
-            "messages",
-            "hops_per_message",
-            "waiting",
-            "queue_waiting",
-            "queues",
-            "hops_per_second",
-            "published_per_second",
-            "bytes",
-            "at_once",
-            "beyond",
-            "undated",
-        )
-    )
-    verdicts = check(summary, allowed)
-    show(verdicts.orderBy("ladder", "limit"))
-    if not verdicts.where("not passed").isEmpty():
+    with following(session) as phase:
+        phase("planning")
+        with usage():
+            rows = read(session, path, kind)
+            planned = plan(rows, variants)
+        if output:
+            planned.write.mode("overwrite").parquet(output)
+            planned = session.read.parquet(output)
+        elif report:
+            planned = planned.cache()
+        summary = summarize(planned)
+        summaries = [row.asDict() for row in summary.orderBy("ladder").collect()]
+        judged = check(summary, allowed).orderBy("ladder", "limit")
+        verdicts = [row.asDict() for row in judged.collect()]
+        if page is not None:
+            phase("drawing the report")
+            _report(page, rows, planned, variants[0].name, limits=asdict(allowed), name=path)
+    show_plan(console(), summaries, verdicts)
+    if page is not None:
+        console().print(str(page))
+    if not all(each["passed"] for each in verdicts):
         sys.exit(FAILED)
+
+
+def _report(
+    output: Path,
+    rows: DataFrame,
+    planned: DataFrame,
+    chosen: str,
+    *,
+    limits: dict[str, Any],
+    name: str,
+) -> None:
+    from kombu_binary_delay.spark.report.plan_page import plan_page  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.report.planned import plan_figures  # noqa: PLC0415
+
+    given = {each: value for each, value in limits.items() if value is not None}
+    found = plan_figures(rows, planned, limits=given, name=name)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(plan_page({**found, "chosen": chosen}), encoding="utf-8")

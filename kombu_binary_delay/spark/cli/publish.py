@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .before import check_before
+from .progress import span
 from .shared import (
     FAILED,
     broker,
@@ -96,13 +98,24 @@ if TYPE_CHECKING:
 def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
     """Publish a delayed Celery task for each row at PATH."""
     needs_spark()
-    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.checks import check_number  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415
 
     if options["app"] is None:
         options["broker"] = given_broker(options["broker"])
     with usage():
         if options["settings"] is not None:
             options["settings"] = json.loads(options["settings"])
+        for name in ("max_rate", "horizon"):
+            if options[name] is not None:
+                check_number(name, options[name])
+        check_before(
+            conf,
+            reads=(path,),
+            writes=(options["receipts"], options["rejects"]),
+            broker=options["broker"],
+            app=options["app"],
+        )
         with _Watch() as watch:
             done = publish(read(spark_session(conf), path, kind), on_progress=watch.show, **options)
     console().print(watch.line(done))
@@ -153,7 +166,8 @@ class _Watch:
             self._bar.update(self._task, total=total, completed=done, more=more)
         elif time.monotonic() - self._last >= 5:
             self._last = time.monotonic()
-            self._console.print(self.line(progress))
+            left = progress.remaining / progress.rate if progress.rate else 0
+            self._console.print(self.line(progress) + (f", {span(left)} left" if left else ""))
 
     def line(self, progress: Progress) -> str:
         """Return the progress as one line."""

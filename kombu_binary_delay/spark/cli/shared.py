@@ -17,6 +17,8 @@ from urllib.request import url2pathname
 
 import click
 
+from .before import quiet
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
@@ -49,14 +51,19 @@ def needs_spark() -> None:
         )
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return the console to print on; where there is no terminal, 120 columns wide."""
     from rich.console import Console  # noqa: PLC0415 - see above
 
     # Show names literally: Rich must not read markup in them.
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False, stderr=stderr)
     made = as_it_is()
     return made if made.is_terminal else as_it_is(width=120)
+
+
+def error_console() -> Console:
+    """Return the console for what is not the result."""
+    return console(stderr=True)
 
 
 @contextmanager
@@ -94,7 +101,8 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     for each in conf:
         name, _, value = each.partition("=")
         builder = builder.config(name, value)
-    session: SparkSession = builder.getOrCreate()
+    with quiet(conf):
+        session: SparkSession = builder.getOrCreate()
     return session
 
 
@@ -125,13 +133,3 @@ def given_broker(broker: str | None) -> str:
     if url is None:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
     return str(url)
-
-
-def show(df: DataFrame) -> None:
-    """Print a DataFrame as a table."""
-    from rich.table import Table  # noqa: PLC0415 - see above
-
-    table = Table(*df.columns)
-    for row in df.collect():
-        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
-    console().print(table)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
 from kombu_binary_delay.spark import schema as s
 
 from . import svg
+from .parts import BAD, GOOD, SO_SO, TimeAxis, clock, document, moment, section, table, tile
 
-_GOOD, _BAD, _SO_SO = "good", "bad", "so-so"
 _TONE = {
-    s.OK: _GOOD,
-    s.EARLY: _BAD,
-    s.LOST_IN_THE_LADDER: _BAD,
-    s.LOST_AFTER_RELEASE: _BAD,
-    s.NOT_PUBLISHED: _BAD,
-    s.LATE: _SO_SO,
-    s.DUPLICATE: _SO_SO,
-    s.UNDECIDED: _SO_SO,
+    s.OK: GOOD,
+    s.EARLY: BAD,
+    s.LOST_IN_THE_LADDER: BAD,
+    s.LOST_AFTER_RELEASE: BAD,
+    s.NOT_PUBLISHED: BAD,
+    s.LATE: SO_SO,
+    s.DUPLICATE: SO_SO,
+    s.UNDECIDED: SO_SO,
     s.STILL_WAITING: "",
     s.TAKEN_BACK: "",
-    s.RAN_AFTER_CANCEL: _SO_SO,
-    s.PUT_OFF: _GOOD,
-    s.REPLACED: _GOOD,
+    s.RAN_AFTER_CANCEL: SO_SO,
+    s.PUT_OFF: GOOD,
+    s.REPLACED: GOOD,
 }
 #: What a verdict means, for who reads the report and no documentation.
 _MEANING = {
@@ -53,74 +52,6 @@ _COUNTED = {
 }
 #: From such a share of the tasks on, what has no limit is worth a warning.
 _MANY = 0.01
-_DARK = "@media screen and (prefers-color-scheme:dark)"
-#: A page is dark where its reader wants that, and never in print.
-_COLOURS = f"{svg.rules(svg.COLOURS)}{_DARK}{{{svg.rules(svg.DARK_COLOURS)}}}"
-_STYLE = """
-:root{color-scheme:light;--ink:#1b1f24;--dim:#57606a;--ground:#f6f7f9;--card:#fff;--edge:#d8dee4;
---rule:#e4e8ec;--good:#1a7f37;--bad:#b42318;--so-so:#e69f00}
-@media screen and (prefers-color-scheme:dark){
-:root{color-scheme:dark;--ink:#e6e9ed;--dim:#a3abb5;--ground:#14171a;--card:#1b1f24;--edge:#363d45;
---rule:#2c3239;--good:#238c44;--bad:#cf3b2f}}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--ground);margin:0}
-main{max-width:1040px;margin:0 auto;padding:28px 20px 60px}
-h1{font-size:26px;line-height:1.25;margin:0 0 8px;overflow-wrap:anywhere}
-h2{font-size:17px;margin:0 0 2px}
-h3{font-size:13px;margin:8px 0 0;color:var(--dim)}
-.lead{color:var(--dim);margin:0 0 6px}.lead:last-of-type{margin-bottom:18px}
-.note{color:var(--dim);font-size:13px;margin:0 0 8px}
-.verdicts{display:flex;flex-wrap:wrap;gap:6px;margin:0 0 10px}
-.verdict{padding:2px 12px;border-radius:14px;color:#fff;font-weight:600}
-.verdict.good{background:var(--good)}.verdict.bad{background:var(--bad)}
-.verdict.so-so{background:var(--so-so);color:#1b1f24}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:10px;
-margin:0 0 18px}
-.tile{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 12px}
-.tile b{display:block;font-size:22px;line-height:1.2}.tile span{color:var(--dim);font-size:13px}
-.tile.good{border-left:4px solid var(--good)}.tile.bad{border-left:4px solid var(--bad)}
-.tile.so-so{border-left:4px solid var(--so-so)}.tile.none{opacity:.6}
-section{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:16px 18px;
-margin:0 0 16px}
-svg{width:100%;height:auto;display:block}
-.grid{stroke:var(--rule)}.tick{font:11px system-ui,sans-serif;fill:var(--dim)}
-.legend{margin:4px 0 0;font-size:13px;color:var(--dim)}.legend span{margin-right:16px}
-.legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:5px;
-vertical-align:-1px}
-table{border-collapse:collapse;width:100%;font-size:13px}table.small{width:auto}
-th,td{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid var(--rule)}
-table.small td,table.small th{padding-right:28px}
-th{font-weight:600}td.n,th.n{text-align:right}
-tr.head:not(:first-child) th{padding-top:14px}
-td.failed{color:var(--bad);font-weight:600}
-code{font:12px ui-monospace,monospace}
-.scroll{overflow-x:auto}
-@media (max-width:700px){main{padding:18px 10px 40px}section{padding:12px}h1{font-size:21px}
-.tiles{grid-template-columns:repeat(3,1fr)}.tile b{font-size:18px}
-.scroll svg{min-width:680px}.tick{font-size:18px}.scroll .tick{font-size:13px}
-td{white-space:nowrap}table.meaning td{white-space:normal}table.small td,table.small th{
-padding-right:14px}}
-@page{margin:12mm}
-@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}
-*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
-section,.tile,tr{break-inside:avoid}section,.tile{border-color:#bbb}
-section.rows{break-inside:auto;border:0;padding:0}h2,.note,tr.head{break-after:avoid}
-.tiles{grid-template-columns:repeat(7,1fr);gap:6px}.tile b{font-size:17px}.tick{font-size:11px}
-.scroll{overflow:visible}.scroll svg{min-width:0}table,code{font-size:9px}
-td{overflow-wrap:anywhere;white-space:normal}td.n,th,.whole{white-space:nowrap}}
-"""
-
-
-class _TimeAxis(svg.Axis):
-    """Seconds since the epoch, with ticks at round times of day."""
-
-    def ticks(self, count: int = 6) -> list[float]:
-        steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
-        span = self.high - self.low
-        days = 86400 * max(1, round(span / count / 86400))
-        step = next((each for each in steps if span / each <= count), days)
-        first = -(-self.low // step) * step
-        return [first + step * n for n in range(int((self.high - first) // step) + 1)]
 
 
 def page(figures: dict[str, Any], *, title: str | None = None) -> str:
@@ -144,21 +75,16 @@ def page(figures: dict[str, Any], *, title: str | None = None) -> str:
         _offenders(figures),
         _meanings(),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_COLOURS}{_STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return document(title, parts)
 
 
 def _head(figures: dict[str, Any], title: str) -> str:
     summary = figures["summary"]
-    badges = [("passed", _GOOD) if summary["passed"] else ("failed", _BAD)]
-    badges += [(text, _SO_SO) for text in _warnings(summary)]
+    badges = [("passed", GOOD) if summary["passed"] else ("failed", BAD)]
+    badges += [(text, SO_SO) for text in _warnings(summary)]
     postponed = f", {summary['postponed']:,} of them postponed" if summary["postponed"] else ""
     shown = "".join(f'<span class="verdict {tone}">{text}</span>' for text, tone in badges)
-    start, end = _time(figures["start"]), _time(figures["end"])
+    start, end = moment(figures["start"]), moment(figures["end"])
     return (
         f'<h1>{escape(title)}</h1><div class="verdicts">{shown}</div>'
         f'<p class="lead">{_judgement(summary)}</p>'
@@ -195,38 +121,21 @@ def _judgement(summary: dict[str, Any]) -> str:
 def _tiles(figures: dict[str, Any]) -> str:
     summary = figures["summary"]
     tiles = [
-        _tile(f"{count:,}", name, _TONE[name] if count else "none", _MEANING[name])
+        tile(f"{count:,}", name, _TONE[name] if count else "none", _MEANING[name])
         for name, count in summary["verdicts"].items()
     ]
     for name, label in (("p50", "late, p50"), ("p99", "late, p99"), ("worst", "late, worst")):
         value = summary["lateness"][name]
-        tiles.append(_tile("none" if value is None else svg.seconds(value), label, ""))
+        tiles.append(tile("none" if value is None else svg.seconds(value), label, ""))
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _tile(value: str, label: str, tone: str, meaning: str = "") -> str:
-    hint = f' title="{meaning}"' if meaning else ""
-    return f'<div class="tile {tone}"{hint}><b>{value}</b><span>{label}</span></div>'
-
-
-def _section(heading: str, note: str, body: str) -> str:
-    kind = ' class="rows"' if "<table>" in body else ""
-    return f'<section{kind}><h2>{heading}</h2><p class="note">{note}</p>{body}</section>'
-
-
-def _table(rows: str) -> str:
-    """Return a table that scrolls where it is wider than the page."""
-    return f'<div class="scroll"><table>{rows}</table></div>'
-
-
-def _axis(figures: dict[str, Any]) -> _TimeAxis:
-    return _TimeAxis(figures["start"], figures["end"], svg.LEFT, svg.WIDTH - svg.RIGHT)
+def _axis(figures: dict[str, Any]) -> TimeAxis:
+    return TimeAxis(figures["start"], figures["end"], svg.LEFT, svg.WIDTH - svg.RIGHT)
 
 
 def _clock(figures: dict[str, Any]) -> svg.Label:
-    span = figures["end"] - figures["start"]
-    form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%d %b %H:%M"
-    return lambda at: datetime.fromtimestamp(at, timezone.utc).strftime(form)
+    return clock(figures["end"] - figures["start"])
 
 
 def _lateness(figures: dict[str, Any]) -> str:
@@ -240,7 +149,7 @@ def _lateness(figures: dict[str, Any]) -> str:
         ]
         series.append((name, points))
     chart = svg.lines(series, _axis(figures), svg.seconds, _clock(figures), log=True)
-    return _section(
+    return section(
         "Lateness over time",
         f"From due to arrival, of the tasks that arrived in each {svg.seconds(width)}; "
         "logarithmic, with all below 1 ms at 1 ms. A task that was postponed is due at its last "
@@ -260,7 +169,7 @@ def _arrivals(figures: dict[str, Any]) -> str:
     if not series:
         return ""
     chart = svg.lines(series, x, svg.number, clock, steps=True)
-    return _section(
+    return section(
         "Arrivals against plan",
         f"Tasks in each {svg.seconds(width)}: where the lines of due and arrived part, something "
         "was held up.",
@@ -282,7 +191,7 @@ def _waiting(figures: dict[str, Any]) -> str:
     if not any(figures["waiting"]) and unknown:
         del series[0]
     chart = svg.lines(series, _axis(figures), svg.number, _clock(figures)) if series else ""
-    return _section("Waiting in all", note, chart)
+    return section("Waiting in all", note, chart)
 
 
 def _levels(figures: dict[str, Any]) -> str:
@@ -296,7 +205,7 @@ def _levels(figures: dict[str, Any]) -> str:
     if figures["seen"]:
         seen = [(named[name], figures["seen"].get(name, [0] * len(rows[0][1]))) for name in planned]
         charts += f"<h3>Seen</h3>{svg.heat(seen, x, clock, 'seen depth')}"
-    return _section(
+    return section(
         "Depth of each level",
         "One row a level queue, named by its time to live; the stronger the colour, the more "
         "messages.",
@@ -310,7 +219,7 @@ def _histogram(figures: dict[str, Any]) -> str:
         return ""
     x = svg.Axis(counts[0][0], counts[-1][1], svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
     chart = svg.bars(counts, x, svg.seconds, 2, "tasks")
-    return _section("How late", "Tasks by their lateness, on a logarithmic scale.", chart)
+    return section("How late", "Tasks by their lateness, on a logarithmic scale.", chart)
 
 
 def _groups(figures: dict[str, Any]) -> str:
@@ -335,10 +244,10 @@ def _groups(figures: dict[str, Any]) -> str:
                 "<th class=n>p90</th><th class=n>p99</th><th class=n>p99.9</th>"
                 f"<th class=n>worst</th></tr>{body}"
             )
-    return _section(
+    return section(
         "Lateness by queue, task, hops and hour",
         "The largest groups; the data has them all.",
-        _table("".join(tables)),
+        table("".join(tables)),
     )
 
 
@@ -349,7 +258,7 @@ def _offenders(figures: dict[str, Any]) -> str:
         f"<td class=whole><code>{escape(each['task_id'] or '')}</code></td>"
         f"<td>{escape(each['key'] or '')}</td>"
         f"<td>{escape(each['task'] or '')}</td><td>{escape(each['queue'] or '')}</td>"
-        f"<td class=whole>{'' if each['due'] is None else _time(each['due'])}</td></tr>"
+        f"<td class=whole>{'' if each['due'] is None else moment(each['due'])}</td></tr>"
         for each in figures["offenders"]
     )
     # A head of its own is repeated on each printed page.
@@ -357,10 +266,10 @@ def _offenders(figures: dict[str, Any]) -> str:
         "<thead><tr><th>verdict<th class=n>late<th>task id<th>key<th>task<th>queue<th>due, UTC"
         "</tr></thead>"
     )
-    return _section(
+    return section(
         "Worst offenders",
         "Lost, early and doubled tasks first, then the latest.",
-        _table(head + rows),
+        table(head + rows),
     )
 
 
@@ -383,7 +292,7 @@ def _limits(figures: dict[str, Any]) -> str:
         )
     head = "<tr><th>limit<th class=n>measured<th class=n>allowed<th></tr>"
     note = "The audit has passed where nothing exceeds what is allowed."
-    return _section("Limits", note, f'<table class="small">{head}{rows}</table>')
+    return section("Limits", note, f'<table class="small">{head}{rows}</table>')
 
 
 def _measured(summary: dict[str, Any], name: str) -> float | None:
@@ -399,8 +308,4 @@ def _meanings() -> str:
         for name, meaning in _MEANING.items()
     )
     table = f'<table class="small meaning">{rows}</table>'
-    return _section("What the verdicts mean", "Each task has one.", table)
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return section("What the verdicts mean", "Each task has one.", table)

@@ -1,0 +1,196 @@
+"""The report of a plan: its figures, its page, and the settings that it recommends."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from kombu_binary_delay import Ladder
+from kombu_binary_delay.model.ladder import hops
+from kombu_binary_delay.spark.plan import plan
+from kombu_binary_delay.spark.report import measured
+from kombu_binary_delay.spark.report.plan_page import plan_page, settings
+from kombu_binary_delay.spark.report.planned import plan_figures
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "docs" / "explanation" / "performance" / "results"
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+DEFAULT, BINARY = Ladder.uniform(), Ladder.binary()
+
+
+def recorded(name):
+    return json.loads((RECORDS / f"{name}.json").read_text())["found"]
+
+
+def test_the_figures_are_those_of_the_recorded_benchmarks():
+    found = recorded("hops")
+    cpu = {
+        name: each["cpu_us"]["median"] for name, each in found.items() if name.startswith("ours-")
+    }
+    assert round(cpu["ours-1"]) == round(measured.ONE_WAIT * 1e6)
+    further = (cpu["ours-6"] - cpu["ours-1"]) / 5
+    assert further == pytest.approx(measured.FURTHER_WAIT * 1e6, abs=1)
+    assert recorded("sustained")["ours"]["rate"]["median"] == measured.SUSTAINED
+    waits = [hops(DEFAULT.digits(each * 1000)) for each in range(1, 9)]
+    assert sum(waits) / len(waits) == measured.SUSTAINED_WAITS
+    rates = [
+        each["release_rate"] for each in recorded("waiting").values() if "release_rate" in each
+    ]
+    assert min(rates) == pytest.approx(measured.ONE_QUEUE, abs=1)
+
+
+@pytest.fixture(scope="module")
+def whole(spark):
+    """20,000 tasks over an hour, and 10,000 in one second of it, to several destinations."""
+    ids = spark.range(30_000)
+    at_once = F.col("id") >= 20_000
+    after = F.when(at_once, F.lit(2400.0)).otherwise(600 + F.col("id") % 3600)
+    rows = ids.select(
+        F.timestamp_micros(((F.lit(NOON.timestamp()) + after) * 1_000_000).cast("bigint")).alias(
+            "eta"
+        ),
+        F.lit(NOON).alias("published"),
+        F.when(at_once, "mail <b>")
+        .when(F.col("id") % 4 > 0, F.concat(F.lit("q"), F.col("id") % 4))
+        .alias("queue"),
+        F.lit("shop").alias("exchange"),
+        F.lit("eu").alias("routing_key"),
+    )
+    planned = plan(rows, [DEFAULT, BINARY]).cache()
+    limits = {"waiting": 20_000, "queues": 100}
+    return plan_figures(rows, planned, limits=limits, name="r.parquet")
+
+
+def test_the_figures_add_up_to_the_tasks_of_each_destination(whole):
+    totals = {name: sum(each) for name, each in whole["due"].items()}
+    assert totals == {"mail <b>": 10_000, **dict.fromkeys(("shop/eu", "q1", "q2", "q3"), 5_000)}
+    place = int((NOON.timestamp() + 2400 - whole["start"]) // whole["width"])
+    count, second = max(whole["herd"])
+    assert whole["herd"][place] == [count, second]
+    assert second == NOON.timestamp() + 2400
+    assert 10_005 <= count <= 10_006
+    assert {each["ladder"] for each in whole["ladders"]} == {DEFAULT.name, BINARY.name}
+
+
+def test_the_page_says_when_and_what_it_costs_and_what_to_set(whole):
+    text = plan_page({**whole, "chosen": DEFAULT.name})
+    assert not re.search(r"(src|href)=|@import|url\(|<script|https?://", text)
+    assert "mail <b>" not in text
+    assert "mail &lt;b&gt;" in text
+    assert '<span class="verdict bad">exceeds the limits</span>' in text
+    assert f"Exceeds: waiting of {DEFAULT.name}, waiting of {BINARY.name}." in text
+    assert "dead_letter_worker_consumer_prefetch: 512" in text
+    assert "10,00" in text
+    assert "No limit was given with --limit hops_per_second=NUMBER." in text
+
+
+def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), peaks=(1000.0,)):
+    """Figures of a load in hops a second, a minute each."""
+    each = {
+        "messages": 9,
+        "hops": 9,
+        "hops_per_message": 1.0,
+        "waiting": 9,
+        "queue_waiting": 9,
+        "queues": 9,
+        "published_per_second": 1.0,
+        "bytes": 9,
+        "at_once": 0,
+        "beyond": 0,
+        "undated": 0,
+    }
+    number = len(load)
+    return {
+        "name": "",
+        "every": 60,
+        "limits": {},
+        "carries": carries,
+        "measured": False,
+        "start": NOON.timestamp(),
+        "end": NOON.timestamp() + 60 * number,
+        "width": 60,
+        "chosen": ladders[-1],
+        "ladders": [
+            {**each, "ladder": name, "hops_per_second": peak}
+            for name, peak in zip(ladders, peaks, strict=True)
+        ],
+        "due": {"q": [1] * number},
+        "herd": [[herd, NOON.timestamp()]] + [[0, 0.0]] * (number - 1),
+        "busiest": {
+            name: {"rate": busiest, "queue": "kbd.v2", "at": NOON.timestamp()} for name in ladders
+        },
+        "work": {
+            name: {"rate": load, "late": [0.0] * number, "overloaded": over, "behind": 0.0}
+            for name in ladders
+            for over in [60 if max(load) > carries else 0]
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"load": [900.0], "carries": 1000}, []),
+        ({"load": [900.0], "carries": 1000, "herd": 4000}, []),
+        (
+            {"load": [900.0], "carries": 1000, "herd": 20_000},
+            ["dead_letter_worker_consumer_prefetch: 512"],
+        ),
+        ({"load": [900.0], "carries": 9000, "busiest": 6000.0}, ["lanes: 3"]),
+        (
+            {
+                "load": [1500.0],
+                "carries": 1000,
+                "ladders": (DEFAULT.name, BINARY.name),
+                "peaks": (900.0, 1500.0),
+            },
+            ["radix: 4", "a longer time, or more brokers"],
+        ),
+        (
+            {
+                "load": [900.0],
+                "carries": 1000,
+                "ladders": (DEFAULT.name, BINARY.name),
+                "peaks": (600.0, 900.0),
+            },
+            [],
+        ),
+    ],
+)
+def test_settings_are_recommended_where_the_figures_ask_for_them(given, names):
+    found = figures(**given)
+    assert [name for name, _ in settings(found)] == names
+    text = plan_page(found)
+    assert ("The figures ask for none" in text) == (not names)
+    for name in names:
+        assert f"<code>{name}</code>" in text
+
+
+def test_what_is_more_than_the_broker_carries_is_late_until_it_has_caught_up(spark):
+    # 60 hops a second in the first minute, and one that carries 25: behind for 140 s in all.
+    due = [NOON + timedelta(seconds=60 + 0.016 * each) for each in range(3600)]
+    rows = spark.createDataFrame([(each,) for each in due], "eta timestamp").withColumn(
+        "published", F.col("eta") - F.expr("interval 1 second")
+    )
+    last = spark.createDataFrame([(NOON + timedelta(seconds=601),)], "eta timestamp").withColumn(
+        "published", F.col("eta") - F.expr("interval 1 second")
+    )
+    rows = rows.unionByName(last)
+    planned = plan(rows, Ladder.uniform()).cache()
+    found = plan_figures(rows, planned, limits={"hops_per_second": 25})
+    work = found["work"][DEFAULT.name]
+    assert max(work["rate"]) == pytest.approx(60, rel=0.02)
+    assert max(work["late"]) == pytest.approx((60 - 25) * 60 / 25, rel=0.05)
+    assert work["overloaded"] == 120
+    assert work["behind"] == 0
+    assert "hops a second, was given with --limit" in plan_page(found)
+
+
+def test_a_plan_of_nothing_is_a_page_all_the_same(spark):
+    rows = spark.createDataFrame([], "eta timestamp")
+    assert "No tasks" in plan_page(plan_figures(rows, plan(rows, DEFAULT)))
