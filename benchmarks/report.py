@@ -127,6 +127,21 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("all exists, ms", "warm_ms", "{:.1f}"),
     ),
     "size": (Column("bytes sent", "bytes"),),
+    "prefetch": (
+        Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
+        Column("last arrival", "last", "{:.2f}", of="ratio"),
+        Column("CPU, µs a message", "cpu_us"),
+        Column("last arrival, s", "last", "{:.1f}"),
+        Column("more memory, bytes", "more_memory", "{:,.0f}"),
+        Column("the same, 64 KiB", "large_more_memory", "{:,.0f}"),
+        Column("twice", "twice"),
+    ),
+    "wal": (
+        Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
+        Column("CPU, µs a message", "cpu_us"),
+        Column("published a second", "rate", "{:,.0f}"),
+        Column("memory, bytes", "memory", "{:,.0f}"),
+    ),
     "tick": (
         Column("Levels", "levels"),
         Column("Waits per message", "waits", "{:.1f}"),

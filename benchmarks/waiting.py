@@ -38,9 +38,9 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
     draw = random.Random(1)  # noqa: S311 - no secret
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
-        _inbox(connection)
+        with_inbox(connection)
         # All levels exist, are empty, and have carried messages.
-        _publish(vhost, 10, lambda: DAY)
+        publish(vhost, 10, lambda: DAY)
         _delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
@@ -48,7 +48,7 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
     waiting = 0
     for count in scale.pick((10_000, 100_000, 1_000_000), (100,)):
         start = time.monotonic()
-        _publish(vhost, count - waiting, lambda: draw.randint(HOUR, DAY))
+        publish(vhost, count - waiting, lambda: draw.randint(HOUR, DAY))
         rate = (count - waiting) / (time.monotonic() - start)
         waiting = count
         time.sleep(scale.pick(10, 0))
@@ -105,15 +105,15 @@ def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
     return found
 
 
-def _inbox(connection: Connection) -> None:
+def with_inbox(connection: Connection) -> None:
     arguments = {"x-queue-type": "quorum"}
     Queue("inbox", queue_arguments=arguments, channel=connection.default_channel).declare()
 
 
-def _publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
+def publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
     with Connection(vhost.url, transport=OURS) as connection:
         channel = connection.default_channel
-        _inbox(connection)
+        with_inbox(connection)
         with PublishBatch(channel) as batch:
             for _ in range(count):
                 message = channel.prepare_message(
@@ -151,7 +151,7 @@ def _delay_four_seconds(vhost: VHost, count: int) -> Row:
         return 4000
 
     start = time.monotonic()
-    _publish(vhost, count, delay)
+    publish(vhost, count, delay)
     rate = count / (time.monotonic() - start)
     thread.join(120)
     if len(arrivals) < count:
@@ -171,7 +171,7 @@ def _reachable(vhost: VHost) -> None:
     end = time.monotonic() + 300
     while time.monotonic() < end:
         with suppress(OSError, amqp.AMQPError):
-            return _publish(vhost, 1, lambda: DAY)
+            return publish(vhost, 1, lambda: DAY)
         time.sleep(0.2)
     raise TimeoutError("nothing can be published after the restart")
 

@@ -22,6 +22,7 @@ import amqp
 from dev.processes import Process, Processes
 from dev.server import BrokerError, Server, VHost
 from dev.service import HOST, Service, free_ports, listens, wait_until
+from kombu_binary_delay.export.broker_config import ADVANCED, CONF, broker_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +33,10 @@ EPMD = 4  # the index of its port among a node's ports
 # In milliseconds. RabbitMQ's defaults, 5 and 10 s, are too short for clients on a busy machine.
 HANDSHAKE_TIMEOUT = 60_000
 
-__all__ = ["RETRY_SOON", "Broker", "BrokerError", "Node", "VHost"]
+__all__ = ["DEFAULTS", "Broker", "BrokerError", "Node", "VHost"]
 
-# An `advanced` for brokers that are restarted or killed: a message that was between two queues
-# at that moment continues after 5 to 10 s, instead of RabbitMQ's 180 s.
-RETRY_SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
+# An `advanced` without settings.
+DEFAULTS = "[]."
 
 
 class Node(Server):
@@ -146,12 +146,12 @@ class Node(Server):
 
 
 class Broker(Node, Service):
-    """A private RabbitMQ node.
+    """A private RabbitMQ node, configured as `export broker-config` recommends.
 
     root:     a folder with an unpacked Debian that has another RabbitMQ (started by
               chroot, which needs root); None uses the one installed on this machine.
     config:   more lines for rabbitmq.conf.
-    advanced: the Erlang term of advanced.config, for what rabbitmq.conf cannot set.
+    advanced: the Erlang term of advanced.config, in place of the recommended one.
     name:     the part of the node's name before the @.
     beside:   a node to form a cluster with, whose epmd and cookie are then shared.
     data:     a folder with the data of a stopped node, which is copied and used.
@@ -162,7 +162,7 @@ class Broker(Node, Service):
         self,
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
-        advanced: str = "[].",
+        advanced: str | None = None,
         *,
         name: str = "dev",
         beside: Broker | None = None,
@@ -180,7 +180,10 @@ class Broker(Node, Service):
             ports[EPMD] = beside.ports[EPMD]
         node = f"{name}@localhost"
         super().__init__(Path(root) if root else None, node, self._processes.folder, ports)
-        self._write_files({**self._tls_settings(tls), **(config or {})}, advanced)
+        files = broker_config(_installed(root))
+        if advanced is not None:
+            files[ADVANCED] = advanced
+        self._write_files({**self._tls_settings(tls), **(config or {})}, files)
         if data:
             shutil.copytree(data, self.folder / "data")
 
@@ -274,7 +277,7 @@ class Broker(Node, Service):
             "ssl_options.fail_if_no_peer_cert": "false",
         }
 
-    def _write_files(self, config: Mapping[str, str | int], advanced: str) -> None:
+    def _write_files(self, config: Mapping[str, str | int], files: Mapping[str, str]) -> None:
         settings: dict[str, str | int] = {
             "listeners.tcp.1": f"{HOST}:{self._amqp_port}",
             "management.tcp.ip": HOST,
@@ -286,8 +289,8 @@ class Broker(Node, Service):
             **config,
         }
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
-        (self.folder / "rabbitmq.conf").write_text(lines)
-        (self.folder / "advanced.config").write_text(advanced)
+        for name, text in files.items():
+            (self.folder / name).write_text(text + lines if name == CONF else text)
         (self.folder / "enabled_plugins").write_text("[rabbitmq_management, rabbitmq_prometheus].")
         (self.folder / "conf.d").mkdir()
         cookie = self.folder / ".erlang.cookie"
@@ -311,3 +314,9 @@ class Broker(Node, Service):
         except (OSError, amqp.AMQPError, BrokerError):
             return False
         return True
+
+
+def _installed(root: str | None) -> str:
+    """Return the version of the RabbitMQ that is installed in a root."""
+    found = Path(root or "/", "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")
+    return next(found).name.partition("-")[2]

@@ -27,7 +27,7 @@ class Cluster(Service):
         self,
         root: str | None = None,
         config: Mapping[str, str | int] | None = None,
-        advanced: str = "[].",
+        advanced: str | None = None,
         *,
         size: int = 3,
     ) -> None:

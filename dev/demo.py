@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from celery.signals import before_task_publish
 
-from dev.broker import RETRY_SOON, Broker, BrokerError, VHost
+from dev.broker import Broker, BrokerError, VHost
 from dev.demo_app import app, arrive
 from dev.demo_count import Accounts
 from dev.demo_display import Display, Picture
@@ -217,7 +217,7 @@ def main() -> int:
         stack.callback(display.close)
         processes = stack.enter_context(Processes("demo"))
         display.say("a private RabbitMQ starts, on 127.0.0.1")
-        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON))
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT")))
         display.say(
             f"RabbitMQ {broker.version} runs; it retries unconfirmed dead letters after 5 s"
         )

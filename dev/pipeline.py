@@ -25,7 +25,7 @@ import amqp
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from dev.broker import RETRY_SOON, Broker, BrokerError, VHost
+from dev.broker import Broker, BrokerError, VHost
 from dev.processes import Processes
 from dev.worker import Worker, WorkerError
 from kombu_binary_delay import Ladder, Topology
@@ -274,7 +274,7 @@ def main() -> int:
         died = processes.folder / "died"
         # The executors' processes have it from this one.
         os.environ.update(PIPELINE_DIES_ONCE=str(died), PIPELINE_DIES_AT=str(REMINDERS // 20))
-        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON))
+        broker = stack.enter_context(Broker(os.environ.get("RABBITMQ_ROOT")))
         # Of an executor that is killed it writes much, which nobody needs to see.
         log = FOLDER.with_suffix(".log")
         log.parent.mkdir(exist_ok=True)

@@ -31,6 +31,7 @@ _BESIDE_A_FOREIGN_LADDER = (
     "journal_arguments",
     "amendments",
     "amendments_max_age",
+    "jitter",
 )
 _MAX_AGE = re.compile(r"([1-9][0-9]*)([YMDhms])")
 #: The units of RabbitMQ's ``x-max-age``, in milliseconds.
@@ -69,8 +70,8 @@ class Settings:
         apps with ``task_protocol = 1``. Every publish then has to look at its message's body.
     :param foreign_ladder: another system's ladder in the same virtual host, to delay on instead of
         ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It reaches queues by name
-        only. Beside it you can set only ``declare``, ``protocol_1``, and the settings of the
-        journal and the amendments.
+        only. Beside it you can set only ``declare``, ``protocol_1``, ``jitter``, and the settings
+        of the journal and the amendments.
     :param relays: glob patterns of queues that may reject messages because of a policy, or because
         their nodes are down. Each gets a relay, so that its messages do not hold up others. Queues
         declared with ``reject-publish``, and queues that the connection has not declared, always
@@ -79,6 +80,10 @@ class Settings:
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
     :param amendments_max_age: how long a cancellation without a due time is kept; one with a due
         time is kept for as long after it. In the form of ``journal_max_age``.
+    :param jitter: the longest time, in milliseconds, by which delayed messages arrive later than
+        they are due, on purpose: each by its own share, which its id decides, so that many that are
+        due at one moment do not arrive at one moment. The header ``x-delay-jitter`` of a message
+        overrides it.
     :param lanes: the number of ladders to spread messages over, by message id; for clusters, whose
         nodes then share the work.
     :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
@@ -108,6 +113,7 @@ class Settings:
     journal_arguments: bool = True
     amendments: bool = True
     amendments_max_age: str = "31D"
+    jitter: float = 0
     lanes: int = 1
     namespace: str = "kbd"
 
@@ -138,6 +144,7 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
             )
+        self._check_jitter()
         if not isinstance(self.relays, tuple) or not all(isinstance(x, str) for x in self.relays):
             raise SettingsError(
                 f"{KEY}: relays must be a list of queue names or patterns, got {self.relays!r}"
@@ -192,6 +199,15 @@ class Settings:
                     f"{KEY}: {each.name} cannot be set for the ladder of "
                     f"{self.foreign_ladder!r}, got {given!r}; leave it out"
                 )
+
+    def _check_jitter(self) -> None:
+        longest = self.topology().ladder.maximum
+        is_number = isinstance(self.jitter, (int, float)) and not isinstance(self.jitter, bool)
+        if not is_number or not 0 <= self.jitter <= longest:
+            raise SettingsError(
+                f"{KEY}: jitter must be a number of milliseconds from 0 to {longest}, the longest "
+                f"delay of the ladder, got {self.jitter!r}"
+            )
 
     def _check_journal(self) -> None:
         if self.journal is not None and not (isinstance(self.journal, str) and self.journal):

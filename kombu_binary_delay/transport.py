@@ -57,7 +57,7 @@ from .executor import Executor
 from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
-from .model.delay import ETA, X_DELAY, due_time, headers_of_body
+from .model.delay import ETA, JITTER, X_DELAY, due_time, headers_of_body
 from .router import Plan, Router
 from .settings import Settings
 
@@ -97,6 +97,8 @@ class ChannelMixin(AmendingChannel):
         # Skipped if the message cannot ask for a delay: each publish comes here.
         headers = msg.properties.get(_HEADERS)
         asked = (headers or self._reads_bodies) and self.asked(msg)
+        if asked:
+            msg, asked = self.with_jitter(msg, asked)
         # A message with a generation is a retry of the same task, not a new generation.
         if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
             msg, records = self.begin_generation(msg, asked or {})
@@ -112,7 +114,7 @@ class ChannelMixin(AmendingChannel):
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
         now = time.time_ns() // 1000
-        due = due_time(asked, now)
+        due = self.due(msg.properties, asked, now)
         # amqp also writes None as an empty name.
         plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now)
         # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
@@ -143,7 +145,26 @@ class ChannelMixin(AmendingChannel):
         headers: dict[str, Any] | None = msg.properties.get(_HEADERS)
         if headers and (headers.get(ETA) is not None or X_DELAY in headers):
             return headers
-        return headers_of_body(msg.properties, msg.body) if self._reads_bodies else None
+        if not self._reads_bodies:
+            return None
+        asked = headers_of_body(msg.properties, msg.body)
+        if asked and headers and JITTER in headers:
+            asked[JITTER] = headers[JITTER]
+        return asked
+
+    def with_jitter(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return a delayed message, and its headers, with the jitter of the settings.
+
+        A message that has jitter of its own, or is not delayed, stays as it is. The header shows
+        readers of the message, who do not know the publisher's settings, when it arrives.
+        """
+        if not self._router.jitter or JITTER in asked or due_time(asked, 0) is None:
+            return msg, asked
+        jitter = {JITTER: self._router.jitter}
+        headers = {**(msg.properties.get(_HEADERS) or {}), **jitter}
+        jittered = amqp.Message(msg.body)
+        jittered.properties = {**msg.properties, _HEADERS: headers}
+        return jittered, {**asked, **jitter}
 
     def plan(
         self, properties: dict[str, Any], due: int | None, exchange: str, routing_key: str, now: int

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu import Connection, Queue
 
-from dev.broker import RETRY_SOON, Broker, BrokerError
+from dev.broker import Broker, BrokerError
 from dev.cluster import Cluster
 from dev.faults.ledger import CONFIRMED, DELIVERED, SENT, Book, Entry, Verdict, judge
 from dev.faults.programs import TRANSPORT, Cancelling, Consuming, Publishing, to_argv
@@ -30,7 +30,7 @@ from kombu_binary_delay.executor import declare
 from kombu_binary_delay.model.versions import QUORUM_SINCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dev.broker import VHost
 
@@ -53,7 +53,8 @@ class Case:
 
     run:      runs it.
     nodes:    of the broker.
-    advanced: the broker's advanced.config.
+    advanced: the broker's advanced.config, in place of the recommended one.
+    config:   more lines for its rabbitmq.conf.
     short:    whether it is a part of the short form.
     since:    the first RabbitMQ that can keep the promise.
     on:       returns the root of the RabbitMQ to run on, whatever the others run on.
@@ -63,7 +64,8 @@ class Case:
     name: str
     run: Callable[[Environment], None]
     nodes: int = 1
-    advanced: str = RETRY_SOON
+    advanced: str | None = None
+    config: Mapping[str, str | int] | None = None
     short: bool = False
     since: Version = QUORUM_SINCE
     on: Callable[[], str] | None = None
@@ -388,9 +390,9 @@ def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Out
         processes = stack.enter_context(Processes("faults"))
         root = case.on() if case.on else root
         broker = (
-            stack.enter_context(Broker(root, advanced=case.advanced))
+            stack.enter_context(Broker(root, case.config, case.advanced))
             if case.nodes == 1
-            else stack.enter_context(Cluster(root, advanced=case.advanced, size=case.nodes))
+            else stack.enter_context(Cluster(root, case.config, case.advanced, size=case.nodes))
         )
         env = Environment(broker, processes, short=short)
         if env.broker.release < case.since:

@@ -78,6 +78,11 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
         exchange = lane.direct
         part += lane.direct_base + lane.direct_queue(digits)
         notes.append("the first message of a delay that a connection publishes takes the levels")
+    if settings.jitter:
+        notes.append(
+            f"with the setting jitter, it arrives up to {settings.jitter / 1000:g} s later: how "
+            f"much, its id decides"
+        )
     way = walk(part, exchange, key)
     stays, at = [], 0
     for wait in way.waits:

@@ -16,7 +16,7 @@ from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, 
 from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination, route
-from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import further_keys, wrap
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.simulate import matches_topic
@@ -298,6 +298,8 @@ class _Sorter:
             return self._amend(record)
         found.properties[_HEADERS].pop("x-delivery-count", None)
         left = remaining(found.due, now)
+        if source.topology is not None:
+            keep_due(found.properties[_HEADERS], found.due)
         if self._to.mirrors:
             # At least one tick: a message that is already due also takes the ladder.
             found.properties[_HEADERS][X_DELAY] = max(left, 1)

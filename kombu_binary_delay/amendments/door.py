@@ -22,7 +22,7 @@ from kombu.log import get_logger
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import ETA, TASK, due_time, headers_of_body
+from kombu_binary_delay.model.delay import ETA, JITTER, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, seen_as
 from kombu_binary_delay.router import Delivery
 
@@ -134,23 +134,43 @@ class AmendingChannel(FollowingChannel):
             )
         now = time.time_ns() // 1000
         at = now // 1000
-        due = -(-(due_time(asked, now) or now) // 1000)
+        generation = new_generation(at)
+        amended = amqp.Message(msg.body)
+        amended.properties = {**msg.properties, _HEADERS: {**headers, GENERATION: generation}}
+        due = -(-(self.due(amended.properties, asked, now) or now) // 1000)
         longest = max(due - at, wait or 0)
         if KEY in headers and longest > LONGEST_KEYED:
             raise AmendmentError(
                 f"a message with {KEY} can wait for at most {LONGEST_KEYED // 1000} s, got "
                 f"{longest / 1000:g} s; give it an id, and replace it by its id"
             )
-        generation = new_generation(at)
         records = [
             Supersede(check_name(headers[name], name), generation, due, at, limit, keyed=keyed)
             for name, limit, keyed in ((KEY, wait, True), (REPLACES, None, False))
             if name in headers
         ]
-        amended = amqp.Message(msg.body)
-        amended.properties = {**msg.properties, _HEADERS: {**headers, GENERATION: generation}}
         amendments.prepare()
         return amended, records
+
+    def due(self, properties: Mapping[str, Any], asked: dict[str, Any], now: int) -> int | None:
+        """Return when a message is due, in microseconds since the epoch.
+
+        :param asked: the headers that ask for its delay.
+        :returns: None if it asks for none.
+        :raises DelayError: if it is invalid.
+        """
+        name = ""
+        if JITTER in asked:
+            # A message without any name is nobody's to publish again.
+            headers = properties.get(_HEADERS) or {}
+            name = str(
+                properties.get("message_id")
+                or properties.get("correlation_id")
+                or headers.get(GENERATION)
+                or uuid.uuid4()
+            )
+        due: int | None = self._router.due(asked, now, name)
+        return due
 
     def record_generations(self, records: list[Supersede]) -> None:
         """Record what published messages supersede.
@@ -299,6 +319,8 @@ class AmendingChannel(FollowingChannel):
         headers = dict(found.properties.get(_HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
+        # Somebody has named this time.
+        headers.pop(JITTER, None)
         # To that queue only: copies in other queues are delayed again to theirs. On delivery, it
         # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}

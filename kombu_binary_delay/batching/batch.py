@@ -25,7 +25,6 @@ from amqp.exceptions import (
 
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
 from kombu_binary_delay.mechanism import mechanism_of
-from kombu_binary_delay.model.delay import due_time
 
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
@@ -229,6 +228,9 @@ class PublishBatch:
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
             headers = asked and asked(message)
+            if headers:
+                message, headers = self.channel.with_jitter(message, headers)
+                pending.message = message
             if asked and self.channel.begins_generation(message.properties.get(_HEADERS)):
                 pending.message, pending.records = self.channel.begin_generation(
                     message, headers or {}
@@ -236,7 +238,7 @@ class PublishBatch:
             if headers:
                 now = time.time_ns() // 1000
                 # With a delay of zero, the message is due now, and still loses its header.
-                pending.due = due_time(headers, now) or 0
+                pending.due = self.channel.due(pending.message.properties, headers, now) or 0
                 # Raise an error about the message here, not when it is sent.
                 self._pack(pending, now)
             self._buffer.append(pending)

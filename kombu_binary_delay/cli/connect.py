@@ -99,9 +99,10 @@ class Target:
         return self._connect()
 
     def delaying(self) -> Any:
-        """Return a connection by our transport."""
+        """Return a connection by our transport; what a subcommand sends gets no jitter."""
         return self._connect(
-            transport="kombu_binary_delay:Transport", transport_options={KEY: dict(self.given)}
+            transport="kombu_binary_delay:Transport",
+            transport_options={KEY: {**self.given, "jitter": 0}},
         )
 
     def _connect(self, **options: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import click
 
@@ -19,6 +21,13 @@ _PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
 #: These formats must be complete; the others are drawings.
 _TO_BE_MADE = ("definitions", "kubernetes", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
+_BROKER_CONFIG = "broker-config"
+
+
+def _release(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", value):
+        raise click.BadParameter(f"{value!r} is no release of RabbitMQ, such as 3.10 or 4.3.6")
+    return value
 
 
 @click.command(
@@ -34,6 +43,9 @@ _OF_TOPOLOGY = ("alerts", "grafana")
       svg          a picture of the ladder, and of one message's way
       grafana      a dashboard over RabbitMQ's Prometheus plugin
       alerts       rules for Prometheus: stuck levels, parked messages, lateness
+      broker-config
+                   the settings of RabbitMQ that we recommend: rabbitmq.conf
+                   and advanced.config, in the folder that --output names
 
     The first three also have the streams for cancellations. RabbitMQ before 3.9 has no streams:
     give --no-amendments there.
@@ -42,17 +54,20 @@ _OF_TOPOLOGY = ("alerts", "grafana")
       kombu-binary-delay export terraform -o ladder.tf
       kombu-binary-delay export definitions --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
+    kombu-binary-delay export broker-config --rabbitmq 3.10 -o /etc/rabbitmq
     """,
 )
 @click.argument(
-    "format_", metavar="FORMAT", type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg"]))
+    "format_",
+    metavar="FORMAT",
+    type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg", _BROKER_CONFIG])),
 )
 @click.option(
     "--output",
     "-o",
-    type=click.File("w"),
+    type=click.Path(path_type=Path, allow_dash=True),
     default="-",
-    help="The file to write.  [default: the terminal]",
+    help="The file to write; the folder, for broker-config.  [default: the terminal]",
 )
 @queues_of_yours
 @click.option(
@@ -68,6 +83,15 @@ _OF_TOPOLOGY = ("alerts", "grafana")
     help="The name of the RabbitmqCluster, in kubernetes.",
 )
 @click.option(
+    "--rabbitmq",
+    "release",
+    metavar="RELEASE",
+    default=formats.NEWEST,
+    show_default=True,
+    callback=_release,
+    help="The release of RabbitMQ, in broker-config.",
+)
+@click.option(
     "--delay", type=Delay(), default="10s", show_default=True, help="The delay whose way svg draws."
 )
 @ladder
@@ -76,14 +100,18 @@ def export(
     broker: Target,
     printer: Printer,
     format_: str,
-    output: Any,
+    output: Path,
     queues: tuple[str, ...],
     vhost: str,
     cluster: str,
+    release: str,
     delay: float,
     ladder: str | None,
 ) -> None:
     """Write the topology as FORMAT. Needs no broker."""
+    if format_ == _BROKER_CONFIG:
+        _write_files(printer, output, formats.broker_config(release))
+        return
     lanes = broker.lanes(ladder=ladder)
     part = broker.part(lanes)
     if format_ in _TO_BE_MADE:
@@ -104,5 +132,34 @@ def export(
         text = getattr(formats, format_)(part)
     if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
-    output.write(text)
-    output.flush()
+    _write(output, text)
+
+
+def _write_files(printer: Printer, folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder; or print them one after the other, each after its name."""
+    if printer.as_json:
+        _write(Path("-"), json.dumps({"format": _BROKER_CONFIG, "files": texts}) + "\n")
+    elif str(folder) == "-":
+        _write(folder, "\n".join(f"==> {name} <==\n{text}" for name, text in texts.items()))
+    else:
+        # An operator's settings must not be lost.
+        if there := [name for name in texts if (folder / name).exists()]:
+            raise click.UsageError(
+                f"{folder} has {' and '.join(there)} already; write to another folder, and copy "
+                f"the settings from there"
+            )
+        if not folder.is_dir():
+            raise click.UsageError(f"{folder} is no folder; make it, or give another one")
+        for name, text in texts.items():
+            _write(folder / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with click.open_file(str(path), "w") as file:
+            file.write(text)
+            file.flush()
+    except OSError as exc:
+        if str(path) == "-":
+            raise
+        raise click.FileError(str(path), exc.strerror or str(exc)) from exc

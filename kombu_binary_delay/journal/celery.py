@@ -11,6 +11,7 @@ from typing import Any
 
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.delay import JITTER
 from kombu_binary_delay.settings import KEY
 
 from . import events
@@ -63,7 +64,13 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
     if not _wants_journal(app.conf.broker_transport_options):
         return
     info = of("delivery_info") or {}
-    headers = {"id": of("id"), "task": task, "retries": of("retries") or 0, "eta": of("eta")}
+    headers = {
+        "id": of("id"),
+        "task": task,
+        "retries": of("retries") or 0,
+        "eta": of("eta"),
+        JITTER: of(JITTER),
+    }
     message = events.about(
         {events.HEADERS: headers}, info.get("exchange") or "", info.get("routing_key") or ""
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import due_time
+from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.model.topology import Topology
@@ -107,13 +107,15 @@ def cut(written: str) -> str:
 
 
 def due(headers: dict[str, Any]) -> int | None:
-    """Return the earliest due time that the headers allow.
+    """Return the earliest due time that the headers allow; jitter is a part of it.
 
     :returns: microseconds since the epoch; None for a message that was not delayed.
     """
-    eta = {name: headers[name] for name in ("eta", "task") if headers.get(name) is not None}
+    asked = {
+        name: headers[name] for name in (ETA, TASK, ID, JITTER) if headers.get(name) is not None
+    }
     try:
-        found = due_time(eta, 0)
+        found = due_time(asked, 0)
     except BinaryDelayError:
         found = None
     packed = headers.get(HEADER)

@@ -3,6 +3,8 @@
 * ``x-delay``: milliseconds from now, as for the delayed-message plugin.
 * ``eta``: an ISO 8601 time, in a message of Celery's task protocol 2 (one with a ``task`` header).
   Celery writes ``countdown``, ``eta``, retries, beat and canvas to this header.
+* ``x-delay-jitter``: milliseconds, the longest time by which a delayed message arrives later, on
+  purpose. The message's name decides how much later, see :func:`spread`.
 
 A message of Celery's task protocol 1 has its ``eta`` in the body; :func:`headers_of_body` reads it
 if the setting ``protocol_1`` is on.
@@ -18,6 +20,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
 from typing import Any
 
 from kombu_binary_delay.errors import DelayError
@@ -25,10 +28,13 @@ from kombu_binary_delay.errors import DelayError
 X_DELAY = "x-delay"
 ETA = "eta"
 TASK = "task"
+ID = "id"
+JITTER = "x-delay-jitter"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"
 
+_WITHOUT = {X_DELAY: "a delay", JITTER: "jitter"}
 #: A delay in milliseconds that is longer than any ladder.
 _TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -49,15 +55,16 @@ _ISO_8601 = re.compile(
 )
 
 
-def due_time(headers: Mapping[str, Any], now: int) -> int | None:
+def due_time(headers: Mapping[str, Any], now: int, name: str = "") -> int | None:
     """Return when a message is due, in microseconds since the epoch; None if it asks for no delay.
 
     The unit is that of ``eta``. Rounded to milliseconds, a countdown of eight seconds that is
     published at once would be a little longer than eight, and wait a tick more.
-    If both headers ask for a delay, the later time counts.
+    If both headers ask for a delay, the later time counts. Jitter is added to that.
 
     :param now: the publisher's clock, in microseconds since the epoch.
-    :raises DelayError: if a header cannot be read, or ``x-delay`` is negative. An ``eta`` in the
+    :param name: what decides the jitter of a message that has no task id.
+    :raises DelayError: if a header cannot be read, or a time in it is negative. An ``eta`` in the
         past is not an error: time may have passed between the call and the publish, so the message
         is due now.
     """
@@ -68,7 +75,37 @@ def due_time(headers: Mapping[str, Any], now: int) -> int | None:
         delay = _microseconds(headers[X_DELAY])
         if delay > 0:
             due = now + delay if due is None else max(due, now + delay)
+    if due is not None and JITTER in headers:
+        named = headers.get(ID) if TASK in headers else None
+        due += spread(str(named or name), jitter_of(headers))
     return due
+
+
+def jitter_of(headers: Mapping[str, Any]) -> int:
+    """Return the jitter that the headers ask for, in microseconds.
+
+    :raises DelayError: if it cannot be read, or is negative.
+    """
+    return _microseconds(headers[JITTER], JITTER) if JITTER in headers else 0
+
+
+def spread(name: str, jitter: int) -> int:
+    """Return how much later than its due time a message arrives: from 0 to less than ``jitter``.
+
+    It is not random: a message that is published again, by whomever, is due at the same time again.
+    Names that differ are spread evenly.
+    """
+    place = int.from_bytes(blake2b(name.encode(errors="replace"), digest_size=8).digest(), "big")
+    return place * jitter >> 64
+
+
+def keep_due(headers: dict[str, Any], due: int) -> None:
+    """Change, in place, the headers of a message with jitter, so that it has this due time again.
+
+    :param due: milliseconds since the epoch; the jitter is a part of it.
+    """
+    if headers.pop(JITTER, None) is not None and headers.get(ETA) is not None and TASK in headers:
+        headers[ETA] = (_EPOCH + timedelta(milliseconds=due)).isoformat()
 
 
 def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
@@ -79,7 +116,7 @@ def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[st
         task = json.loads(body)
     except ValueError:
         return {}
-    return {name: task[name] for name in (TASK, ETA) if name in task} if _is_task(task) else {}
+    return {name: task[name] for name in (ID, TASK, ETA) if name in task} if _is_task(task) else {}
 
 
 def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
@@ -98,16 +135,16 @@ def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, 
 
 
 def _is_task(body: object) -> bool:
-    return isinstance(body, dict) and {"id", TASK, "args", "kwargs"} <= body.keys()
+    return isinstance(body, dict) and {ID, TASK, "args", "kwargs"} <= body.keys()
 
 
-def _microseconds(value: object) -> int:
+def _microseconds(value: object, header: str = X_DELAY) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _TOO_LONG:
         # The common case.
         return value * 1000
     wrong = DelayError(
-        f"{X_DELAY} must be a number of milliseconds >= 0, got {value!r}; "
-        f"leave the header out to publish without a delay"
+        f"{header} must be a number of milliseconds >= 0, got {value!r}; "
+        f"leave the header out to publish without {_WITHOUT[header]}"
     )
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise wrong
@@ -116,7 +153,7 @@ def _microseconds(value: object) -> int:
         if not delay.is_finite() or delay < 0:
             raise wrong
         if delay >= _TOO_LONG:
-            raise DelayError(f"{X_DELAY} of {value!r} ms is longer than any ladder; use less")
+            raise DelayError(f"{header} of {value!r} ms is longer than any ladder; use less")
         return math.ceil(delay * 1000)
     except InvalidOperation:
         raise wrong from None

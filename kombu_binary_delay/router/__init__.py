@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Steps, Warn
-from kombu_binary_delay.errors import AddressError, TopologyError
+from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
 from kombu_binary_delay.model.address import Destination, route
-from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.delay import JITTER, X_DELAY, due_time, jitter_of
 from kombu_binary_delay.model.envelope import (
     HEADER,
     carried,
@@ -90,6 +90,29 @@ class Router(DeliverySide):
             )
 
     # -- a publish -----------------------------------------------------------------------------
+
+    def due(self, asked: Mapping[str, Any], now: int, name: str) -> int | None:
+        """Return when a message is due, with its jitter; None if it asks for no delay.
+
+        :param asked: the headers that ask for the delay.
+        :param now: microseconds since the epoch, as the result.
+        :param name: what decides the jitter of a message that has no task id.
+        :raises DelayError: if the headers cannot be read, or the longest possible wait is longer
+            than the ladder's maximum: whether a message is refused must not depend on its name.
+        """
+        due = due_time(asked, now, name)
+        if due is None or JITTER not in asked:
+            return due
+        ladder = self.topology.ladder
+        wait = max((due_time({**asked, JITTER: 0}, now) or now) - now, 0) / 1000
+        jitter = jitter_of(asked) / 1000
+        if wait <= ladder.maximum < wait + jitter:
+            raise DelayError(
+                f"{JITTER} of {jitter:g} ms on top of a delay of {wait:g} ms is longer than "
+                f"{ladder.maximum} ms, the longest delay of the ladder {ladder.name}; use less "
+                f"jitter, a shorter delay, or a ladder with more levels"
+            )
+        return due
 
     def publish(
         self,

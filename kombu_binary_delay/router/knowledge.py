@@ -69,6 +69,8 @@ class Knowledge:
         self._settings, self._server, self._vhost = settings, server, vhost
         self._can_quorum = is_since(server, QUORUM_SINCE)
         self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
+        #: In milliseconds, for messages that do not say it themselves.
+        self.jitter = settings.jitter
         self._declares = settings.declare != "never"
         self._queue_per_delay = settings.queue_per_delay
         self._ladders = self.topology.lanes(settings.lanes)

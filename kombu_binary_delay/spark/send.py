@@ -34,6 +34,7 @@ from kombu_binary_delay.errors import (
     TopologyError,
     UnconfirmedError,
 )
+from kombu_binary_delay.model.delay import JITTER, jitter_of, spread
 from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings, milliseconds
 
@@ -108,16 +109,17 @@ class Target:
         options = dict(self.application().conf.broker_transport_options)
         return options if self.settings is None else {**options, KEY: self.settings}
 
+    def transport_settings(self) -> Settings:
+        """Return the transport's settings, checked."""
+        return Settings.from_transport_options(self.transport_options())
+
     def ladder(self) -> Ladder:
         """Return the ladder of the transport's settings; this checks the settings."""
-        return self._parsed().topology().ladder
+        return self.transport_settings().topology().ladder
 
     def max_age(self) -> int:
         """Return how long the broker keeps amendments, in milliseconds."""
-        return milliseconds(self._parsed().amendments_max_age)
-
-    def _parsed(self) -> Settings:
-        return Settings.from_transport_options(self.transport_options())
+        return milliseconds(self.transport_settings().amendments_max_age)
 
 
 @dataclass(eq=False)
@@ -125,7 +127,9 @@ class Sent:
     """A row that is being sent, and the values of its receipt."""
 
     row: dict[str, Any]
-    due: int | None  # microseconds since the epoch, as all times here; None if the row has none
+    asked: int | None  # the due time in the row, in microseconds as all times here; None if none
+    #: How much later it arrives, on purpose.
+    jitter: int = 0
     published_at: int | None = None
     queue: str | None = None
     hops: int | None = None
@@ -138,6 +142,11 @@ class Sent:
     def action(self) -> str:
         """What the row does."""
         return self.row.get("action") or s.PUBLISH
+
+    @property
+    def due(self) -> int | None:
+        """When the message is due; None if the row has no due time."""
+        return None if self.asked is None else self.asked + self.jitter
 
 
 @cache
@@ -255,7 +264,8 @@ class Sender:
         :raises OperationalError: if the broker is unreachable for longer than the patience.
         """
         self._app = self.target.application()
-        self._ladder = self.target.ladder()
+        settings = self.target.transport_settings()
+        self._ladder, self._jitter = settings.topology().ladder, settings.jitter
         self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
             # Celery asks the app's configured transport, not our connection, whether it can delay.
@@ -293,11 +303,15 @@ class Sender:
         producer.current = sent
         sent.published_at = time.time_ns() // 1000
         try:
-            if sent.due is None:
+            if sent.asked is None:
                 raise DelayError("neither eta nor countdown")
-            delay = max(0, sent.due - sent.published_at) / 1000
+            call = _call(row, sent.asked)
+            # As the transport does, by the same headers.
+            jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
+            sent.jitter = spread(call.task_id, jitter)
+            delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
             sent.hops = hops(self._ladder.digits(delay))
-            sent.reason = self._compiler.publish(producer, _call(row, sent.due))
+            sent.reason = self._compiler.publish(producer, call)
         except UnconfirmedError:
             raise
         except _ROW_ERRORS as exc:

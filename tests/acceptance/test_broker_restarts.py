@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dev.broker import RETRY_SOON, Broker
+from dev.broker import Broker
 from tests.acceptance.journal import wait_until
 from tests.acceptance.setup import PROCESSES, Setup
 
@@ -25,7 +25,7 @@ LAST = 6.0
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     """Give a broker of our own to stop and to kill."""
-    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON) as broker:
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
         yield broker
 
 

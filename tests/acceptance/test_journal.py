@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from contextlib import suppress
 
 import pytest
@@ -37,13 +38,16 @@ def processes():
         yield processes
 
 
-def executed(vhost, count):
-    found: list[dict[str, object]] = []
+def journalled(vhost, count):
+    """Return all events, as soon as so many tasks are executed."""
+    found = []
+    executed = []
 
     def take(message):
         event = json.loads(message.body)
+        found.append(event)
         if event["event"] == "executed":
-            found.append(event)
+            executed.append(event)
 
     with vhost.connect() as connection:
         channel = connection.channel()
@@ -52,7 +56,7 @@ def executed(vhost, count):
             "kbd.v2.journal", callback=take, arguments={"x-stream-offset": "first"}
         )
         deadline = time.monotonic() + 120
-        while len(found) < count and time.monotonic() < deadline:
+        while len(executed) < count and time.monotonic() < deadline:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.2)
     return found
@@ -67,15 +71,21 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_transport = "kombu_binary_delay:Transport"
     app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
-    ids = {name: app.send_task(name, countdown=0.2).id for name in ("fine", "fails", "retries")}
+    jitter = {"headers": {"x-delay-jitter": 300}}
+    ids = {
+        name: app.send_task(name, countdown=0.2, **options).id
+        for name, options in (("fine", {}), ("fails", jitter), ("retries", jitter))
+    }
     app.send_task("fine")  # not delayed, so not in it
     env = {"PYTHONPATH": f"{processes.folder}:."}
     Worker(processes, "journal_app", env, "-P", pool, "-c", "2", timeout=120)
-    journalled = sorted(
+    events = journalled(vhost, 4)
+    executed = sorted(
         (event["id"], event["task"], event.get("retries", 0), event["state"])
-        for event in executed(vhost, 4)
+        for event in events
+        if event["event"] == "executed"
     )
-    assert journalled == sorted(
+    assert executed == sorted(
         [
             (ids["fine"], "fine", 0, "SUCCESS"),
             (ids["fails"], "fails", 0, "FAILURE"),
@@ -83,3 +93,10 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
             (ids["retries"], "retries", 1, "SUCCESS"),
         ]
     )
+    # All events of a message have one due time, with its jitter, and a retry has jitter, too.
+    due = defaultdict(set)
+    for event in events:
+        due[event["id"], event.get("retries", 0)].add(event["due"])
+        assert event["event"] == "scheduled" or event["at"] >= event["due"]
+    assert len(due) == 4
+    assert all(len(each) == 1 for each in due.values()), events

@@ -597,8 +597,10 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     sound = run(*tick, "verify")
     sender = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
     key = "k" if exchange else "full"
-    for _ in range(40):
-        sender.Producer().publish("m", key, exchange=exchange, headers={"x-delay": 1000})
+    producer = sender.Producer()
+    # More than a level's dead-letter worker has in hand: 32, or 512 as we recommend.
+    for _ in range(600):
+        producer.publish("m", key, exchange=exchange, headers={"x-delay": 1000})
     time.sleep(2)
     sender.Producer().publish("m", "mail", headers={"x-delay": 1000})
 

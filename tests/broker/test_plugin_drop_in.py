@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from dev.broker import RETRY_SOON, Broker
+from dev.broker import Broker
 from kombu_binary_delay import DelayError
 
 #: 100 ms are little on a machine that is busy: what is late then may change places. So often
@@ -127,7 +127,7 @@ def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology)
 
 @pytest.fixture
 def mortal() -> Iterator[Broker]:
-    with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=RETRY_SOON) as broker:
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
         yield broker
 
 

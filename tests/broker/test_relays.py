@@ -7,7 +7,8 @@ from kombu import Exchange, Producer, Queue
 
 from tests.waits import drain_until, wait_until
 
-REFUSED = 100  # more than the 32 that a level's dead-letter worker has in hand
+#: More than a level's dead-letter worker has in hand: 32, or 512 as we recommend.
+REFUSED = 600
 #: In seconds. What a level with a stuck dead-letter worker holds up comes after 180.
 HELD_UP = 90
 

@@ -5,9 +5,17 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kombu_binary_delay import DelayError
-from kombu_binary_delay.model.delay import due_time, headers_of_body, plain_exchange
+from kombu_binary_delay.model.delay import (
+    due_time,
+    headers_of_body,
+    keep_due,
+    plain_exchange,
+    spread,
+)
 
 NOW = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -74,6 +82,51 @@ def test_an_x_delay_that_is_no_delay_is_refused_with_its_value(value):
     assert repr(value) in str(refusal.value)
 
 
+MILLISECONDS = st.integers(0, 10**9) | st.floats(0, 1e9)
+
+
+@given(delay=MILLISECONDS.filter(bool), jitter=MILLISECONDS, name=st.text(), task=st.booleans())
+def test_jitter_is_after_the_due_time_and_never_before_it(delay, jitter, name, task):
+    asked = {"x-delay": delay, **({"task": "t", "id": name} if task else {})}
+    exact = due_time(asked, NOW) or 0
+    asked["x-delay-jitter"] = jitter
+    due = due_time(asked, NOW, "" if task else name) or 0
+    assert exact <= due <= exact + jitter * 1000 + 1
+    # Whoever publishes it again.
+    assert due == due_time(asked, NOW, "" if task else name)
+
+
+def test_jitter_is_spread_evenly_over_ids():
+    parts, count = 20, 20_000
+    found = [0] * parts
+    for number in range(count):
+        # Ids that differ little, as those that somebody numbers.
+        found[spread(f"order-{number}", parts * SECOND) // SECOND] += 1
+    assert sum(found) == count
+    assert all(0.85 < each * parts / count < 1.15 for each in found), found
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"x-delay": 0}, {"task": "t", "eta": None}, {"eta": at(2).isoformat()}]
+)
+def test_an_undelayed_message_has_no_jitter(asked):
+    assert due_time({**asked, "x-delay-jitter": 60_000}, NOW, "name") is None
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "some", None, True])
+def test_jitter_that_is_no_time_is_refused_with_its_value(value):
+    with pytest.raises(DelayError, match=r"x-delay-jitter must be a number .* leave") as refusal:
+        due_time({"x-delay": 5, "x-delay-jitter": value}, NOW, "name")
+    assert repr(value) in str(refusal.value)
+
+
+def test_a_message_that_is_moved_keeps_its_due_time():
+    headers = {"task": "t", "id": "i", "eta": at(2).isoformat(), "x-delay-jitter": 60_000}
+    due = due_time(headers, NOW) or 0
+    keep_due(headers, -(-due // 1000))
+    assert due <= (due_time(headers, NOW) or 0) < due + 1000
+
+
 NOON = int(datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp()) * SECOND
 
 
@@ -138,7 +191,7 @@ def test_a_missing_or_self_referring_type_is_refused(arguments):
 
 
 TASK_BODY = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": at(2).isoformat()}
-ASKED = {"task": "t", "eta": at(2).isoformat()}
+ASKED = {"id": "1", "task": "t", "eta": at(2).isoformat()}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_binary_delay import Settings, TopologyError
+from kombu_binary_delay import DelayError, Settings, TopologyError
 from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Unbind
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
@@ -379,3 +379,15 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
 def test_what_came_by_no_ladder_is_left_as_it_is(broker):
     connection = Connection(broker)
     assert connection.router.received("x", "k", {"application_headers": {"a": 1}}, "q") is None
+
+
+@pytest.mark.parametrize("name", ["", "a", "b", "c"])
+def test_jitter_that_the_ladder_cannot_hold_is_refused_whatever_share_of_it_a_message_has(
+    broker, name
+):
+    router = Connection(broker, levels=3, radix=4).router
+    longest = router.topology.ladder.maximum
+    asked = {"x-delay": longest - 1000, "x-delay-jitter": 1000}
+    assert (router.due(asked, NOW, name) or 0) <= NOW + longest * 1000
+    with pytest.raises(DelayError, match=r"x-delay-jitter of 1001 ms on top of .* use less jitter"):
+        router.due({**asked, "x-delay-jitter": 1001}, NOW, name)

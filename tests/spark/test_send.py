@@ -14,6 +14,7 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import ChannelMixin
 from kombu_binary_delay.amendments.stream import Amendments
+from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import Sender, Target
@@ -126,6 +127,25 @@ def test_settings_choose_the_ladder(vhost):
     assert sent.status == s.PUBLISHED
     waiting = [row["name"] for row in vhost.queues() if row["name"].startswith("mine.v2-250ms-2x8")]
     assert len(waiting) == 8
+
+
+def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
+    eta = micros(1)
+    rows = [
+        {"task": "t", "task_id": str(number), "eta": eta, "headers": headers}
+        # The first messages of a kind prove the template that makes the others.
+        for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
+    ]
+    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"jitter": 2000})}
+    arrived: dict[str, int | None] = {}
+    while len(arrived) < len(rows):
+        headers = wait_until(lambda: take(vhost, "celery")).headers
+        # Without this header, it was due before it was sent.
+        arrived[headers["id"]] = headers.get("x-binary-delay", {}).get("due")
+    for number, name in enumerate(map(str, range(8))):
+        due = eta + (spread(name, 2_000_000) if number < 4 else 0)
+        assert sent[name].due == due <= time.time_ns() // 1000
+        assert arrived[name] in (-(-due // 1000), None)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def test_no_settings_are_the_defaults():
         ({"relays": "q"}, "relays must be a list"),
         ({"relays": [1]}, r"got \(1,\)"),
         ({"queue_per_delay": "yes"}, "True or False, got 'yes'"),
+        ({"jitter": -1}, "jitter must be a number of milliseconds from 0 to 268435455875"),
+        ({"jitter": float("nan")}, "got nan"),
+        ({"jitter": True}, "got True"),
+        ({"jitter": "60"}, "got '60'"),
+        ({"jitter": 1001, "levels": 3, "radix": 2}, "from 0 to 875, .* got 1001"),
         ({"foreign_ladder": "nservicebuss"}, r"did you mean 'nservicebus'\?"),
         (
             {"foreign_ladder": "celery", "tick": 5},

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Destination = tuple[str, str, list[str]]
 
 COUNT, RATE, DELAYS = 150, 50.0, (0.3, 4.0)
+# Enough to fill the hands of a dead-letter worker with RabbitMQ's own prefetch, 32.
+FEW_IN_HAND = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
 #: Seconds after the last due time in which a good message is waited for.
 PATIENCE = 15.0
 
@@ -173,39 +175,35 @@ def publish(  # noqa: PLR0913, PLR0917 - the options of a publisher
 SCENARIO = "bad destination"
 classic_down = partial(down, bound=False, x_queue_type="classic")
 quorum_down = partial(down, bound=False, x_quorum_initial_group_size=1)
+BadDestination = partial(Case, SCENARIO, advanced=FEW_IN_HAND)
 CASES = (
-    Case(SCENARIO, "queue deleted", scenario_of(deleted)),
-    Case(SCENARIO, "queue unbound", scenario_of(unbound)),
-    Case(SCENARIO, "fanout, nobody listens", scenario_of(partial(unheard, kind="fanout"))),
-    Case(SCENARIO, "topic, nobody listens", scenario_of(partial(unheard, kind="topic"))),
-    Case(SCENARIO, "headers, nobody listens", scenario_of(partial(unheard, kind="headers"))),
-    Case(
-        SCENARIO,
+    BadDestination("queue deleted", scenario_of(deleted)),
+    BadDestination("queue unbound", scenario_of(unbound)),
+    BadDestination("fanout, nobody listens", scenario_of(partial(unheard, kind="fanout"))),
+    BadDestination("topic, nobody listens", scenario_of(partial(unheard, kind="topic"))),
+    BadDestination("headers, nobody listens", scenario_of(partial(unheard, kind="headers"))),
+    BadDestination(
         "quorum queue full, rejects",
         scenario_of(partial(full, kind="quorum")),
         short=True,
     ),
-    Case(SCENARIO, "classic queue full, rejects", scenario_of(partial(full, kind="classic"))),
-    Case(
-        SCENARIO,
+    BadDestination("classic queue full, rejects", scenario_of(partial(full, kind="classic"))),
+    BadDestination(
         "queue full by others' doing, named in relays",
         scenario_of(partial(full, kind="quorum", by_transport=False), relay=True),
     ),
-    Case(
-        SCENARIO,
+    BadDestination(
         "queue full by others' doing, not named",
         scenario_of(partial(full, kind="quorum", by_transport=False), limit=False),
     ),
-    Case(SCENARIO, "classic queue, node down", scenario_of(classic_down, relay=True), nodes=3),
-    Case(
-        SCENARIO,
+    BadDestination("classic queue, node down", scenario_of(classic_down, relay=True), nodes=3),
+    BadDestination(
         "classic queue, node down, no relay",
         scenario_of(partial(down, bound=True, x_queue_type="classic"), limit=False),
         nodes=3,
     ),
-    Case(SCENARIO, "quorum queue without majority", scenario_of(quorum_down, relay=True), nodes=3),
-    Case(
-        SCENARIO,
+    BadDestination("quorum queue without majority", scenario_of(quorum_down, relay=True), nodes=3),
+    BadDestination(
         "quorum queue without majority, no relay",
         scenario_of(partial(down, bound=True, x_quorum_initial_group_size=1), limit=False),
         nodes=3,

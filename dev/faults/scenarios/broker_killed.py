@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from dev.broker import DEFAULTS
 from dev.faults.environment import Case, Environment
 from dev.faults.ledger import CONFIRMED
 
@@ -42,12 +43,12 @@ def killed_and_down(env: Environment) -> None:
 
 CASES = (
     Case("broker killed", "confirm timeout 5 s", killed, short=True),
-    Case("broker killed", "confirm timeout 180 s (default)", killed, advanced="[]."),
+    Case("broker killed", "confirm timeout 180 s (default)", killed, advanced=DEFAULTS),
     Case("broker killed", "down for 8 s, confirm timeout 5 s", killed_and_down),
     Case(
         "broker killed",
         "down for 8 s, confirm timeout 180 s (default)",
         killed_and_down,
-        advanced="[].",
+        advanced=DEFAULTS,
     ),
 )

@@ -12,7 +12,7 @@ import subprocess
 import time
 from functools import partial
 
-from dev.broker import RETRY_SOON, Broker, BrokerError
+from dev.broker import Broker, BrokerError
 from dev.faults.environment import HERE, Case, Environment
 from dev.faults.ledger import CONFIRMED
 
@@ -44,7 +44,7 @@ def upgraded(env: Environment, to: str) -> None:
     enable_feature_flags(env)
     down = time.monotonic()
     env.broker.stop()
-    with Broker(root_of(to), advanced=RETRY_SOON, data=env.broker.folder / "data") as new:
+    with Broker(root_of(to), data=env.broker.folder / "data") as new:
         env.notes["to"] = new.version
         env.notes["down, s"] = time.monotonic() - down
         env.move_to(new)
@@ -65,7 +65,7 @@ def refused(env: Environment, to: str) -> None:
     env.broker.stop()
     words = "it was not refused"
     try:
-        with Broker(root_of(to), advanced=RETRY_SOON, data=env.broker.folder / "data"):
+        with Broker(root_of(to), data=env.broker.folder / "data"):
             pass
     except BrokerError as refusal:
         lines = str(refusal).splitlines()
@@ -74,7 +74,7 @@ def refused(env: Environment, to: str) -> None:
     env.check("not refused", int("disabled_required" not in words), 0)
     # The data were a copy.
     env.broker.start()
-    with Broker(root_of(to), advanced=RETRY_SOON) as new:
+    with Broker(root_of(to)) as new:
         env.notes["to"] = new.version
         env.move_to(new)
         env.queue("inbox")

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dev.broker import RETRY_SOON
 from dev.faults.environment import Case, Environment, ScenarioError
 from dev.faults.ledger import CONFIRMED
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 FROZEN = 20.0  # seconds
 # Nodes that do not answer are given up after 8 s, instead of 60 s.
-NOTICES_SOON = f"{RETRY_SOON.removesuffix('].')}, {{kernel, [{{net_ticktime, 8}}]}}]."
+NOTICES_SOON = {"net_ticktime": 8}
 
 
 def leader(env: Environment) -> Broker:
@@ -82,7 +81,7 @@ CASES = (
         "leader frozen for 20 s, net_ticktime 8 s",
         under_load(leader_frozen, 2),
         nodes=3,
-        advanced=NOTICES_SOON,
+        config=NOTICES_SOON,
         since=(4, 3),
     ),
     Case("cluster of three", "rolling restart", under_load(rolling_restart, 2), nodes=3),

@@ -1,0 +1,116 @@
+"""RabbitMQ's configuration files with the settings that we recommend. Pure.
+
+:data:`SETTINGS` is the only place for their values. What each costs is measured in
+docs/how-to/configure-the-broker.md. A setting is written only for releases that have it, and where
+it was measured to help.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from kombu_binary_delay.model.versions import QUORUM_SINCE, release
+
+CONF, ADVANCED = "rabbitmq.conf", "advanced.config"
+#: The newest release that we test with.
+NEWEST = "4.3"
+_HEAD = """\
+Settings that kombu-binary-delay recommends for RabbitMQ {}. Made by
+'kombu-binary-delay export broker-config'. If you have {} already, copy the
+settings into it. They take effect when the node starts.
+"""
+_NONE = """\
+RabbitMQ {} has none of the settings that are recommended for this file.
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of RabbitMQ.
+
+    :param application: the Erlang application that has it, in ``advanced.config``.
+    :param conf: its name in ``rabbitmq.conf``; None if that cannot set it.
+    :param since: the first release for which we recommend it.
+    :param does: what it does, and what it costs.
+    """
+
+    application: str
+    name: str
+    value: int
+    conf: str | None
+    since: tuple[int, ...]
+    does: str
+
+
+SETTINGS = (
+    Setting(
+        "rabbit",
+        "dead_letter_worker_consumer_prefetch",
+        512,
+        None,
+        # On RabbitMQ 3.10, more have taken more memory, and gained nothing.
+        (4, 3),
+        "How many messages that are due each level queue passes on at once; RabbitMQ's default is "
+        "32. A message costs the broker less CPU when many are due at one moment. Costs memory: "
+        "up to 512 messages of each level queue that has so many due.",
+    ),
+    Setting(
+        "rabbit",
+        "dead_letter_worker_publisher_confirm_timeout",
+        5000,
+        None,
+        QUORUM_SINCE,
+        "Milliseconds after which a message that is not confirmed is passed on again; RabbitMQ's "
+        "default is 180000. So late are messages whose confirm a crash has lost, or that a full "
+        "queue has rejected. Costs duplicates where the next queue takes longer than this to "
+        "confirm.",
+    ),
+)
+
+
+def broker_config(version: str = NEWEST) -> dict[str, str]:
+    """Return the text of each configuration file by its name.
+
+    :param version: a release of RabbitMQ, such as ``"4.3"`` or ``"3.10.8"``.
+    """
+    settings = [each for each in SETTINGS if release(version) >= each.since]
+    return {
+        CONF: _conf([each for each in settings if each.conf is not None], version),
+        ADVANCED: _advanced([each for each in settings if each.conf is None], version),
+    }
+
+
+def _conf(settings: list[Setting], version: str) -> str:
+    lines = [_head(CONF, settings, version, "#")]
+    lines += [f"\n{_comment(each.does, '#')}{each.conf} = {each.value}\n" for each in settings]
+    return "".join(lines)
+
+
+def _advanced(settings: list[Setting], version: str) -> str:
+    by_application: dict[str, list[Setting]] = {}
+    for each in settings:
+        by_application.setdefault(each.application, []).append(each)
+    parts = [f" {{{name}, [\n{_terms(each)} ]}}" for name, each in by_application.items()]
+    body = "[\n" + ",\n".join(parts) + "\n]." if parts else "[]."
+    return f"{_head(ADVANCED, settings, version, '%%')}{body}\n"
+
+
+def _terms(settings: list[Setting]) -> str:
+    *others, last = (
+        f"{_comment(each.does, '  %%')}  {{{each.name}, {each.value}}}" for each in settings
+    )
+    return "".join(f"{each},\n" for each in others) + f"{last}\n"
+
+
+def _head(file: str, settings: list[Setting], version: str, mark: str) -> str:
+    number = ".".join(map(str, release(version)))
+    text = _HEAD.format(number, file) if settings else _NONE.format(number)
+    return "".join(f"{mark} {line}\n" for line in text.splitlines())
+
+
+def _comment(text: str, mark: str) -> str:
+    return "".join(f"{mark} {line}\n" for line in textwrap.wrap(text, 90))
+
+
+__all__ = ["ADVANCED", "CONF", "NEWEST", "SETTINGS", "Setting", "broker_config"]

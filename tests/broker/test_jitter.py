@@ -1,0 +1,143 @@
+"""Jitter: messages that are due at one moment arrive one after the other, and none before it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import Celery
+from kombu import Queue
+
+from kombu_binary_delay import reschedule
+from kombu_binary_delay.model.delay import spread
+from kombu_binary_delay.model.versions import STREAMS_SINCE
+from tests.waits import drain_until, wait_until
+
+JITTER = 3000  # milliseconds
+OURS = "kombu_binary_delay:Transport"
+SOME = {"x-delay-jitter": JITTER}
+
+
+@pytest.fixture
+def arrive(vhost):
+    """Consume without the transport, so that the ladder's header is seen, until all are there."""
+
+    def arrive(count):
+        arrivals = {}
+
+        def take(message):
+            headers = message.properties["application_headers"]
+            name = message.properties.get("message_id") or headers["id"]
+            arrivals[name] = (time.time() * 1000, headers)
+
+        with vhost.connect() as connection:
+            channel = connection.channel()
+            channel.basic_consume("inbox", callback=take, no_ack=True)
+            drain_until(connection, lambda: len(arrivals) >= count)
+        return arrivals
+
+    return arrive
+
+
+@pytest.mark.parametrize(
+    ("setting", "header", "jitter"),
+    [
+        (0, None, 0),
+        (JITTER, None, JITTER),
+        (0, JITTER, JITTER),
+        (JITTER, 0, 0),
+        (JITTER, "1000.5", 1000.5),
+    ],
+)
+@pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batch"])
+def test_each_message_arrives_at_its_own_time_after_it_is_due(  # noqa: PLR0913, PLR0917
+    connect, arrive, setting, header, jitter, batch
+):
+    options = {"binary_delay": {"jitter": setting}} if setting else {}
+    connection = connect(**options)
+    Queue("inbox")(connection.default_channel).declare()
+    headers = {"x-delay": 200, **({} if header is None else {"x-delay-jitter": header})}
+    names = [f"order-{number}" for number in range(20)]
+    channel = connection.default_channel
+    began = time.time_ns() // 1_000_000
+    with channel.create_publish_batch(100) if batch else nullcontext(channel) as publisher:
+        send = publisher.publish if batch else publisher.basic_publish
+        for name in names:
+            properties = {"message_id": name}
+            message = channel.prepare_message("x", 0, "text/plain", "utf-8", headers, properties)
+            send(message, routing_key="inbox")
+    ended = -(-time.time_ns() // 1_000_000)
+    arrivals = arrive(20)
+    for name in names:
+        at, seen = arrivals[name]
+        later = spread(name, round(jitter * 1000)) / 1000
+        assert began + 200 + later <= at
+        # Without this header, it was due before it was sent.
+        if packed := seen.get("x-binary-delay"):
+            assert began + 200 + later <= packed["due"] <= ended + 200 + later + 1
+            assert packed["due"] <= at
+        # Nothing in a message shows that this exists, where nobody asks for it.
+        assert ("x-delay-jitter" in seen) == bool(setting or header is not None)
+
+
+@pytest.mark.parametrize("setting", [JITTER, 0], ids=["setting", "header"])
+def test_a_task_keeps_its_eta_and_arrives_after_it(vhost, connect, arrive, setting):
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.update(broker_transport=OURS, task_default_queue="inbox")
+    app.conf.broker_transport_options = {"binary_delay": {"jitter": setting}}
+    headers = {} if setting else {"headers": SOME}
+    eta = datetime.now(timezone.utc) + timedelta(seconds=1)
+    ids = [app.send_task("remind", eta=eta, **headers).id for _ in range(5)]
+    # The same task published again is due at the same time again.
+    app.send_task("remind", task_id=ids[0], eta=eta, **headers)
+    micros = (eta - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+    arrivals = arrive(5)
+    for name in ids:
+        at, seen = arrivals[name]
+        assert seen["eta"] == eta.isoformat()
+        assert seen["x-delay-jitter"] == JITTER
+        due = micros + spread(name, JITTER * 1000)
+        assert due <= at * 1000
+        # Without this header, it was due before it was sent.
+        if packed := seen.get("x-binary-delay"):
+            assert packed["due"] == -(-due // 1000)
+
+
+@pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
+def test_what_is_not_delayed_goes_at_once_and_as_it_is(connect, headers):
+    connection = connect(binary_delay={"jitter": 3_600_000})
+    queue = Queue("inbox")(connection.default_channel)
+    queue.declare()
+    connection.Producer().publish("x", routing_key="inbox", headers=headers)
+    message = wait_until(lambda: queue.get(no_ack=True))
+    assert "x-delay-jitter" not in message.headers
+
+
+def test_a_rescheduled_message_arrives_at_the_time_that_was_named(broker, connect, collect):
+    if broker.release < STREAMS_SINCE:
+        pytest.skip("this RabbitMQ has no streams")
+    # If its jitter counted, it would not arrive in this hour.
+    consumer, publisher = connect(binary_delay={"jitter": 3_600_000}), connect()
+    queue = Queue("inbox")
+    queue(consumer.default_channel).declare()
+    headers = {"x-delay": 200, "x-delay-jitter": 200}
+    publisher.Producer().publish("x", routing_key="inbox", headers=headers, message_id="moved")
+    began = time.time()
+    reschedule("moved", countdown=2, connection=publisher)
+    [arrival] = collect(consumer, [queue], 1)
+    assert arrival.at - began >= 2
+    assert "x-delay-jitter" not in arrival.headers
+
+
+def test_a_message_that_replaces_others_may_have_jitter(broker, connect, collect):
+    if broker.release < STREAMS_SINCE:
+        pytest.skip("this RabbitMQ has no streams")
+    connection = connect(binary_delay={"jitter": 1000})
+    queue = Queue("inbox")
+    queue(connection.default_channel).declare()
+    for body in "first", "second":
+        headers = {"x-delay": 300, "x-delay-key": "key"}
+        connection.Producer().publish(body, routing_key="inbox", headers=headers)
+    assert [each.body for each in collect(connection, [queue], 1)] == ["second"]

@@ -1,0 +1,77 @@
+"""RabbitMQ's configuration files, as they are written for each release."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.export.broker_config import ADVANCED, CONF, SETTINGS, broker_config
+
+SINCE_3_10 = {"dead_letter_worker_publisher_confirm_timeout": "5000"}
+SINCE_4_3 = {**SINCE_3_10, "dead_letter_worker_consumer_prefetch": "512"}
+
+
+def export(*arguments: str):
+    return CliRunner().invoke(binary_delay, ["export", "broker-config", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("3.8", {}),
+        ("3.8.9", {}),
+        ("3.10", SINCE_3_10),
+        ("3.10.8", SINCE_3_10),
+        ("4.0", SINCE_3_10),
+        ("4.3", SINCE_4_3),
+        ("5.0", SINCE_4_3),
+    ],
+)
+def test_only_what_a_release_has_is_written_for_it(release, expected):
+    files = broker_config(release)
+    assert set(files) == {CONF, ADVANCED}
+    settings = [line for line in files[ADVANCED].splitlines() if "%%" not in line]
+    assert dict(re.findall(r"\{(\w+), (\d+)\}", "\n".join(settings))) == expected
+    # An Erlang term: each bracket is closed, and a period ends it.
+    text = "".join(settings)
+    assert text.endswith("].")
+    assert all(text.count(a) == text.count(b) for a, b in ("[]", "{}"))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_each_setting_says_beside_it_what_it_does_and_costs(setting):
+    lines = broker_config()[ADVANCED].splitlines()
+    (at,) = [number for number, line in enumerate(lines) if f"{{{setting.name}," in line]
+    assert lines[at - 1].lstrip().startswith("%%")
+    assert "Costs " in setting.does
+    assert "default" in setting.does
+
+
+def test_the_files_are_written_into_a_folder_and_never_over_others(tmp_path):
+    done = export("--rabbitmq", "3.10", "-o", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == broker_config("3.10")
+    again = export("-o", str(tmp_path))
+    assert again.exit_code == 2
+    assert "has rabbitmq.conf and advanced.config already" in again.output
+    nowhere = export("-o", str(tmp_path / "nowhere"))
+    assert nowhere.exit_code == 2
+    assert "is no folder" in nowhere.output
+
+
+def test_the_files_are_printed_with_their_names_or_as_json():
+    printed = export().output
+    for name, text in broker_config().items():
+        assert f"==> {name} <==\n{text}" in printed
+    files = json.loads(export("--json").output)["files"]
+    assert files == broker_config()
+
+
+def test_what_is_no_release_is_an_error():
+    refused = export("--rabbitmq", "newest")
+    assert refused.exit_code == 2
+    assert "'newest' is no release of RabbitMQ, such as 3.10" in refused.output
