@@ -32,6 +32,7 @@ class Setting:
     :param application: the Erlang application that has it, in ``advanced.config``.
     :param conf: its name in ``rabbitmq.conf``; None if that cannot set it.
     :param since: the first release for which we recommend it.
+    :param before: the first release for which we no longer do; None if we still do.
     :param does: what it does, and what it costs.
     """
 
@@ -40,7 +41,13 @@ class Setting:
     value: int
     conf: str | None
     since: tuple[int, ...]
+    before: tuple[int, ...] | None
     does: str
+
+    def is_for(self, version: str) -> bool:
+        """Return whether we recommend it for a release."""
+        number = release(version)
+        return number >= self.since and (self.before is None or number < self.before)
 
 
 SETTINGS = (
@@ -51,6 +58,7 @@ SETTINGS = (
         None,
         # On RabbitMQ 3.10, more have taken more memory, and gained nothing.
         (4, 3),
+        None,
         "How many messages that are due each level queue passes on at once; RabbitMQ's default is "
         "32. A message costs the broker less CPU when many are due at one moment. Costs memory: "
         "up to 512 messages of each level queue that has so many due.",
@@ -61,10 +69,23 @@ SETTINGS = (
         5000,
         None,
         QUORUM_SINCE,
+        None,
         "Milliseconds after which a message that is not confirmed is passed on again; RabbitMQ's "
         "default is 180000. So late are messages whose confirm a crash has lost, or that a full "
         "queue has rejected. Costs duplicates where the next queue takes longer than this to "
         "confirm.",
+    ),
+    Setting(
+        "ra",
+        "wal_max_size_bytes",
+        64 * 2**20,
+        "raft.wal_max_size_bytes",
+        QUORUM_SINCE,
+        # On RabbitMQ 4.3, it makes no difference to the memory.
+        (4, 0),
+        "How large the write-ahead log of quorum queues becomes before its messages go to files of "
+        "their own, and leave the memory; RabbitMQ's default is 536870912, 512 MiB. Saves memory "
+        "while many messages wait. Costs the disk smaller writes, more often.",
     ),
 )
 
@@ -74,7 +95,7 @@ def broker_config(version: str = NEWEST) -> dict[str, str]:
 
     :param version: a release of RabbitMQ, such as ``"4.3"`` or ``"3.10.8"``.
     """
-    settings = [each for each in SETTINGS if release(version) >= each.since]
+    settings = [each for each in SETTINGS if each.is_for(version)]
     return {
         CONF: _conf([each for each in settings if each.conf is not None], version),
         ADVANCED: _advanced([each for each in settings if each.conf is None], version),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from celery import Celery
-from kombu import Queue
+from kombu import Connection, Queue
 
-from kombu_binary_delay import reschedule
+from kombu_binary_delay import Ladder, Settings, Topology, reschedule
+from kombu_binary_delay.admin import Management, explain, migrate
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import spread
-from kombu_binary_delay.model.versions import STREAMS_SINCE
+from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_SINCE
 from tests.waits import drain_until, wait_until
 
 JITTER = 3000  # milliseconds
@@ -141,3 +145,54 @@ def test_a_message_that_replaces_others_may_have_jitter(broker, connect, collect
         headers = {"x-delay": 300, "x-delay-key": "key"}
         connection.Producer().publish(body, routing_key="inbox", headers=headers)
     assert [each.body for each in collect(connection, [queue], 1)] == ["second"]
+
+
+@pytest.mark.parametrize("ladder", ["celery", "nservicebus"])
+def test_another_systems_ladder_keeps_it_too(connect, collect, ladder):
+    connection = connect(binary_delay={"foreign_ladder": ladder, "jitter": 2000})
+    queue = Queue("inbox")
+    queue(connection.default_channel).declare()
+    names = ["a", "b", "c"]
+    began = time.time()
+    for name in names:
+        connection.Producer().publish(
+            name, routing_key="inbox", headers={"x-delay": 1000}, message_id=name
+        )
+    for arrival in collect(connection, [queue], 3):
+        assert arrival.at >= began + 1 + spread(arrival.body, 2_000_000) / 1e6
+
+
+def test_a_message_that_is_moved_keeps_its_due_time(vhost, broker, connect):
+    old, new = Topology(), Topology(Ladder.binary(20, 1000))
+    if broker.release < QUORUM_SINCE:
+        old, new = replace(old, queue_type="classic"), replace(new, queue_type="classic")
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.update(broker_transport=OURS, task_default_queue="inbox")
+    eta = datetime.now(timezone.utc) + timedelta(hours=10)
+    name = app.send_task("remind", eta=eta, headers={"x-delay-jitter": 36_000_000}).id
+    plain = partial(Connection, vhost.url, transport_options={"confirm_publish": True})
+    settings = {"tick": 1000, "radix": 2, "levels": 20}
+    there = partial(connect, binary_delay=settings)
+    with plain() as connection:
+        management = Management.of(connection, broker.management_url)
+    moved = migrate(plain, there, management, old, new)
+    assert moved.moved == 1
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        levels = [row["name"] for row in vhost.queues() if row["name"].startswith(new.prefix)]
+        (message,) = filter(None, (channel.basic_get(each, no_ack=True) for each in levels))
+    headers = message.headers
+    micros = (eta - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+    due = -(-(micros + spread(name, 36_000_000_000)) // 1000)
+    # The move itself takes time; adding the jitter again would be hours.
+    assert due <= headers["x-binary-delay"]["due"] <= due + 60_000
+    # And so it is for those who read nothing but these.
+    assert "x-delay-jitter" not in headers
+    assert headers["eta"] == datetime.fromtimestamp(due / 1000, timezone.utc).isoformat()
+
+
+def test_explain_says_that_there_is_jitter():
+    told = explain(
+        Topology(), 10_000, Destination("", "inbox"), 0, settings=Settings(jitter=60_000)
+    )
+    assert any("up to 60 s later" in note for note in told.notes)

@@ -13,6 +13,7 @@ from kombu_binary_delay.export.broker_config import ADVANCED, CONF, SETTINGS, br
 
 SINCE_3_10 = {"dead_letter_worker_publisher_confirm_timeout": "5000"}
 SINCE_4_3 = {**SINCE_3_10, "dead_letter_worker_consumer_prefetch": "512"}
+WAL = {"raft.wal_max_size_bytes": "67108864"}
 
 
 def export(*arguments: str):
@@ -20,22 +21,24 @@ def export(*arguments: str):
 
 
 @pytest.mark.parametrize(
-    ("release", "expected"),
+    ("release", "expected", "conf"),
     [
-        ("3.8", {}),
-        ("3.8.9", {}),
-        ("3.10", SINCE_3_10),
-        ("3.10.8", SINCE_3_10),
-        ("4.0", SINCE_3_10),
-        ("4.3", SINCE_4_3),
-        ("5.0", SINCE_4_3),
+        ("3.8", {}, {}),
+        ("3.8.9", {}, {}),
+        ("3.10", SINCE_3_10, WAL),
+        ("3.10.8", SINCE_3_10, WAL),
+        ("4.0", SINCE_3_10, {}),
+        ("4.3", SINCE_4_3, {}),
+        ("5.0", SINCE_4_3, {}),
     ],
 )
-def test_only_what_a_release_has_is_written_for_it(release, expected):
+def test_only_what_is_recommended_for_a_release_is_written_for_it(release, expected, conf):
     files = broker_config(release)
     assert set(files) == {CONF, ADVANCED}
     settings = [line for line in files[ADVANCED].splitlines() if "%%" not in line]
     assert dict(re.findall(r"\{(\w+), (\d+)\}", "\n".join(settings))) == expected
+    lines = [line for line in files[CONF].splitlines() if line and not line.startswith("# ")]
+    assert dict(line.split(" = ") for line in lines) == conf
     # An Erlang term: each bracket is closed, and a period ends it.
     text = "".join(settings)
     assert text.endswith("].")
@@ -44,9 +47,11 @@ def test_only_what_a_release_has_is_written_for_it(release, expected):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_each_setting_says_beside_it_what_it_does_and_costs(setting):
-    lines = broker_config()[ADVANCED].splitlines()
-    (at,) = [number for number, line in enumerate(lines) if f"{{{setting.name}," in line]
-    assert lines[at - 1].lstrip().startswith("%%")
+    files = broker_config(".".join(map(str, setting.since)))
+    lines = files[CONF if setting.conf else ADVANCED].splitlines()
+    written = f"{setting.conf} = " if setting.conf else f"{{{setting.name},"
+    (at,) = [number for number, line in enumerate(lines) if written in line]
+    assert lines[at - 1].lstrip().startswith("# " if setting.conf else "%% ")
     assert "Costs " in setting.does
     assert "default" in setting.does
 
