@@ -119,7 +119,7 @@ def audit(
     page = folder / "report.html"
     summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    _show_counts(summary)
+    show_counts(summary)
     console().print(str(page))
     judged = summary["thresholds"].get("judged")
     if judged and not judged["passed"]:
@@ -149,11 +149,15 @@ def report(
     """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.follow import is_followed, read_verdicts  # noqa: PLC0415
 
     file = local(output)
     session = spark_session(conf)
-    # A table written by an earlier release does not have all columns.
-    verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
+    if is_followed(session, path):
+        verdicts = read_verdicts(session, path)
+    else:
+        # A table written by an earlier release does not have all columns.
+        verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
     _report(session, verdicts, file, planned, depths, thresholds, jobs)
     console().print(str(file))
@@ -206,7 +210,8 @@ def _judged(path: str) -> tuple[Any, list[str]]:
     return Thresholds(**{**none, **limits}), summary.get("jobs", [])
 
 
-def _show_counts(summary: dict[str, Any]) -> None:
+def show_counts(summary: dict[str, Any]) -> None:
+    """Print how many tasks have each verdict."""
     for name, count in summary["verdicts"].items():
         if count:
             console().print(f"{count:>12,}  {name}")

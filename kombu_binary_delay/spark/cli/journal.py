@@ -18,8 +18,10 @@ from .shared import broker, conf, console, given_broker, needs_spark, spark_sess
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
     """Add to a Parquet table what the journal has got since the last export."""
     needs_spark()
-    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
 
     session = spark_session(conf)
     export_journal(session, given_broker(broker), output, namespace=namespace)
-    console().print(f"{output} has {session.read.parquet(output).count()} events")
+    events = session.read.parquet(output).where(f"not event <=> '{s.COMPLETE}'")
+    console().print(f"{output} has {events.count()} events")
