@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.spark import follow
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.follow import audit_due
 
 ROOT = Path(__file__).parents[2]
 SOON = datetime.now(timezone.utc) + timedelta(hours=1)
@@ -53,6 +56,7 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
         ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
+        ("audit-follow -b amqp:// --journal PATH --output o --allow x=1", "'x' is unknown"),
         ("audit --journal PATH --output o --job-id j", "give --receipts"),
         ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
@@ -134,8 +138,9 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     assert tool("audit", *given, "--job-id", "job-3", "--allow", "judged=0").exit_code == 0
 
 
-def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):
-    # Nothing has been written since: a journal of files would have to be said to be complete.
+@pytest.fixture
+def gone(vhost):
+    """A stream with one event: a task that was due ten seconds ago, of which nothing else says."""
     past = datetime.now(timezone.utc) - timedelta(seconds=10)
     micros = int(past.timestamp() * 1_000_000)
     event = {"event": s.SCHEDULED, "id": "i", "task": "t", "at": micros, "due": micros, "hops": 1}
@@ -146,10 +151,43 @@ def test_what_a_broker_has_is_complete_until_now(tool, spark, vhost, tmp_path):
         channel.queue_declare("kbd.v2.journal", **stream)
         channel.confirm_select()
         channel.basic_publish_confirm(amqp.Message(json.dumps(event)), "", "kbd.v2.journal")
-    given = ["--journal", vhost.url, "--output", tmp_path / "o", "--patience", "5"]
+    return vhost.url
+
+
+def test_what_a_broker_has_is_complete_until_now(tool, spark, gone, tmp_path):
+    # Nothing has been written since: a journal of files would have to be said to be complete.
+    given = ["--journal", gone, "--output", tmp_path / "o", "--patience", "5"]
     assert tool("audit", *given).exit_code == 1
     summary = json.loads((tmp_path / "o" / "summary.json").read_text())
     assert summary["verdicts"][s.LOST_IN_THE_LADDER] == 1
+
+
+def test_an_audit_goes_on_until_it_is_stopped_and_from_there_again(
+    tool, spark, gone, tmp_path, monkeypatch
+):
+    output = tmp_path / "o"
+    given = ["-b", gone, "--journal", tmp_path / "journal", "--output", output, "--patience", "5"]
+    calls: list[None] = []
+
+    def second_is_stopped(*tables, **more):
+        calls.append(None)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return audit_due(*tables, **more)
+
+    monkeypatch.setattr(follow, "audit_due", second_is_stopped)
+    handler = signal.getsignal(signal.SIGTERM)
+    result = tool("audit-follow", *given, "--every", "0")
+    assert (len(calls), result.exit_code) == (2, 1), result.output
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert f"  {s.LOST_IN_THE_LADDER}: i (key None, queue )" in result.output
+    assert result.output.count("1 judged (1 lost in the ladder), 0 corrected") == 1
+    result = tool("audit-follow", *given, "--once", "--allow", "lost=1")
+    assert (len(calls), result.exit_code) == (3, 0), result.output
+    assert "judged" not in result.output
+    assert f"1  {s.LOST_IN_THE_LADDER}" in result.output
+    assert tool("report", output, "--output", tmp_path / "report.html").exit_code == 0
+    assert s.LOST_IN_THE_LADDER in (tmp_path / "report.html").read_text()
 
 
 def test_neither_the_package_nor_the_tool_imports_spark_or_rich():

@@ -1,4 +1,4 @@
-"""The subcommands ``spark plan | publish | journal-export | audit | report``.
+"""The subcommands ``spark plan | publish | journal-export | audit | audit-follow | report``.
 
 Under ``spark-submit`` or alone, the session follows Spark's configuration.
 """
@@ -9,6 +9,7 @@ import click
 
 from .audit import audit, report
 from .failures import explained
+from .follow import audit_follow
 from .journal import journal_export
 from .plan import plan
 from .publish import publish
@@ -28,5 +29,5 @@ def spark() -> None:
     """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark])."""
 
 
-for each in (plan, publish, journal_export, audit, report):
+for each in (plan, publish, journal_export, audit, audit_follow, report):
     spark.add_command(explained(each))

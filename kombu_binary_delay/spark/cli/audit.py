@@ -126,7 +126,7 @@ def audit(
         phase("drawing the report")
         summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    _show_counts(summary)
+    show_counts(summary)
     console().print(str(page))
     judged = summary["thresholds"].get("judged")
     if judged and not judged["passed"]:
@@ -156,12 +156,16 @@ def report(
     """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.follow import is_followed, read_verdicts  # noqa: PLC0415
 
     file = local(output)
     check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
-    # A table written by an earlier release does not have all columns.
-    verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
+    if is_followed(session, path):
+        verdicts = read_verdicts(session, path)
+    else:
+        # A table written by an earlier release does not have all columns.
+        verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
     thresholds, jobs = _judged(path)
     with following(session) as phase:
         phase("drawing the report")
@@ -216,7 +220,8 @@ def _judged(path: str) -> tuple[Any, list[str]]:
     return Thresholds(**{**none, **limits}), summary.get("jobs", [])
 
 
-def _show_counts(summary: dict[str, Any]) -> None:
+def show_counts(summary: dict[str, Any]) -> None:
+    """Print how many tasks have each verdict."""
     for name, count in summary["verdicts"].items():
         if count:
             console().print(f"{count:>12,}  {name}")

@@ -20,7 +20,8 @@ from .shared import broker, conf, console, given_broker, needs_spark, spark_sess
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
     """Add to a Parquet table what the journal has got since the last export."""
     needs_spark()
-    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
 
     broker = given_broker(broker)
     check_before(conf, writes=(output,), broker=broker)
@@ -28,4 +29,5 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
     with following(session) as phase:
         phase("exporting the journal")
         export_journal(session, broker, output, namespace=namespace)
-    console().print(f"{output} has {session.read.parquet(output).count()} events")
+    events = session.read.parquet(output).where(f"not event <=> '{s.COMPLETE}'")
+    console().print(f"{output} has {events.count()} events")

@@ -1,0 +1,156 @@
+"""The subcommand ``spark audit-follow``: parse, call, print."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from .audit import show_counts
+from .shared import (
+    FAILED,
+    broker,
+    conf,
+    console,
+    given_broker,
+    needs_spark,
+    numbers,
+    spark_session,
+    usage,
+)
+
+if TYPE_CHECKING:
+    from kombu_binary_delay.spark.follow import Step
+
+
+@click.command(
+    "audit-follow",
+    help="""Give each task its verdict once it is final, and go on until stopped.
+
+    Each step adds what the broker's journal has got to a table, and appends the verdicts of the
+    tasks whose time has come. A second run goes on where the first has ended. `spark report` draws
+    the verdicts so far.
+
+    Exits with 1 where a threshold is exceeded: by default, a task that is lost or early.
+    """,
+)
+@broker
+@click.option("--namespace", default="kbd", show_default=True, help="The namespace of the ladder.")
+@click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
+@click.option(
+    "--journal",
+    required=True,
+    metavar="PATH",
+    help="The Parquet table of the journal, to which the broker's new events are added.",
+)
+@click.option("--output", required=True, metavar="PATH", help="A folder for verdicts and steps.")
+@click.option(
+    "--late-after",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that comes so long after it was due is late.",
+)
+@click.option(
+    "--patience",
+    type=float,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task has its verdict so long after it was due.",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The time between the beginnings of two steps.",
+)
+@click.option("--once", is_flag=True, help="Do one step, as for a scheduler.")
+@click.option(
+    "--allow",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="As for audit; no task needs to be judged yet.",
+)
+@conf
+def audit_follow(
+    broker: str | None,
+    namespace: str,
+    receipts: str | None,
+    journal: str,
+    output: str,
+    late_after: float,
+    patience: float,
+    every: float,
+    once: bool,
+    allow: tuple[str, ...],
+    conf: tuple[str, ...],
+) -> None:
+    """Give each task its verdict once it is final, and go on until stopped."""
+    needs_spark()
+    from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.audit import Thresholds, summarize  # noqa: PLC0415
+    from kombu_binary_delay.spark.follow import audit_due, read_verdicts  # noqa: PLC0415
+    from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
+
+    thresholds = Thresholds(**{"judged": 0.0, **numbers(allow, Thresholds)})
+    url = given_broker(broker)
+    session = spark_session(conf)
+    with _stopped_by_signals() as stop:
+        while not stop.is_set():
+            begun = time.monotonic()
+            export_journal(session, url, journal, namespace=namespace)
+            with usage():
+                step = audit_due(
+                    session.read.schema(s.RECEIPTS).parquet(receipts) if receipts else None,
+                    session.read.schema(s.JOURNAL).parquet(journal),
+                    output,
+                    late_after=late_after,
+                    patience=patience,
+                )
+            _show(step)
+            if once:
+                break
+            stop.wait(max(0.0, begun + every - time.monotonic()))
+    summary = summarize(read_verdicts(session, output), thresholds)
+    show_counts(summary)
+    if not summary["passed"]:
+        sys.exit(FAILED)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set, so that a step that has begun is finished."""
+    stop = threading.Event()
+    before = {
+        each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _show(step: Step) -> None:
+    count = sum(step.verdicts.values())
+    if not count and not step.corrected:
+        return
+    verdicts = ", ".join(f"{number:,} {name}" for name, number in sorted(step.verdicts.items()))
+    console().print(
+        f"due before {step.final_to:%Y-%m-%d %H:%M:%S} UTC: {count:,} judged"
+        f"{f' ({verdicts})' if verdicts else ''}, {step.corrected:,} corrected"
+    )
+    for row in step.alarms:
+        console().print(
+            f"  {row['verdict']}: {row['task_id']} (key {row['key']}, queue {row['queue']})"
+        )
