@@ -355,7 +355,8 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
     """
     columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
     # By the id, so that a retried Spark task has the same rows.
-    rows = part.select(*columns).repartition(publishers, "task_id").sortWithinPartitions("due")
+    rows = part.select(*columns).repartition(publishers, "task_id")
+    rows = rows.sortWithinPartitions(F.col("action") == s.PUBLISH, "due")
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

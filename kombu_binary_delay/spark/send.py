@@ -46,6 +46,8 @@ from .compiled import Call, Compiler
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
+#: The longest time for which an amendment waits for others to be recorded with, in seconds.
+_SOON = 1.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TRANSPORT = "kombu_binary_delay:Transport"
 _NAMES = ("queue", "exchange", "routing_key")
@@ -255,6 +257,7 @@ class Sender:
     _given_up: list[Sent] = field(default_factory=list)
     #: Rows under way that are to be recorded as amendments.
     _to_record: list[Sent] = field(default_factory=list)
+    _record_by: float = 0.0
     _connection: Any = None
     _producer: Any = None
 
@@ -295,10 +298,15 @@ class Sender:
     def _send(self, sent: Sent) -> None:
         self._held[id(sent)] = sent
         if sent.action != s.PUBLISH:
+            if not self._to_record:
+                self._record_by = time.monotonic() + _SOON
             self._to_record.append(sent)
             if len(self._to_record) >= WINDOW:
                 self._record()
             return
+        # With a rate, the messages of a slice can take long.
+        if self._to_record and time.monotonic() > self._record_by:
+            self._record()
         row, producer = sent.row, self._connected()
         producer.current = sent
         sent.published_at = time.time_ns() // 1000
@@ -326,7 +334,7 @@ class Sender:
         for group, write in writes(self._connection.connection, pending):
             try:
                 write()
-            except (AmendmentError, DelayError) as exc:
+            except (AmendmentError, DelayError, amqp.ChannelError) as exc:
                 status, detail = s.REFUSED, str(exc)
             else:
                 status, detail = s.RECORDED, ""

@@ -25,10 +25,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import journal
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.publish import Progress, publish
 from tests.spark.holding_app import COMMITTING, PUBLISHING, RECORDING, hold
 
-STAGING, BETWEEN, CLEANING, EXPORTING = "staging", "between", "cleaning", "exporting"
+STAGING, BETWEEN, CLEANING = "staging", "between", "cleaning"
+EXPORTING, AUDITING = "exporting", "auditing"
 #: The number of rows of each job, by its phase.
 JOBS = {STAGING: 100, PUBLISHING: 1500, COMMITTING: 100, BETWEEN: 300, CLEANING: 100, RECORDING: 50}
 SLICE = 100
@@ -59,12 +62,21 @@ def run(df: DataFrame, phase: str, broker: str, folder: str, **options: Any) -> 
     return publish(df, job_id=phase, broker=broker, receipts=receipts, settings=settings, **given)
 
 
-def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass rows, and never end."""
-    from tests.spark.holding_app import hold  # noqa: PLC0415 - on an executor
+def held(df: DataFrame, phase: str) -> DataFrame:
+    """Return rows that never end."""
 
-    yield from batches
-    hold(STAGING)
+    def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from tests.spark.holding_app import hold  # noqa: PLC0415 - on an executor
+
+        yield from batches
+        hold(phase)
+
+    return df.mapInArrow(held, df.schema)
+
+
+def write_audit(verdicts: DataFrame, folder: str) -> None:
+    """Write verdicts as the subcommand does."""
+    verdicts.write.mode("overwrite").parquet(f"{folder}/verdicts")
 
 
 class HeldSource(journal.JournalSource):
@@ -99,8 +111,7 @@ class Driver:
             thread.join()
 
     def _staging(self) -> None:
-        df = rows(self._spark, STAGING)
-        run(df.mapInArrow(held, df.schema), STAGING, *self._given)
+        run(held(rows(self._spark, STAGING), STAGING), STAGING, *self._given)
 
     def _with_app(self, phase: str) -> None:
         run(rows(self._spark, phase), phase, *self._given, app=APP)
@@ -114,8 +125,9 @@ class Driver:
 
     def _recording(self) -> None:
         run(rows(self._spark, RECORDING), RECORDING, *self._given)
-        # There are events to export now.
+        # There are events to export and to audit now.
         threading.Thread(target=self._exporting).start()
+        threading.Thread(target=self._auditing).start()
         options: dict[str, Any] = {"app": APP, "resume": True, "publishers": 1}
         run(cancellations(self._spark), RECORDING, *self._given, **options)
 
@@ -123,6 +135,13 @@ class Driver:
         journal.JournalSource = HeldSource  # type: ignore[misc]
         broker, folder = self._given
         journal.export_journal(self._spark, broker, f"{folder}/journal")
+
+    def _auditing(self) -> None:
+        # Not from the stream, whose source is held.
+        _, folder = self._given
+        nothing = self._spark.createDataFrame([], s.JOURNAL)
+        receipts = self._spark.read.schema(s.RECEIPTS).parquet(f"{folder}/{RECORDING}")
+        write_audit(held(audit(receipts, nothing), AUDITING), folder)
 
 
 def main(broker: str, folder: str) -> None:

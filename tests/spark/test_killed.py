@@ -14,10 +14,12 @@ import pytest
 from dev.processes import Processes
 from dev.service import wait_until
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.journal import export_journal, read_journal
 from kombu_binary_delay.spark.prepare import task_id
 from tests.spark.holding_app import COMMITTING, PUBLISHING, RECORDING
 from tests.spark.killed_driver import (
+    AUDITING,
     BETWEEN,
     CLEANING,
     EXPORTING,
@@ -27,6 +29,7 @@ from tests.spark.killed_driver import (
     cancellations,
     rows,
     run,
+    write_audit,
 )
 
 #: For each phase: the fewest and the most receipts of published rows that a killed driver leaves.
@@ -49,7 +52,7 @@ def receipts(spark, folder, phase):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no_row_out(
     spark, vhost, tmp_path
 ):
@@ -61,7 +64,9 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
 
         def all_held():
             names = {each.name for each in held.glob("*")}
-            return names == {*JOBS, EXPORTING} and list((tmp_path / COMMITTING).glob("*.parquet"))
+            return names == {*JOBS, EXPORTING, AUDITING} and list(
+                (tmp_path / COMMITTING).glob("*.parquet")
+            )
 
         try:
             wait_until(all_held, 600, "not all jobs came to their phase", driver)
@@ -72,7 +77,8 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
     left = {phase: receipts(spark, folder, phase) for phase in JOBS}
     for phase, (fewest, most) in LEFT.items():
         assert fewest <= len(left[phase]) <= most, phase
-    assert not list((tmp_path / "journal").glob("*.parquet"))
+    for table in ("journal", "verdicts"):
+        assert not list((tmp_path / table).glob("*.parquet"))
 
     def resume(phase):
         return run(rows(spark, phase), phase, vhost.url, folder, resume=True)
@@ -101,3 +107,7 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
     ids = {task_id(phase, f"key-{n}") for phase, count in JOBS.items() for n in range(count)}
     assert scheduled == ids
     assert read_journal(spark, vhost.url).count() == len(events)
+
+    write_audit(audit(None, read_journal(spark, f"{folder}/journal")), folder)
+    verdicts = spark.read.parquet(f"{folder}/verdicts").groupBy("verdict").count().collect()
+    assert dict(verdicts) == {s.STILL_WAITING: len(ids)}

@@ -415,6 +415,25 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
     assert "amendments are off" in sent["a"].detail
 
 
+def test_an_amendment_does_not_wait_for_all_messages_of_a_slow_slice(vhost, monkeypatch):
+    write, written, before_the_last = Amendments.write, list[object](), list[object]()
+
+    def counts(amendments, records):
+        write(amendments, records)
+        written.append(records)
+
+    monkeypatch.setattr(Amendments, "write", counts)
+
+    def rows():
+        yield {"task_id": "a", "action": s.CANCEL}
+        for number in range(30):
+            before_the_last[:] = written
+            yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
+
+    assert len(send(vhost, rows(), rate=20)) == 31
+    assert len(before_the_last) == 1
+
+
 def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
     write, calls = Amendments.write, []
 
