@@ -11,10 +11,8 @@ from kombu_binary_delay.model.ladder import Ladder
 from .shared import (
     FAILED,
     conf,
-    input_format,
     needs_spark,
     numbers,
-    read,
     show,
     spark_session,
     usage,
@@ -22,13 +20,12 @@ from .shared import (
 
 
 @click.command(
-    help="""Forecast the load on the brokers of the messages at PATH.
+    help="""Forecast the load on the brokers of the messages in TABLE.
 
     Exits with 1 where a limit is exceeded.
     """
 )
-@click.argument("path")
-@input_format
+@click.argument("path", metavar="TABLE")
 @click.option(
     "--ladder",
     "ladders",
@@ -52,11 +49,10 @@ from .shared import (
     help="Exit with 1 above it, such as waiting=5000000. NAME is waiting, queue_waiting, bytes, "
     "hops_per_second, published_per_second, queues, beyond or undated; may be repeated.",
 )
-@click.option("--output", metavar="PATH", help="Also write the plan there, as Parquet.")
+@click.option("--output", metavar="TABLE", help="Also write the plan there.")
 @conf
 def plan(
     path: str,
-    kind: str,
     ladders: tuple[str, ...],
     horizon: float | None,
     queue_per_delay: bool,
@@ -64,7 +60,7 @@ def plan(
     output: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Forecast the load on the brokers of the messages at PATH."""
+    """Forecast the load on the brokers of the messages in TABLE."""
     needs_spark()
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
@@ -73,6 +69,7 @@ def plan(
         plan,
         summarize,
     )
+    from kombu_binary_delay.spark.tables import overwrite, read  # noqa: PLC0415
 
     with usage():
         variants = [Variant(Ladder.from_name(name)) for name in ladders]
@@ -83,10 +80,11 @@ def plan(
     allowed = Limits(**numbers(limits, Limits))
     session = spark_session(conf)
     with usage():
-        planned = plan(read(session, path, kind), variants)
+        planned = plan(read(session, path), variants)
     if output:
-        planned.write.mode("overwrite").parquet(output)
-        planned = session.read.parquet(output)
+        with usage():
+            overwrite(planned, output)
+        planned = read(session, output)
     summary = summarize(planned)
     show(
         summary.orderBy("ladder").select(
