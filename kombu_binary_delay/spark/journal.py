@@ -23,7 +23,6 @@ from typing import Any
 import kombu
 import pyarrow as pa
 from amqp.exceptions import NotFound
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
@@ -32,7 +31,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
-from .tables import append
+from .tables import Place, append, existing, read
 from .versions import (
     DataSource,
     DataSourceReader,
@@ -67,20 +66,28 @@ _RAW = (
 def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> DataFrame:
     """Return the journal as it is now: rows of the schema ``JOURNAL``.
 
-    :param where: the URL of a broker; or a folder with the Parquet files of
-        :func:`export_journal`, or with the journal's local files.
+    :param where: the URL of a broker; or the place of a table of :func:`export_journal`; or a
+        folder with the journal's local files.
     """
     if is_broker_url(where):
         return load(spark, JournalSource, {"broker": where, "namespace": namespace})
-    if _has_lines(spark, where):
-        return _columns(spark.read.schema(_RAW).json(f"{where}/journal-*.jsonl*"))
-    table = spark.read.schema(s.JOURNAL).parquet(where)
+    place = Place.parse(where)
+    if place.form == "parquet" and _has_lines(spark, place.where):
+        return _columns(spark.read.schema(_RAW).json(f"{place.where}/journal-*.jsonl*"))
+    table = read(spark, place, s.JOURNAL)
+    has_repeats = _overlaps(table) if place.is_files else _repeats(table)
     # Rows without an offset are no events, and differ in their times.
-    return table.dropDuplicates(["offset", "at"]) if _overlaps(table) else table
+    return table.dropDuplicates(["offset", "at"]) if has_repeats else table
+
+
+def _repeats(table: DataFrame) -> bool:
+    """Return whether concurrent exports have written the same events to a table."""
+    [found] = table.agg(F.count("offset"), F.count_distinct("offset")).collect()
+    return bool(found[0] != found[1])
 
 
 def _overlaps(table: DataFrame) -> bool:
-    """Return whether concurrent exports have written the same events."""
+    """Return the same for files: by their first and last offsets, which takes less."""
     file = F.col("_metadata.file_path").alias("file")
     offsets = table.where(F.col("offset").isNotNull()).select(file, "offset").groupBy("file")
     found = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
@@ -89,7 +96,7 @@ def _overlaps(table: DataFrame) -> bool:
 
 
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
-    """Append the stream's events since the last export to a Parquet table.
+    """Append the stream's events since the last export to a table at a place such as a path.
 
     The offsets in the table show where the last export ended. Two concurrent exports append the
     same events; :func:`read_journal` then returns each of them once. Each export adds one row
@@ -116,14 +123,10 @@ def _complete(events: DataFrame, until: datetime) -> DataFrame:
 
 def _behind(spark: SparkSession, path: str) -> int:
     """Return the offset after the last event in a table."""
-    table = spark.read.schema(s.JOURNAL).parquet
-    try:
-        # Spark Connect looks for the path only when it reads rows.
-        last = table(path).agg(F.max("offset").alias("last")).collect()[0]["last"]
-    except AnalysisException as exc:
-        if "PATH_NOT_FOUND" not in str(exc):
-            raise
+    table = existing(spark, path, s.JOURNAL)
+    if table is None:
         return 0
+    last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
     return 0 if last is None else int(last) + 1
 
 

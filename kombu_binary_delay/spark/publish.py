@@ -10,17 +10,17 @@ one receipt per message, and a driver that dies loses the receipts of one slice 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -29,7 +29,9 @@ from .checks import check_number, check_whole
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import Sender, Sent, Target
-from .tables import append
+from .tables import Place, append, create, delete_matched, existing, merge, read, stage
+
+logger = logging.getLogger(__name__)
 
 _REASON = "reason"
 _SENT_COLUMNS = (
@@ -119,11 +121,13 @@ def publish(
 
     :param df: see :func:`~kombu_binary_delay.spark.prepare.prepare` for its columns.
     :param job_id: the task ids are made from this and the key. Run a job once at a time.
-    :param receipts: a Parquet table of the schema ``RECEIPTS``, to which rows are appended.
+    :param receipts: the place of a table of the schema ``RECEIPTS``, to which rows are appended:
+        a path of Parquet, ``FORMAT:PATH``, or ``table:NAME`` for a table in a catalogue.
     :param broker: the broker's URL; None to use that of ``app``.
     :param app: ``"module:name"`` of a Celery application that the executors can import.
     :param settings: the transport's settings, as in ``broker_transport_options["binary_delay"]``.
-    :param rejects: a Parquet table of the schema ``REJECTS``; by default ``<receipts>-rejects``.
+    :param rejects: the place of a table of the schema ``REJECTS``; by default beside the receipts,
+        ``<receipts>-rejects`` or ``<receipts>_rejects`` in a catalogue.
     :param resume: publish only rows without a receipt that says "published", and amend only what
         has no receipt that says "recorded". Without it, a job that has receipts raises an error.
     :param dry_run: count only; publish and write nothing.
@@ -157,16 +161,14 @@ def publish(
     marked = marked.withColumn("fate", fate)
     if dry_run:
         return _counted(marked)
-    # Only this job's: jobs may share a table of receipts.
-    of_job = f"{receipts}-staged/{job_uuid(job_id)}"
-    staging = f"{of_job}/{uuid4()}"
+    # Before anything is sent: afterwards, there must be a place for the receipts.
+    create(spark, receipts, spark.createDataFrame([], s.RECEIPTS).schema)
     # Many rows may be due at the same time, so the slices are cut by the rows' positions.
     # The amendments come first, because the tasks that they are for may be due soon.
     order = (F.col("action") == s.PUBLISH, "due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     placed = placed.withColumn("place", F.monotonically_increasing_id())
-    placed.write.mode("overwrite").parquet(staging)
-    staged = spark.read.parquet(staging)
+    staged, unstage = stage(placed, receipts, job_uuid(job_id))
     progress = _counted(staged)
     if progress.rejected:
         rejected = staged.where("fate = 'rejected'").select(
@@ -176,7 +178,7 @@ def publish(
             "reason",
             F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
         )
-        append(rejected, rejects or f"{receipts}-rejects")
+        _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))
     report = on_progress or (lambda _: None)
     report(progress)
     begin = time.monotonic()
@@ -195,7 +197,12 @@ def publish(
             F.count(why).alias("by_send_task"),
             *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
-        append(sent.drop(_REASON), receipts)
+        sent = sent.drop(_REASON)
+        if not Place.parse(receipts).is_files:
+            # A table format may read its rows twice, to sort them: then from here, not from the
+            # publishers again.
+            sent = sent.repartition(publishers)
+        append(sent, receipts)
         counts = seen.get
         reasons = [each for place, each in enumerate(REASONS) if counts[f"reason_{place}"]]
         progress = replace(
@@ -218,9 +225,9 @@ def publish(
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
         )
-    # Spark has no function that deletes files, but this write empties the whole folder.
-    nothing = spark.createDataFrame([], staged.schema)
-    nothing.write.mode("overwrite").parquet(of_job)
+    unstage()
+    if done is not None:
+        _forget_failed(spark, receipts, job_id)
     return progress
 
 
@@ -246,15 +253,11 @@ def _check(
 
 def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> DataFrame | None:
     """Return what the receipts say of each key of the job; None if the job has none."""
-    try:
-        table = spark.read.schema(s.RECEIPTS).parquet(receipts)
-        of_job = table.where(F.col("job_id") == job_id)
-        known = not of_job.limit(1).isEmpty()
-    except AnalysisException as exc:
-        if "PATH_NOT_FOUND" not in str(exc):
-            raise
+    table = existing(spark, receipts, s.RECEIPTS)
+    if table is None:
         return None
-    if not known:
+    of_job = table.where(F.col("job_id") == job_id)
+    if of_job.limit(1).isEmpty():
         return None
     if not resume:
         raise RuntimeError(
@@ -315,6 +318,43 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
             "countdown": F.when(action == s.PUBLISH, F.col("countdown")),
         }
     ).drop(*_DONE)
+
+
+def _reject(rejected: DataFrame, rejects: str | Place) -> None:
+    """Store rejected rows; where the table can merge, they replace those of earlier runs."""
+    keys = ["job_id", "key", "task", "reason"]
+    # A key may have been given twice, or none at all.
+    if not merge(rejected.dropDuplicates(keys), rejects, keys):
+        append(rejected, rejects)
+
+
+def _forget_failed(spark: SparkSession, receipts: str, job_id: str) -> None:
+    """Delete receipts of failures that a later receipt has replaced, where the table can.
+
+    Receipts are not merged as they are written: reading them publishes, and some formats read what
+    they merge twice; and a merge may fail because another job writes.
+    """
+    of_job = read(spark, receipts, s.RECEIPTS).where(F.col("job_id") == job_id)
+    done = F.col("status").isin(s.PUBLISHED, s.RECORDED)
+    if of_job.where(~done).limit(1).isEmpty():
+        return
+    found = of_job.groupBy("job_id", "key", "action").agg(
+        F.max(done).alias("done"), F.max("published_at").alias("last")
+    )
+    condition = (
+        "t.job_id = s.job_id AND t.key = s.key AND t.action <=> s.action "
+        f"AND t.status NOT IN ('{s.PUBLISHED}', '{s.RECORDED}') "
+        "AND (s.done OR t.published_at < s.last)"
+    )
+    try:
+        delete_matched(found, receipts, condition)
+    except PySparkException as exc:
+        logger.warning(
+            "the receipts of failures before this run are still in %s, beside those that replace "
+            "them, which an audit understands: %s",
+            receipts,
+            exc,
+        )
 
 
 def _counted(marked: DataFrame) -> Progress:

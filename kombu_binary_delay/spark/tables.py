@@ -1,12 +1,35 @@
-"""Write the pipeline's tables, so that several jobs can append to one path at once.
+"""Read and write tables, by a path or by their name in a catalogue.
 
+A *place* is a text that says where a table is:
+
+- ``table:lake.receipts`` or ``table:catalog.lake.receipts``: a table in a catalogue, as in SQL;
+- ``FORMAT:PATH``, such as ``delta:/lake/receipts``: a path in one of :data:`FORMATS`;
+- anything else: a path of Parquet. ``parquet:PATH`` is one for certain.
+
+Only Spark's own readers, writers and SQL are used, so that a format is a word that goes to Spark.
 This module must not touch a broker.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid4
 
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from .columns import find
+
+#: The formats that a place can name. Others are read and written as a table in a catalogue.
+FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
+#: The formats that are plain files: a schema can be given, and Hadoop's committer writes them.
+_FILES = ("avro", "csv", "json", "orc", "parquet")
+#: The formats that have no types of their own, so times would lose their microseconds.
+_UNTYPED = ("csv", "json")
+_TABLE = "table"
 #: Hadoop's committer keeps uncommitted files in a folder of the path, and the first job that ends
 #: moves or deletes all that is in it, also the files of other jobs. So each task moves its file
 #: itself, under a name that no other job has, and no job deletes the folder.
@@ -16,11 +39,271 @@ _SHARED = {
     # The same of Hadoop's committers for S3, which would abort the uploads of others.
     "fs.s3a.committer.abort.pending.uploads": "false",
 }
+#: Spark's and Delta's names for the error that nothing is there.
+_MISSING = (
+    "PATH_NOT_FOUND",
+    "TABLE_OR_VIEW_NOT_FOUND",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_NOT_FOUND",
+)
+#: What Spark 4 and 3.5 say of a table without row-level operations, before anything is run.
+_CANNOT_MERGE = ("does not support MERGE INTO TABLE", "MERGE INTO TABLE is not supported")
 
 
-def append(df: DataFrame, path: str) -> None:
-    """Append rows to a Parquet table; other jobs may append at the same time.
+@dataclass(frozen=True)
+class Place:
+    """Where a table is.
 
-    A Spark task's rows can be read as soon as that task has ended.
+    :param form: ``"table"``, or the format of the path.
+    :param where: the name in the catalogue, or the path.
     """
-    df.write.options(**_SHARED).mode("append").parquet(path)
+
+    form: str
+    where: str
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read a place.
+
+        :raises ValueError: if nothing follows the format.
+        """
+        word, colon, rest = text.partition(":")
+        if not colon or word.lower() not in {_TABLE, *FORMATS}:
+            return cls("parquet", text)
+        if not rest:
+            raise ValueError(f"{text!r} names no table: give table:NAME, FORMAT:PATH or a path")
+        return cls(word.lower(), rest)
+
+    def __str__(self) -> str:
+        return f"{self.form}:{self.where}"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table in a catalogue."""
+        return self.form == _TABLE
+
+    @property
+    def is_files(self) -> bool:
+        """Whether it is a path of plain files, which no table format manages."""
+        return self.form in _FILES
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL."""
+        return self.where if self.is_table else f"{self.form}.{_quoted(self.where)}"
+
+    def beside(self, what: str) -> Place:
+        """Return the place of another table beside this one."""
+        if not self.is_table:
+            return Place(self.form, f"{self.where.rstrip('/')}-{what}")
+        if self.where.endswith("`"):
+            return Place(_TABLE, f"{self.where[:-1]}_{what}`")
+        return Place(_TABLE, f"{self.where}_{what}")
+
+
+def read(session: SparkSession, place: str | Place, schema: str | None = None) -> DataFrame:
+    """Return a table.
+
+    :param schema: return these columns, null where the table does not have one. Without it, return
+        all columns; CSV files need a header line then.
+    """
+    place = _place(place)
+    if place.is_table:
+        table = session.table(place.where)
+    elif schema is not None and place.is_files:
+        return session.read.schema(schema).format(place.form).load(place.where)
+    else:
+        options = {"header": "true", "inferSchema": "true"} if place.form == "csv" else {}
+        table = session.read.format(place.form).options(**options).load(place.where)
+    if schema is None:
+        return table
+    columns = (each.split() for each in schema.split(", "))
+    return table.select(*(_column(table, name).cast(kind).alias(name) for name, kind in columns))
+
+
+def existing(session: SparkSession, place: str | Place, schema: str) -> DataFrame | None:
+    """Return a table with these columns; None if there is no such table."""
+    try:
+        table = read(session, place, schema)
+        # Spark Connect does not look for the table before it is asked something.
+        _ = table.schema
+    except AnalysisException as exc:
+        if not any(name in str(exc) for name in _MISSING):
+            raise
+        return None
+    return table
+
+
+def create(session: SparkSession, place: str | Place, schema: StructType) -> None:
+    """Create the table if it is missing, and check that several jobs can append to it at once.
+
+    :raises ValueError: if they cannot, or if the format does not keep types.
+    """
+    place = _place(place)
+    if place.form in _UNTYPED:
+        raise ValueError(f"{place} is for input only: {place.form} keeps no types; take parquet")
+    if not place.is_table:
+        return
+    columns = ", ".join(f"{_quoted(each.name)} {each.dataType.simpleString()}" for each in schema)
+    form = _session_format(session, place.where)
+    how = "" if form is None else f" USING {form}"
+    if form in _FILES:
+        how += f" OPTIONS ({_assignments(_SHARED)})"
+    session.sql(f"CREATE TABLE IF NOT EXISTS {place.where} ({columns}){how}")
+    _check_shared(session, place.where)
+
+
+def append(df: DataFrame, place: str | Place) -> None:
+    """Append rows to a table; other jobs may append at the same time.
+
+    In plain files, a Spark task's rows can be read as soon as that task has ended.
+
+    :raises ValueError: see :func:`create`.
+    """
+    place = _place(place)
+    create(df.sparkSession, place, df.schema)
+    if place.is_table:
+        _insert(df, place.where)
+    else:
+        options = _SHARED if place.is_files else {}
+        df.write.format(place.form).options(**options).mode("append").save(place.where)
+
+
+def overwrite(df: DataFrame, place: str | Place) -> None:
+    """Replace all rows of a table.
+
+    :raises ValueError: see :func:`create`.
+    """
+    place = _place(place)
+    create(df.sparkSession, place, df.schema)
+    if place.is_table:
+        _insert(df, place.where, replace=True)
+    else:
+        df.write.format(place.form).mode("overwrite").save(place.where)
+
+
+def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
+    """Replace the rows that have the same keys, and add the others, in one step.
+
+    :param df: stored rows, because a table format may read them more than once; a key once.
+    :returns: False if the table cannot merge; then it is as it was.
+    :raises ValueError: see :func:`create`.
+    """
+    place = _place(place)
+    create(df.sparkSession, place, df.schema)
+    if not place.is_table and existing(df.sparkSession, place, f"{keys[0]} string") is None:
+        return False
+    columns = [_quoted(name) for name in df.columns]
+    same = " AND ".join(f"t.{name} <=> s.{name}" for name in map(_quoted, keys))
+    changed = ", ".join(f"t.{name} = s.{name}" for name in columns)
+    added = f"({', '.join(columns)}) VALUES ({', '.join(f's.{name}' for name in columns)})"
+    actions = f"WHEN MATCHED THEN UPDATE SET {changed} WHEN NOT MATCHED THEN INSERT {added}"
+    return _merged(df, place, f"ON {same} {actions}")
+
+
+def delete_matched(df: DataFrame, place: str | Place, condition: str) -> bool:
+    """Delete the rows ``t`` of a table that match a row ``s``, in one step.
+
+    :param df: as in :func:`merge`.
+    :returns: False if the table cannot do that; then it is as it was.
+    """
+    return _merged(df, _place(place), f"ON {condition} WHEN MATCHED THEN DELETE")
+
+
+def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Callable[[], None]]:
+    """Store a job's rows beside a table, as long as it runs.
+
+    :returns: the rows as they are stored, and a function that deletes them, together with those
+        that the job's earlier runs have left.
+    """
+    place = _place(place)
+    session = df.sparkSession
+    if place.is_table:
+        kept = place.beside(f"staged_{job.hex}").where
+
+        def drop() -> None:
+            session.sql(f"DROP TABLE IF EXISTS {kept}")
+
+        drop()
+        append(df, Place(_TABLE, kept))
+        return session.table(kept), drop
+    # Of this job alone: jobs may share a table of receipts.
+    of_job = f"{place.beside('staged').where}/{job}"
+    path = f"{of_job}/{uuid4()}"
+    df.write.mode("overwrite").parquet(path)
+    stored = session.read.parquet(path)
+
+    def empty() -> None:
+        # Spark has no function that deletes files, but this write empties the whole folder.
+        session.createDataFrame([], stored.schema).write.mode("overwrite").parquet(of_job)
+
+    return stored, empty
+
+
+def _place(place: str | Place) -> Place:
+    return place if isinstance(place, Place) else Place.parse(place)
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _assignments(options: dict[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+
+
+def _column(table: DataFrame, name: str) -> Column:
+    found = find(table.columns, name)
+    return F.lit(None) if found is None else F.col(_quoted(found))
+
+
+def _session_format(session: SparkSession, name: str) -> str | None:
+    """Return the format of new tables in Spark's own catalogue; None in another catalogue."""
+    first, dot, _ = name.replace("`", "").partition(".")
+    if first != "spark_catalog":
+        is_catalogue = dot and session.conf.get(f"spark.sql.catalog.{first}", "")
+        if is_catalogue or session.catalog.currentCatalog() != "spark_catalog":
+            return None
+    return str(session.conf.get("spark.sql.sources.default", "parquet"))
+
+
+def _check_shared(session: SparkSession, name: str) -> None:
+    """Check that a table of plain files in Spark's catalogue has the options of the committer."""
+    rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
+    found = {row["col_name"]: row["data_type"] or "" for row in rows}
+    form = found.get("Provider", "").lower()
+    if form not in {"hive", *_FILES}:
+        return
+    given = found.get("Storage Properties", "")
+    if not all(f"{option}={value}" in given for option, value in _SHARED.items()):
+        raise ValueError(
+            f"the table {name} is of {form} files, and jobs that append to it at the same time "
+            f"would delete each other's rows; run once: "
+            f"ALTER TABLE {name} SET SERDEPROPERTIES ({_assignments(_SHARED)})"
+        )
+
+
+def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
+    """Insert rows by their columns' names: Spark does it by their order."""
+    columns = df.sparkSession.table(name).columns
+    missing = [each for each in df.columns if find(columns, each) is None]
+    if missing:
+        raise ValueError(f"the table {name} has no columns {', '.join(missing)}: add them")
+    ordered = df.select(*(_column(df, each).alias(each) for each in columns))
+    ordered.write.insertInto(name, overwrite=replace)
+
+
+def _merged(df: DataFrame, place: Place, how: str) -> bool:
+    session = df.sparkSession
+    view = f"merged_{uuid4().hex}"
+    df.createOrReplaceTempView(view)
+    try:
+        session.sql(f"MERGE INTO {place.sql} t USING {view} s {how}")
+    except Exception as exc:
+        if any(words in str(exc) for words in _CANNOT_MERGE):
+            return False
+        raise
+    finally:
+        session.catalog.dropTempView(view)
+    return True

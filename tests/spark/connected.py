@@ -27,6 +27,7 @@ from kombu_binary_delay.spark.publish import publish
 from kombu_binary_delay.spark.report.figures import figures
 from kombu_binary_delay.spark.report.page import page
 from kombu_binary_delay.spark.sink import FORMAT, CelerySink
+from kombu_binary_delay.spark.tables import existing, merge, overwrite, read
 
 server, broker, folder = sys.argv[1:]
 ROWS = 40
@@ -84,6 +85,12 @@ last = read_verdicts(spark, f"{folder}/followed").collect()
 assert followed.verdicts == Counter(row.verdict for row in last)
 verdicts = spark.read.parquet(f"{folder}/verdicts")
 
+in_catalogue = "table:verdicts"
+assert existing(spark, in_catalogue, s.VERDICTS) is None
+assert not merge(verdicts, in_catalogue, ["task_id", "retries"])
+for _ in range(2):
+    overwrite(verdicts, in_catalogue)
+
 spark.dataSource.register(CelerySink)
 sink = {"job_id": "by-sink", "broker": broker, "receipts": f"{folder}/sink-receipts"}
 reminders.write.format(FORMAT).mode("append").options(**sink).save()
@@ -110,6 +117,7 @@ found = {
     "verdicts": Counter(row.verdict for row in verdicts.collect()),
     "arrived": lateness(verdicts).where("grouping = 'all'").collect()[0].tasks,
     "page": page(figures(verdicts)).startswith("<!doctype html>"),
+    "in the catalogue": read(spark, in_catalogue, s.VERDICTS).count(),
     "sink": spark.read.schema(s.RECEIPTS).parquet(sink["receipts"]).count(),
     "read on": spark.read.schema(s.JOURNAL).parquet(f"{folder}/read-on").count(),
 }

@@ -71,6 +71,7 @@ def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp
         "verdicts": {s.OK: 20, s.STILL_WAITING: 20},
         "arrived": 20,
         "page": True,
+        "in the catalogue": 40,
         "sink": 40,
         "read on": 60,
     }

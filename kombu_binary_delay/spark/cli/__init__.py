@@ -20,6 +20,9 @@ from .publish import publish
     short_help="Schedule, audit and plan tasks with Spark.",
     help="""Schedule, audit and plan delayed tasks with Spark (needs the extra [spark]).
 
+    TABLE is a path of Parquet; FORMAT:PATH, such as delta:/lake/reminders or csv:reminders.csv; or
+    table:NAME for a table in a catalogue, such as table:lake.reminders.
+
     \b
       kombu-binary-delay spark plan reminders.parquet --limit waiting=5000000
       kombu-binary-delay spark report audit --output report.html

@@ -27,15 +27,21 @@ if TYPE_CHECKING:
     where no task is judged, unless --allow judged=0 says that this may be.
     """
 )
-@click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
+@click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
 @click.option(
     "--journal",
     required=True,
-    metavar="PATH OR URL",
-    help="Parquet that journal-export has written, a folder of the journal's files, or a "
-    "broker's URL.",
+    metavar="TABLE OR URL",
+    help="What journal-export has written, a folder of the journal's files, or a broker's URL.",
 )
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
+@click.option(
+    "--verdicts",
+    "kept",
+    metavar="TABLE",
+    help="Also keep the verdicts there: a task's new verdict replaces the old one. A table that "
+    "cannot merge is overwritten.",
+)
 @click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 @click.option(
     "--late-after",
@@ -66,17 +72,18 @@ if TYPE_CHECKING:
     help="Allow so many, or so many seconds, such as duplicates=10 or p99=5. NAME is early, "
     "lost, duplicates, late, unpublished, unknown or p99; may be repeated.",
 )
-@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
 @click.option(
     "--depths",
-    metavar="PATH",
-    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+    metavar="TABLE",
+    help="Depths of queues that were recorded, with the columns at, queue and waiting.",
 )
 @conf
 def audit(
     receipts: str | None,
     journal: str,
     output: str,
+    kept: str | None,
     job_id: str | None,
     late_after: float,
     patience: float,
@@ -93,16 +100,17 @@ def audit(
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
     from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import merge, overwrite, read  # noqa: PLC0415
 
     folder = local(output)
     if job_id is not None and receipts is None:
         raise click.UsageError("the receipts name the tasks of a job: give --receipts")
     thresholds = Thresholds(**numbers(allow, Thresholds))
-    check_before(conf, reads=(receipts, journal, planned, depths), writes=(output,))
+    check_before(conf, reads=(receipts, journal, planned, depths), writes=(output, kept))
     session = spark_session(conf)
     table = None
     if receipts is not None:
-        table = session.read.schema(s.RECEIPTS).parquet(receipts)
+        table = read(session, receipts, s.RECEIPTS)
         if job_id is not None:
             table = table.where(table["job_id"] == job_id)
     with usage():
@@ -123,6 +131,11 @@ def audit(
         verdicts = session.read.parquet(f"{output}/verdicts")
         phase("counting how late they are")
         lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+        if kept is not None:
+            phase("storing the verdicts")
+            with usage():
+                if not merge(verdicts, kept, ("task_id", "retries")):
+                    overwrite(verdicts, kept)
         phase("drawing the report")
         summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -139,34 +152,37 @@ def audit(
 
 
 @click.command(
-    help="""Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+    help="""Draw the verdicts at PATH as one HTML file: a folder that an audit has written, or the
+    table of its option --verdicts."""
 )
 @click.argument("path")
 @click.option("--output", required=True, metavar="FILE", help="The HTML file.")
-@click.option("--plan", "planned", metavar="PATH", help="What spark plan has written.")
+@click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
 @click.option(
     "--depths",
-    metavar="PATH",
-    help="Depths of queues that were recorded, as Parquet with the columns at, queue and waiting.",
+    metavar="TABLE",
+    help="Depths of queues that were recorded, with the columns at, queue and waiting.",
 )
 @conf
 def report(
     path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]
 ) -> None:
-    """Draw the verdicts at PATH, a folder that an audit has written, as one HTML file."""
+    """Draw the verdicts at PATH as one HTML file."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.follow import is_followed, read_verdicts  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import Place, read  # noqa: PLC0415
 
     file = local(output)
     check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
-    if is_followed(session, path):
+    is_folder = str(Place.parse(path)) == f"parquet:{path}"
+    if is_folder and is_followed(session, path):
         verdicts = read_verdicts(session, path)
     else:
         # A table written by an earlier release does not have all columns.
-        verdicts = session.read.schema(s.VERDICTS).parquet(f"{path}/verdicts")
-    thresholds, jobs = _judged(path)
+        verdicts = read(session, f"{path}/verdicts" if is_folder else path, s.VERDICTS)
+    thresholds, jobs = _judged(path) if is_folder else (None, [])
     with following(session) as phase:
         phase("drawing the report")
         _report(session, verdicts, file, planned, depths, thresholds, jobs)
@@ -184,12 +200,13 @@ def _report(
 ) -> dict[str, Any]:
     from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
     from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     found = figures(
         verdicts,
         thresholds=thresholds,
-        plan=session.read.parquet(planned) if planned else None,
-        depths=session.read.parquet(depths) if depths else None,
+        plan=read(session, planned) if planned else None,
+        depths=read(session, depths) if depths else None,
         jobs=jobs,
     )
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -121,6 +121,12 @@ def _settings(conf: tuple[str, ...]) -> dict[str, str]:
 
 def _local(path: str) -> Path | None:
     """Return a path of this machine; None for a table, or for another file system."""
+    from kombu_binary_delay.spark.tables import Place  # noqa: PLC0415 - needs PySpark
+
+    table = Place.parse(path)
+    if table.is_table:
+        return None
+    path = table.where
     place = urlsplit(path)
     if place.scheme == "file":
         return Path(url2pathname(place.path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .audit import show_counts
+from .before import check_before
 from .shared import (
     FAILED,
     broker,
@@ -101,9 +102,11 @@ def audit_follow(
     from kombu_binary_delay.spark.audit import Thresholds, summarize  # noqa: PLC0415
     from kombu_binary_delay.spark.follow import audit_due, read_verdicts  # noqa: PLC0415
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     thresholds = Thresholds(**{"judged": 0.0, **numbers(allow, Thresholds)})
     url = given_broker(broker)
+    check_before(conf, reads=(receipts,), writes=(journal, output), broker=url)
     session = spark_session(conf)
     with _stopped_by_signals() as stop:
         while not stop.is_set():
@@ -111,8 +114,8 @@ def audit_follow(
             export_journal(session, url, journal, namespace=namespace)
             with usage():
                 step = audit_due(
-                    session.read.schema(s.RECEIPTS).parquet(receipts) if receipts else None,
-                    session.read.schema(s.JOURNAL).parquet(journal),
+                    read(session, receipts, s.RECEIPTS) if receipts else None,
+                    read(session, journal, s.JOURNAL),
                     output,
                     late_after=late_after,
                     patience=patience,

@@ -6,28 +6,29 @@ import click
 
 from .before import check_before
 from .progress import following
-from .shared import broker, conf, console, given_broker, needs_spark, spark_session
+from .shared import broker, conf, console, given_broker, needs_spark, spark_session, usage
 
 
 @click.command(
     "journal-export",
-    help="""Add to a Parquet table what the journal has got since the last export.""",
+    help="""Add to a table what the journal has got since the last export.""",
 )
 @broker
 @click.option("--namespace", default="kbd", show_default=True, help="The namespace of the ladder.")
-@click.option("--output", required=True, metavar="PATH", help="The Parquet table to add to.")
+@click.option("--output", required=True, metavar="TABLE", help="The table to add to.")
 @conf
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
-    """Add to a Parquet table what the journal has got since the last export."""
+    """Add to a table what the journal has got since the last export."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     broker = given_broker(broker)
     check_before(conf, writes=(output,), broker=broker)
     session = spark_session(conf)
-    with following(session) as phase:
+    with following(session) as phase, usage():
         phase("exporting the journal")
         export_journal(session, broker, output, namespace=namespace)
-    events = session.read.parquet(output).where(f"not event <=> '{s.COMPLETE}'")
+    events = read(session, output).where(f"not event <=> '{s.COMPLETE}'")
     console().print(f"{output} has {events.count()} events")

@@ -17,11 +17,9 @@ from .shared import (
     FAILED,
     conf,
     console,
-    input_format,
     local,
     needs_spark,
     numbers,
-    read,
     spark_session,
     usage,
 )
@@ -32,13 +30,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="""Forecast the load on the brokers of the messages at PATH.
+    help="""Forecast the load on the brokers of the messages in TABLE.
 
     Exits with 1 where a limit is exceeded.
     """
 )
-@click.argument("path")
-@input_format
+@click.argument("path", metavar="TABLE")
 @click.option(
     "--ladder",
     "ladders",
@@ -62,7 +59,7 @@ if TYPE_CHECKING:
     help="Exit with 1 above it, such as waiting=5000000. NAME is waiting, queue_waiting, bytes, "
     "hops_per_second, published_per_second, queues, beyond or undated; may be repeated.",
 )
-@click.option("--output", metavar="PATH", help="Also write the plan there, as Parquet.")
+@click.option("--output", metavar="TABLE", help="Also write the plan there.")
 @click.option(
     "--report",
     metavar="FILE",
@@ -72,7 +69,6 @@ if TYPE_CHECKING:
 @conf
 def plan(
     path: str,
-    kind: str,
     ladders: tuple[str, ...],
     horizon: float | None,
     queue_per_delay: bool,
@@ -81,7 +77,7 @@ def plan(
     report: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Forecast the load on the brokers of the messages at PATH."""
+    """Forecast the load on the brokers of the messages in TABLE."""
     needs_spark()
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
@@ -90,6 +86,7 @@ def plan(
         plan,
         summarize,
     )
+    from kombu_binary_delay.spark.tables import overwrite, read  # noqa: PLC0415
 
     with usage():
         variants = [Variant(Ladder.from_name(name)) for name in ladders]
@@ -104,12 +101,12 @@ def plan(
     with following(session) as phase:
         phase("planning")
         with usage():
-            rows = read(session, path, kind)
+            rows = read(session, path)
             planned = plan(rows, variants)
-        if output:
-            planned.write.mode("overwrite").parquet(output)
-            planned = session.read.parquet(output)
-        elif report:
+            if output:
+                overwrite(planned, output)
+                planned = read(session, output)
+        if report and not output:
             planned = planned.cache()
         summary = summarize(planned)
         summaries = [row.asDict() for row in summary.orderBy("ladder").collect()]

@@ -17,9 +17,7 @@ from .shared import (
     conf,
     console,
     given_broker,
-    input_format,
     needs_spark,
-    read,
     spark_session,
     usage,
 )
@@ -29,14 +27,13 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="""Publish a delayed Celery task for each row at PATH.
+    help="""Publish a delayed Celery task for each row in TABLE.
 
     With a column action, a row can cancel or reschedule its task instead. Exits with 1 where a
     message has not been published: where a row is rejected, or its publish has failed.
     """
 )
-@click.argument("path")
-@input_format
+@click.argument("path", metavar="TABLE")
 @broker
 @click.option(
     "--job-id", required=True, help="The job's name. A task's id is made of it and the key."
@@ -44,13 +41,13 @@ if TYPE_CHECKING:
 @click.option(
     "--receipts",
     required=True,
-    metavar="PATH",
-    help="The Parquet table to which a receipt for each message is added.",
+    metavar="TABLE",
+    help="The table to which a receipt for each message is added.",
 )
 @click.option(
     "--rejects",
-    metavar="PATH",
-    help="The Parquet table for rows that cannot be published.  [default: <receipts>-rejects]",
+    metavar="TABLE",
+    help="The table for rows that cannot be published.  [default: <receipts>-rejects]",
 )
 @click.option("--app", metavar="MODULE:NAME", help="A Celery app that executors can import.")
 @click.option("--key", default="key", show_default=True, help="The column of the keys.")
@@ -95,11 +92,12 @@ if TYPE_CHECKING:
     help="Rows to publish between two commits of receipts.",
 )
 @conf
-def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None:
-    """Publish a delayed Celery task for each row at PATH."""
+def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
+    """Publish a delayed Celery task for each row in TABLE."""
     needs_spark()
     from kombu_binary_delay.spark.checks import check_number  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     if options["app"] is None:
         options["broker"] = given_broker(options["broker"])
@@ -117,7 +115,7 @@ def publish(path: str, kind: str, conf: tuple[str, ...], **options: Any) -> None
             app=options["app"],
         )
         with _Watch() as watch:
-            done = publish(read(spark_session(conf), path, kind), on_progress=watch.show, **options)
+            done = publish(read(spark_session(conf), path), on_progress=watch.show, **options)
     console().print(watch.line(done))
     if done.by_send_task:
         console().print(

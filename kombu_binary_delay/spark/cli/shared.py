@@ -20,20 +20,11 @@ import click
 from .before import quiet
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from rich.console import Console
 
 FAILED = 1
-_FORMATS = ("parquet", "orc", "json", "csv")
 
-input_format = click.option(
-    "--format",
-    "kind",
-    type=click.Choice(_FORMATS),
-    default="parquet",
-    show_default=True,
-    help="The format of the files at PATH; CSV needs a header line.",
-)
 broker = click.option(
     "--broker", "-b", metavar="URL", envvar="BINARY_DELAY_BROKER", help="Where RabbitMQ is."
 )
@@ -104,12 +95,6 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     with quiet(conf):
         session: SparkSession = builder.getOrCreate()
     return session
-
-
-def read(session: SparkSession, path: str, kind: str) -> DataFrame:
-    """Read the files at a path."""
-    options = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
-    return session.read.format(kind).options(**options).load(path)
 
 
 def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:

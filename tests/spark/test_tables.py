@@ -1,0 +1,283 @@
+"""Tables by path and by name, in catalogues of several kinds: Spark's own, a database, and one that
+does what Spark asks of a table format, as Delta Lake and Iceberg do.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.journal import export_journal, read_journal
+from kombu_binary_delay.spark.publish import publish
+from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
+
+SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
+SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+#: As Spark gives it back: to the microsecond, and without its time zone.
+DUE = SOON.replace(microsecond=678901, tzinfo=None)
+ROWS = "key string, task string, eta timestamp, exchange string, routing_key string"
+MEMORY = {"": "tests.MemoryCatalog"}
+#: What Spark is told of each catalogue. Derby, a database in Java, comes with Spark.
+CATALOGUES = {
+    "merging": {**MEMORY, ".sorts": "key"},
+    "plain": {**MEMORY, ".merges": "false"},
+    "derby": {
+        "": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog",
+        ".url": "jdbc:derby:memory:lake;create=true",
+        ".driver": "org.apache.derby.jdbc.EmbeddedDriver",
+        # Derby cannot compare the type that Spark makes of strings, so Spark has to.
+        ".pushDownPredicate": "false",
+        ".pushDownAggregate": "false",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lakes(spark, tmp_path_factory):
+    """The schemas with tables: of each catalogue, and of Spark's own."""
+    classes = tmp_path_factory.mktemp("classes")
+    context = spark.sparkContext
+    jvm = context._jvm  # noqa: SLF001 - there is no other way to Java
+    # The compiler is among Spark's own jars.
+    words = ["-usejavacp", "-d", str(classes), str(SOURCE)]
+    argv = context._gateway.new_array(jvm.java.lang.String, len(words))  # noqa: SLF001 - the same
+    for at, word in enumerate(words):
+        argv[at] = word
+    assert jvm.scala.tools.nsc.Main.process(argv)
+    # Tasks load classes from there as well.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    loader.addURL(jvm.java.io.File(f"{classes}/").toURI().toURL())
+    jvm.java.lang.System.setProperty("derby.stream.error.file", str(classes / "derby.log"))
+    for name, settings in CATALOGUES.items():
+        for setting, value in settings.items():
+            spark.conf.set(f"spark.sql.catalog.{name}{setting}", value)
+    for schema in ("derby.lake", "lake"):
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    return {"spark": "lake", **{name: f"{name}.lake" for name in CATALOGUES}}
+
+
+@pytest.fixture
+def tool(spark):
+    def tool(*arguments):
+        return CliRunner().invoke(binary_delay, ["spark", *map(str, arguments)])
+
+    return tool
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("/lake/receipts", ("parquet", "/lake/receipts")),
+        ("s3a://lake/receipts", ("parquet", "s3a://lake/receipts")),
+        ("hdfs:///lake", ("parquet", "hdfs:///lake")),
+        ("dbfs:/lake", ("parquet", "dbfs:/lake")),
+        ("C:\\lake", ("parquet", "C:\\lake")),
+        ("parquet:delta:x", ("parquet", "delta:x")),
+        ("./delta:x", ("parquet", "./delta:x")),
+        ("delta:s3://lake/receipts", ("delta", "s3://lake/receipts")),
+        ("Iceberg:/lake", ("iceberg", "/lake")),
+        ("table:main.lake.receipts", ("table", "main.lake.receipts")),
+    ],
+)
+def test_a_text_says_where_a_table_is(text, place):
+    assert Place.parse(text) == Place(*place)
+
+
+def test_a_place_that_names_nothing_is_refused():
+    with pytest.raises(ValueError, match="'delta:' names no table"):
+        Place.parse("delta:")
+
+
+@pytest.mark.parametrize(
+    ("text", "beside"),
+    [
+        ("/lake/receipts/", "parquet:/lake/receipts-rejects"),
+        ("delta:/lake/receipts", "delta:/lake/receipts-rejects"),
+        ("table:lake.receipts", "table:lake.receipts_rejects"),
+        ("table:lake.`my receipts`", "table:lake.`my receipts_rejects`"),
+    ],
+)
+def test_a_table_beside_another_is_in_the_same_place(text, beside):
+    assert str(Place.parse(text).beside("rejects")) == beside
+
+
+class Reader(DataSourceReader):
+    def __init__(self, path):
+        self.path = path
+
+    def read(self, partition):
+        yield ("a", self.path)
+
+
+class Fake(DataSource):
+    """A format that is not among Spark's jars, under the name of one that people have."""
+
+    @classmethod
+    def name(cls):
+        return "hudi"
+
+    def schema(self):
+        return "key string, path string"
+
+    def reader(self, schema):
+        return Reader(self.options["path"])
+
+
+def test_a_format_is_a_word_that_goes_to_spark(spark):
+    spark.dataSource.register(Fake)
+    [row] = read(spark, "hudi:/lake/x", "key string, path string, more int").collect()
+    assert tuple(row) == ("a", "/lake/x", None)
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+def test_a_table_of_files_keeps_what_was_written(spark, tmp_path, form):
+    place = f"{form}:{tmp_path}/receipts"
+    assert existing(spark, place, s.RECEIPTS) is None
+    row = ("j", "k", "i", "t", "q", DUE, DUE, 1, 0, 0, s.PUBLISHED, None)
+    rows = spark.createDataFrame([row], s.RECEIPTS)
+    append(rows, place)
+    append(rows, place)
+    assert [tuple(each) for each in read(spark, place, s.RECEIPTS).collect()] == [row, row]
+    assert merge(rows, place, ["job_id", "key"]) is False
+    assert read(spark, place).count() == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
+    place = f"{form}:{tmp_path}/rows"
+    rows = spark.createDataFrame([("a", 1.5)], "key string, countdown double")
+    with pytest.raises(ValueError, match=f"is for input only: {form} keeps no types"):
+        append(rows, place)
+    rows.write.format(form).option("header", "true").save(f"{tmp_path}/rows")
+    assert [row.asDict() for row in read(spark, place).collect()] == [
+        {"key": "a", "countdown": 1.5}
+    ]
+
+
+@pytest.mark.parametrize("name", ["spark", *CATALOGUES])
+def test_a_table_in_a_catalogue_is_made_and_filled_and_replaced(spark, lakes, name):
+    place = f"table:{lakes[name]}.verdicts"
+    columns = "task_id string, retries int, `partition` int, due timestamp, lateness double"
+    assert existing(spark, place, "task_id string") is None
+    old = spark.createDataFrame([("a", 0, 1, DUE, 0.5), ("b", 0, 1, DUE, None)], columns)
+    append(old, place)
+    # Their order may differ; a table may have more columns.
+    append(
+        old.where("task_id = 'b'").select("retries", "task_id", F.lit(2).alias("PARTITION")), place
+    )
+    rows = sorted((row.task_id, row.retries, row.partition) for row in read(spark, place).collect())
+    assert rows == [("a", 0, 1), ("b", 0, 1), ("b", 0, 2)]
+    overwrite(old, place)
+    new = spark.createDataFrame([("b", 0, 3, DUE, 0.1), ("c", 1, 3, DUE, 0.2)], columns)
+    can = merge(new, place, ["task_id", "retries"])
+    assert can is (name == "merging")
+    merged = [("a", 0, 1, DUE, 0.5), ("b", 0, 3, DUE, 0.1), ("c", 1, 3, DUE, 0.2)]
+    expected = merged if can else [tuple(row) for row in old.collect()]
+    assert sorted(map(tuple, read(spark, place).collect())) == expected
+    with pytest.raises(ValueError, match="has no columns misdated: add them"):
+        append(new.withColumn("misdated", F.lit(1)), place)
+
+
+def test_jobs_that_append_to_one_table_of_sparks_catalogue_lose_nothing(spark, lakes):
+    place = "table:lake.shared"
+    rows = spark.range(100, numPartitions=4)
+
+    def job():
+        for _ in range(5):
+            append(rows, place)
+
+    jobs = [threading.Thread(target=job) for _ in range(3)]
+    for each in jobs:
+        each.start()
+    for each in jobs:
+        each.join()
+    assert read(spark, place).count() == 3 * 5 * 100
+
+
+def test_a_table_whose_jobs_would_hurt_each_other_is_refused_with_the_remedy(spark, lakes):
+    spark.sql("CREATE TABLE lake.theirs (id bigint) USING parquet")
+    rows = spark.range(10)
+    with pytest.raises(ValueError, match=r"at the same time .* run once: ALTER") as refused:
+        append(rows, "table:lake.theirs")
+    spark.sql(str(refused.value).partition("run once: ")[2])
+    append(rows, "table:lake.theirs")
+    assert read(spark, "table:lake.theirs").count() == 10
+
+
+@pytest.mark.parametrize("name", ["spark", "merging", "derby"])
+def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
+    spark, tool, lakes, name, vhost, tmp_path
+):
+    lake = f"table:{lakes[name]}"
+    rows: list[tuple[object, ...]] = [(f"k{n}", "t", SOON, None, None) for n in range(30)]
+    past = SOON - timedelta(hours=2)  # due already, so the message goes straight to its exchange
+    rows += [("returned", "t", past, "amq.topic", "lonely"), (None, "t", SOON, None, None)]
+    append(spark.createDataFrame(rows, ROWS), f"{lake}.reminders")
+    job = ["--job-id", "j", "--receipts", f"{lake}.receipts", "--broker", vhost.url]
+    job += ["--settings", '{"journal": "stream"}']
+    result = tool("publish", f"{lake}.reminders", *job)
+    assert "30 published" in result.output, result.output
+    assert "1 failed, 0 remaining, 1 rejected" in result.output
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("company")
+        channel.queue_bind("company", "amq.topic", "lonely")
+    result = tool("publish", f"{lake}.reminders", *job, "--resume")
+    assert "1 published" in result.output, result.output
+    receipts = read(spark, f"{lake}.receipts", s.RECEIPTS).collect()
+    merges = name == "merging"
+    # Where the table can, the receipt of the failure is replaced.
+    statuses = Counter(row.status for row in receipts)
+    assert statuses == {s.PUBLISHED: 31, **({} if merges else {s.RETURNED: 1})}
+    assert len({row.key for row in receipts}) == 31
+    rejects = read(spark, f"{lake}.receipts_rejects", s.REJECTS).collect()
+    assert [row.reason for row in rejects] == ["the key is null"] * (1 if merges else 2)
+    names = {row.tableName for row in spark.sql(f"SHOW TABLES IN {lakes[name]}").collect()}
+    assert not {each for each in names if "staged" in each}
+    # Each message was sent once, though the table sorts its rows.
+    result = tool("journal-export", "--broker", vhost.url, "--output", f"{lake}.journal")
+    assert result.exit_code == 0, result.output
+    events = read_journal(spark, f"{lake}.journal").where(f"event = '{s.SCHEDULED}'")
+    assert events.count() == 31 + 1
+    assert {row.task_id for row in events.collect()} == {row.task_id for row in receipts}
+    given = ["--receipts", f"{lake}.receipts", "--journal", f"{lake}.journal", "--complete"]
+    for output in ("first", "second"):
+        result = tool(
+            "audit", *given, "--output", tmp_path / output, "--verdicts", f"{lake}.audited"
+        )
+        assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "second" / "summary.json").read_text())
+    assert summary["verdicts"][s.STILL_WAITING] == 31
+    assert read(spark, f"{lake}.audited", s.VERDICTS).count() == 31
+    page = tmp_path / "page.html"
+    assert tool("report", f"{lake}.audited", "--output", page).exit_code == 0
+    assert "<h1>" in page.read_text()
+    result = tool("plan", f"{lake}.reminders", "--output", f"{lake}.plan", "--limit", "waiting=99")
+    assert result.exit_code == 0, result.output
+    assert read(spark, f"{lake}.plan").count() > 0
+
+
+@pytest.mark.parametrize("name", ["plain", "spark"])
+def test_events_of_two_exports_to_a_table_are_read_once(spark, lakes, vhost, name, monkeypatch):
+    place = f"table:{lakes[name]}.exported"
+    rows = spark.createDataFrame([("a", "t", 60.0)], "key string, task string, countdown double")
+    given = {"settings": {"journal": "stream"}, "broker": vhost.url}
+    publish(rows, job_id="j", receipts=f"table:{lakes[name]}.of_export", **given)
+    export_journal(spark, vhost.url, place)
+    export_journal(spark, vhost.url, place)
+    assert read(spark, place).count() == 1
+    # As if they had run at the same time.
+    monkeypatch.setattr("kombu_binary_delay.spark.journal._behind", lambda *_: 0)
+    export_journal(spark, vhost.url, place)
+    assert read(spark, place).count() == 2
+    assert read_journal(spark, place).count() == 1
