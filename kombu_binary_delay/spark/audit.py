@@ -92,15 +92,16 @@ def audit(
     if len(given) < len(known_ends):
         ends = _span(_timed(happened, latest), patience)
     else:
-        ends = journal.sparkSession.range(1)
-    ends = ends.withColumns(given).select(*known_ends)
+        ends = journal.sparkSession.range(1).withColumnRenamed("id", "none")
+    ends = ends.withColumns(given).select(*known_ends, "none")
     events = happened.where(F.col("task_id").isNotNull())
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
     # First, all events of a message are brought to one partition. Otherwise, Spark aggregates in
     # each partition first, and sorts for that, although a partition has one event of a message.
     events = _timed(events.repartition("task_id", "retries"), latest)
-    known = _tasks(events).crossJoin(F.broadcast(ends))
+    # An equal join: before a cross join, Spark does not coalesce the many small partitions.
+    known = _tasks(events).join(F.broadcast(ends), F.least("released", F.lit(0)) == F.col("none"))
     for step in (_amended, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
@@ -198,14 +199,41 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 # -- one shape for all events -----------------------------------------------------------------
 
 
-_RECEIPT = "receipt"
-#: A receipt of a cancellation or a rescheduling, which is no message.
-_AMENDMENT = "amendment"
+#: The kinds of events. Numbers are cheaper than text to shuffle and to compare. An amendment is a
+#: receipt of a cancellation, which is no message; a mark says until when the journal is complete.
+(
+    _RECEIPT,
+    _CONFIRMED,
+    _DENIED,
+    _AMENDMENT,
+    _SCHEDULED,
+    _RELEASED,
+    _RAN,
+    _DISCARDED,
+    _CANCELLED,
+    _POSTPONED,
+    _MARK,
+    _OTHER,
+) = range(12)
+_RECEIPTS = (_RECEIPT, _CONFIRMED, _DENIED)
+_ARRIVALS = (_RELEASED, _RAN, _DISCARDED)
+_EXECUTIONS = (_RAN, _DISCARDED)
 
 
 def _events_of_journal(journal: DataFrame) -> DataFrame:
+    event = F.col("event")
+    was_revoked = F.col("state").eqNullSafe(_REVOKED)
+    kind = (
+        F.when(event == s.SCHEDULED, _SCHEDULED)
+        .when(event == s.RELEASED, _RELEASED)
+        .when(event == s.EXECUTED, F.when(was_revoked, _DISCARDED).otherwise(_RAN))
+        .when(event == s.CANCELLED, _CANCELLED)
+        .when(event == s.POSTPONED, _POSTPONED)
+        .when(event == s.COMPLETE, _MARK)
+        .when(event.isNotNull(), _OTHER)
+    )
     return journal.select(
-        "event",
+        kind.cast("tinyint").alias("kind"),
         "task_id",
         F.coalesce("retries", F.lit(0)).alias("retries"),
         F.lit(None).cast("string").alias("key"),
@@ -214,9 +242,6 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
         F.col("at").alias("written"),
         "due",
         F.when(F.col("event") == s.SCHEDULED, F.col("hops")).alias("hops"),
-        # The journal records a publish when the message is sent. Only a receipt shows whether the
-        # broker accepted it.
-        F.lit(None).cast("boolean").alias("confirmed"),
         "state",
     ).where(F.col("task_id").isNotNull() | (F.col("event") == s.COMPLETE))
 
@@ -227,8 +252,17 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
     is_publish = F.coalesce(action, F.lit(s.PUBLISH)) == s.PUBLISH
     is_cancelled = (action == s.CANCEL) & (F.col("status") == s.RECORDED)
     receipts = receipts.where(is_publish | is_cancelled)
+    # The journal records a publish when the message is sent. Only a receipt shows whether the
+    # broker accepted it.
+    is_published = F.col("status") == s.PUBLISHED
+    kind = (
+        F.when(~is_publish, _AMENDMENT)
+        .when(is_published, _CONFIRMED)
+        .when(~is_published, _DENIED)
+        .otherwise(_RECEIPT)
+    )
     return receipts.select(
-        F.when(is_publish, _RECEIPT).otherwise(_AMENDMENT).alias("event"),
+        kind.cast("tinyint").alias("kind"),
         "task_id",
         F.lit(0).alias("retries"),
         "key",
@@ -237,7 +271,6 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
         F.col("published_at").alias("written"),
         F.when(is_publish, F.col("due")).alias("due"),
         "hops",
-        F.when(is_publish, F.col("status") == s.PUBLISHED).alias("confirmed"),
         F.lit(None).cast("string").alias("state"),
         # A row without an id was rejected: there never was a message.
     ).where(F.col("task_id").isNotNull())
@@ -247,10 +280,10 @@ def _timed(events: DataFrame, latest: datetime) -> DataFrame:
     """Add columns derived from an event's time; null if it is in the future: a clock is wrong."""
     is_past = F.unix_micros("written") <= F.unix_micros(F.lit(latest)) + _SKEW
     at = F.when(is_past, F.col("written"))
-    is_publish = F.col("event").isin(_RECEIPT, s.SCHEDULED)
+    is_publish = F.col("kind").isin(*_RECEIPTS, _SCHEDULED)
     return events.withColumns(
         {
-            "at": F.when(F.col("event") != _RECEIPT, at),
+            "at": F.when(~F.col("kind").isin(*_RECEIPTS), at),
             "published_at": F.when(is_publish, at),
             "in_the_future": ~is_past,
         }
@@ -263,9 +296,9 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
     An arrival has two clocks: it is not before its due time, and not long after it. A time that
     only one clock has given needs a second task that agrees.
     """
-    is_mark = F.col("event").eqNullSafe(s.COMPLETE)
+    is_mark = F.col("kind").eqNullSafe(_MARK)
     told = F.when(~is_mark, F.unix_micros("at"))
-    due = F.when(F.col("event") != s.SCHEDULED, F.unix_micros("due"))
+    due = F.when(F.col("kind") != _SCHEDULED, F.unix_micros("due"))
     alone = F.when(due.isNull(), told)
     wait = round(patience * 1_000_000)
     ends = happened.groupBy(F.pmod(F.hash("task_id"), F.lit(_WITNESSES))).agg(
@@ -284,49 +317,53 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
         F.timestamp_micros(F.greatest(F.max("sure_to"), second_last, F.max("marked"))).alias(
             "journal_to"
         ),
+        # Always 0. Spark must not know that, because it makes a cross join of two literals.
+        F.least(F.count("*"), F.lit(0)).alias("none"),
     )
 
 
 def _tasks(events: DataFrame) -> DataFrame:
     """Return one row per message, with all that its events say."""
-    arrival = F.col("event").isin(s.RELEASED, s.EXECUTED)
-    ran = (F.col("event") == s.EXECUTED) & ~F.col("state").eqNullSafe(_REVOKED)
-    is_amendment = F.col("event") == _AMENDMENT
+    kind = F.col("kind")
+    arrival = kind.isin(*_ARRIVALS)
+    executed = kind.isin(*_EXECUTIONS)
+    counted = kind == _CONFIRMED
+    is_amendment = kind == _AMENDMENT
     tasks = events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
+        # Apart from the name: if no column with text is needed, the aggregate needs no sort.
+        F.max(F.col("task").isNotNull()).alias("named"),
         F.max("queue").alias("queue"),
         # A duplicate that was sent later may be due later. The first due time counts, of the
         # messages that the broker accepted according to a receipt or an arrival.
-        F.coalesce(F.min(F.when(F.col("confirmed") | arrival, F.col("due"))), F.min("due")).alias(
-            "due_first"
-        ),
+        F.coalesce(F.min(_due(counted | arrival)), F.min("due")).alias("due_first"),
         F.max("due").alias("due_greatest"),
         F.max_by("due", "published_at").alias("due_last"),
         F.min(_due(arrival)).alias("due_arrived"),
-        F.min(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled"),
-        F.max(_due(F.col("event") == s.CANCELLED)).alias("due_cancelled_last"),
-        F.max(_due(F.col("event") == s.POSTPONED)).alias("due_postponed"),
+        F.min(_due(kind == _CANCELLED)).alias("due_cancelled"),
+        F.max(_due(kind == _CANCELLED)).alias("due_cancelled_last"),
+        F.max(_due(kind == _POSTPONED)).alias("due_postponed"),
         # To the microsecond: a difference of doubles would not be exact.
         F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
         F.max("published_at").alias("published_last"),
         F.max("hops").alias("hops"),
         # A receipt is made before the message is sent, so the journal is more exact.
-        F.max(F.when(F.col("event") == s.SCHEDULED, F.col("hops") > 0)).alias("entered"),
-        F.max("confirmed").alias("confirmed"),
-        _count(F.col("event") == s.SCHEDULED).alias("scheduled"),
-        _count(F.col("event") == s.RELEASED).alias("released"),
-        _count(F.col("event") == s.EXECUTED).alias("executed"),
-        _count(F.col("event") == s.CANCELLED).alias("cancelled"),
-        _count(F.col("event") == s.POSTPONED).alias("postponed"),
-        _count(ran).alias("ran"),
-        _differ(F.col("event") == s.SCHEDULED).alias("scheduled_again"),
-        _differ(F.col("event") == s.RELEASED).alias("released_again"),
-        _differ(ran).alias("ran_again"),
-        _differ(F.col("event") == s.CANCELLED).alias("cancelled_again"),
-        F.min(F.when(F.col("event") == s.RELEASED, F.col("at"))).alias("released_at"),
-        F.min(F.when(F.col("event") == s.EXECUTED, F.col("at"))).alias("executed_at"),
+        F.max(F.when(kind == _SCHEDULED, F.col("hops") > 0)).alias("entered"),
+        F.max(F.when(kind.isin(_CONFIRMED, _DENIED), counted)).alias("confirmed"),
+        _count(kind == _SCHEDULED).alias("scheduled"),
+        _count(kind == _RELEASED).alias("released"),
+        _count(executed).alias("executed"),
+        _count(kind == _CANCELLED).alias("cancelled"),
+        _count(kind == _POSTPONED).alias("postponed"),
+        _count(kind == _RAN).alias("ran"),
+        _differ(kind == _SCHEDULED).alias("scheduled_again"),
+        _differ(kind == _RELEASED).alias("released_again"),
+        _differ(kind == _RAN).alias("ran_again"),
+        _differ(kind == _CANCELLED).alias("cancelled_again"),
+        F.min(F.when(kind == _RELEASED, F.col("at"))).alias("released_at"),
+        F.min(F.when(executed, F.col("at"))).alias("executed_at"),
         F.max("state").alias("state"),
         _count(F.col("in_the_future")).alias("in_the_future"),
         F.min(F.when(is_amendment, F.col("written"))).alias("cancelled_at"),
@@ -373,7 +410,7 @@ def _amended() -> dict[str, Column]:
     last = F.when(F.col("postponed") == 0, F.col("due_last"))
     last = F.coalesce(last, F.col("due_greatest"))
     # A worker may have received a task and died; the redelivered message can be dropped.
-    came = (F.col("executed") > 0) | ((F.col("released") > 0) & F.col("task").isNull())
+    came = (F.col("executed") > 0) | ((F.col("released") > 0) & ~F.col("named"))
     dropped = F.col("cancelled") > 0
     all_dropped = F.coalesce(
         _same(last, F.col("due_cancelled")) | _same(last, F.col("due_cancelled_last")), F.lit(True)
@@ -425,7 +462,7 @@ def _verdict(late_after: float, patience: float) -> Column:
     nothing_came = (released == 0) & (executed == 0)
     # A Celery worker records the execution. A consumer that uses Kombu alone has no task name, and
     # records only that it received the message.
-    unexecuted = (executed == 0) & F.col("task").isNotNull()
+    unexecuted = (executed == 0) & F.col("named")
     again = F.when(executed > 0, F.col("ran_again")).otherwise(F.col("released_again"))
     # A message that is due when it is sent goes directly to its destination.
     entered = F.coalesce(F.col("entered"), F.col("hops") > 0, F.lit(True))
