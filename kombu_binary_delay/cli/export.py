@@ -148,8 +148,10 @@ def _write_files(printer: Printer, folder: Path, texts: Mapping[str, str]) -> No
                 f"{folder} has {' and '.join(there)} already; write to another folder, and copy "
                 f"the settings from there"
             )
-        if not folder.is_dir():
-            raise click.UsageError(f"{folder} is no folder; make it, or give another one")
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as exc:
+            raise click.FileError(str(folder), exc.strerror or str(exc)) from exc
         for name, text in texts.items():
             _write(folder / name, text)
 

@@ -50,7 +50,8 @@ QUEUE_TYPES = ("quorum", "classic")
 LAYOUTS = ("chain", "skip")
 #: The exchange types whose bindings a topic exchange can imitate.
 IMITABLE = ("direct", "topic", "fanout")
-#: The most unconfirmed messages that a quorum queue's dead-letter worker can have.
+#: The most unconfirmed messages that a quorum queue's dead-letter worker has, unless the broker is
+#: configured otherwise: see :mod:`kombu_binary_delay.export.broker_config`.
 WORKER_HOLDS = 32
 
 #: RabbitMQ repeats names in its errors, and cuts long ones, which is not safe within a character.

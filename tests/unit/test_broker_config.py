@@ -57,15 +57,16 @@ def test_each_setting_says_beside_it_what_it_does_and_costs(setting):
 
 
 def test_the_files_are_written_into_a_folder_and_never_over_others(tmp_path):
-    done = export("--rabbitmq", "3.10", "-o", str(tmp_path))
+    folder = tmp_path / "rabbitmq"
+    done = export("--rabbitmq", "3.10", "-o", str(folder))
     assert done.exit_code == 0, done.output
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == broker_config("3.10")
-    again = export("-o", str(tmp_path))
+    assert {path.name: path.read_text() for path in folder.iterdir()} == broker_config("3.10")
+    again = export("-o", str(folder))
     assert again.exit_code == 2
     assert "has rabbitmq.conf and advanced.config already" in again.output
-    nowhere = export("-o", str(tmp_path / "nowhere"))
-    assert nowhere.exit_code == 2
-    assert "is no folder" in nowhere.output
+    nowhere = export("-o", str(tmp_path / "no" / "where"))
+    assert nowhere.exit_code == 1
+    assert "No such file" in nowhere.output
 
 
 def test_the_files_are_printed_with_their_names_or_as_json():
