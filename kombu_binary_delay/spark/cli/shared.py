@@ -92,6 +92,8 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     for each in conf:
         name, _, value = each.partition("=")
         builder = builder.config(name, value)
+    if SparkSession.getActiveSession() is None:
+        error_console().print("starting Spark", style="dim")
     with quiet(conf):
         session: SparkSession = builder.getOrCreate()
     return session
