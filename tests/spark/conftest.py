@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
+from kombu_binary_delay.model.versions import STREAMS_SINCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dev.server import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +47,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def streams(broker: Server) -> None:
+    """What amendments and the journal need of a broker."""
+    if broker.release < STREAMS_SINCE:
+        pytest.skip("this RabbitMQ has no streams")

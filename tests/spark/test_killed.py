@@ -52,6 +52,7 @@ def receipts(spark, folder, phase):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("streams")
 @pytest.mark.timeout(1200)
 def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no_row_out(
     spark, vhost, tmp_path

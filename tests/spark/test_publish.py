@@ -159,6 +159,7 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
     assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_table_cancels_and_reschedules_what_the_job_has_published(
     spark, reminders, run, receipts, vhost
 ):

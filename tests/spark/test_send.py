@@ -348,7 +348,7 @@ def amended(vhost, rows, **target):
 
 
 @pytest.fixture
-def verdict(vhost):
+def verdict(streams, vhost):
     """What becomes of a task that arrives."""
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
@@ -381,6 +381,7 @@ def test_rows_cancel_and_reschedule_as_the_functions_do(vhost, verdict):
     assert verdict("another") is None
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_few_records_cancel_many_rows(vhost):
     amended(vhost, [("first", s.CANCEL, None)])
     name = "kbd.v2.amendments.ids"
@@ -394,6 +395,7 @@ def test_a_few_records_cancel_many_rows(vhost):
     wait_until(lambda: records() == 4)
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_row_due_later_than_records_are_kept_is_cancelled_by_one_that_waits(vhost):
     settings = {"amendments_max_age": "2s"}
     rows = [(f"{number}", s.CANCEL, micros(86400 + number)) for number in range(20)]
@@ -415,6 +417,7 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
     assert "amendments are off" in sent["a"].detail
 
 
+@pytest.mark.usefixtures("streams")
 def test_an_amendment_does_not_wait_for_all_messages_of_a_slow_slice(vhost, monkeypatch):
     write, written, before_the_last = Amendments.write, list[object](), list[object]()
 
@@ -434,6 +437,7 @@ def test_an_amendment_does_not_wait_for_all_messages_of_a_slow_slice(vhost, monk
     assert len(before_the_last) == 1
 
 
+@pytest.mark.usefixtures("streams")
 def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
     write, calls = Amendments.write, []
 

@@ -12,6 +12,7 @@ from dev.faults.scenarios import (
     destination_changed,
     ladder_broken,
     programs_killed,
+    spark_killed,
 )
 
 _FAMILY = (
@@ -26,5 +27,6 @@ _FAMILY = (
     destination_changed,
     broker_upgraded,
     amended,
+    spark_killed,
 )
 CASES = tuple(case for module in _FAMILY for case in module.CASES)
