@@ -26,6 +26,8 @@ TABLE = (
     ("tests/spark/test_audit.py", PLANNING),
     ("tests/spark/test_prepare.py", PLANNING),
     ("tests/spark/test_connect.py", PLANNING),
+    ("tests/spark/test_tables.py", PLANNING),
+    ("tests/spark/test_formats.py", PLANNING),
     ("tests/spark/test_send.py", FILE),
     ("tests/spark/", PUBLISHING),
     # Each of their tests starts a broker or three, which should not be all at once.

@@ -39,7 +39,7 @@ def arrives(task_id, seconds, due, state="SUCCESS", retries=0):
 
 def receipt(task_id, due, status=s.PUBLISHED, published=-60.0):
     when = (at(due), at(published))
-    return ("job", f"key of {task_id}", task_id, "send", "mail", *when, 3, 0, 0, status, None)
+    return ("job", f"key of {task_id}", task_id, "send", "mail", *when, 3, 0, 0, status, None, None)
 
 
 #: For each kind of task: its events after that of its publish, by its due time.
