@@ -193,7 +193,7 @@ def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
     place = _place(place)
     create(df.sparkSession, place, df.schema)
     if not place.is_table and existing(df.sparkSession, place, f"{keys[0]} string") is None:
-        return False
+        return False  # there is nothing to merge with, and no name for it in SQL yet
     columns = [_quoted(name) for name in df.columns]
     same = " AND ".join(f"t.{name} <=> s.{name}" for name in map(_quoted, keys))
     changed = ", ".join(f"t.{name} = s.{name}" for name in columns)
@@ -295,6 +295,9 @@ def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
 
 
 def _merged(df: DataFrame, place: Place, how: str) -> bool:
+    if place.is_files:
+        # Nothing manages them; and Spark, if asked, looks into them first.
+        return False
     session = df.sparkSession
     view = f"merged_{uuid4().hex}"
     df.createOrReplaceTempView(view)
