@@ -25,6 +25,10 @@ from .tables import append
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
 _UNSEEN = timedelta(days=1)
+#: The largest difference between the clocks of two machines that is accepted.
+_SKEW = timedelta(minutes=2)
+#: The longest time, in seconds; before the present, it is still in years that Python knows.
+_MOST = 1e9
 _ID = ["task_id", "retries"]
 _ROW = [each.split()[0] for each in s.VERDICTS.split(", ")]
 _LOST = (s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE)
@@ -79,16 +83,22 @@ def audit_due(
     :param late_after: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param patience: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param reach: seconds. Rows of messages that were due longer than that before the last step
-        are not read.
+        are not read, and no later event changes their verdicts.
     :raises ValueError: for an invalid time.
-    :raises RuntimeError: if another process writes to the same output.
+    :raises RuntimeError: if another process writes to the same output; or if a step was done by a
+        clock that was ahead, as all verdicts would be final.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
-        check_not_negative(name, value)
-    check_number("reach", reach)
+        check_not_negative(name, value, most=_MOST)
+    check_number("reach", reach, most=_MOST)
     spark = journal.sparkSession
     steps = _steps(spark, output)
     last = steps[-1] if steps else _State()
+    if last.complete_to is not None and last.complete_to > datetime.now(timezone.utc) + _SKEW:
+        raise RuntimeError(
+            f"the steps in {output} go until {last.complete_to:%Y-%m-%d %H:%M:%S} UTC, which is in "
+            f"the future: a clock was wrong; begin another output"
+        )
     complete_from, complete_to = _ends(journal, last, patience)
     if complete_to is None or complete_to == last.complete_to:
         return Step(last.batch, last.final_to, {}, 0)
@@ -240,7 +250,8 @@ def _candidates(
         window.has("at") & (F.col("due").isNull() | (F.col("event") == s.RELEASED))
     )
     if window.start is not None:
-        is_due |= (F.col("offset") >= offset) & (F.coalesce("due", "at") < window.start)
+        is_late = (F.coalesce("due", "at") < window.start) & window.reaches("due")
+        is_due |= (F.col("offset") >= offset) & is_late
     ids = journal.where(F.col("task_id").isNotNull() & is_due).select("task_id", _retries())
     if receipts is None:
         return ids

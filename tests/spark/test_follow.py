@@ -19,7 +19,7 @@ PATIENCE = 300.0
 END = 24 * HOUR
 #: When the journal is exported, and a step follows.
 EXPORTS = [5 * HOUR, 9 * HOUR + PATIENCE + 20, 15 * HOUR, END]
-TASKS = 160
+TASKS = 170
 
 
 def at(seconds):
@@ -72,6 +72,7 @@ KINDS = {
     "nacked": lambda i, d: [],
     "unseen": lambda i, d: arrives(i, d + 0.2, d),
     "untold": lambda i, d: arrives(i, d + 0.2, d),
+    "untold, dropped at last": lambda i, d: [event(s.RELEASED, i, d + PATIENCE - 50, d)],
 }
 
 
@@ -84,7 +85,7 @@ def day():
         due = 9 * HOUR if number % 5 == 0 else number * (END + 2 * HOUR) / TASKS + 1
         task_id = f"{kind} {number}"
         status = s.NACKED if kind == "nacked" else s.PUBLISHED
-        if kind != "untold":
+        if "untold" not in kind:
             seen = due + HOUR if kind == "unseen" else 0.0
             receipts.append((seen, receipt(task_id, due, status)))
         events.append(event(s.SCHEDULED, task_id, -60.0, due))
@@ -169,7 +170,9 @@ def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_
     corrected = {row.task_id.rpartition(" ")[0] for row in rows if row.corrected}
     assert corrected == {"found again", "twice, hours later", "unseen"}
     assert sum(each.corrected for each in steps) == sum(row.corrected for row in rows)
-    assert any(each["verdict"] == s.EARLY for step in steps for each in step.alarms)
+    alarms = {each["verdict"] for step in steps for each in step.alarms}
+    assert alarms
+    assert alarms <= {s.EARLY, s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE}
 
 
 def test_two_audits_of_one_output_do_not_hurt_each_other(spark, feed, tmp_path, monkeypatch):
@@ -184,6 +187,29 @@ def test_two_audits_of_one_output_do_not_hurt_each_other(spark, feed, tmp_path, 
     monkeypatch.setattr(follow, "audit", while_another_does)
     with pytest.raises(RuntimeError, match="another process writes the verdicts in"):
         audit_due(receipts, journal, output)
+
+
+def test_only_what_is_within_reach_is_corrected(spark, feed, tmp_path):
+    output = str(tmp_path / "audit")
+    receipts, journal = feed(-HOUR, 9 * HOUR)
+    audit_due(receipts, journal, output)
+    receipts, journal = feed(9 * HOUR, END)
+    step = audit_due(receipts, journal, output, reach=4 * HOUR)
+    rows = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts/batch=1").collect()
+    again = [row for row in rows if row.corrected]
+    assert step.corrected == len(again) > 0
+    assert min(row.due.replace(tzinfo=timezone.utc) for row in again) >= at(5 * HOUR - PATIENCE)
+    ids = Counter((row.task_id, row.retries) for row in read_verdicts(spark, output).collect())
+    assert set(ids.values()) == {1}
+
+
+def test_steps_by_a_clock_that_was_ahead_are_refused(spark, tmp_path):
+    output = str(tmp_path / "audit")
+    later = datetime.now(timezone.utc) + timedelta(days=1)
+    row = (0, later, None, later, 0, 0, 0)
+    spark.createDataFrame([row], s.STEPS).write.parquet(f"{output}/steps")
+    with pytest.raises(RuntimeError, match="in the future: a clock was wrong"):
+        audit_due(None, spark.createDataFrame([], s.JOURNAL), output)
 
 
 @pytest.mark.parametrize(
