@@ -165,10 +165,25 @@ def _write_name(name: object) -> bytes:
     return _write_short(name)
 
 
+#: The last value of each header, and the bytes of both: most headers of a task stay the same.
+_LAST: dict[str, tuple[object, bytes]] = {}
+#: The most headers to remember, and the longest in bytes.
+_MOST, _LONGEST = 1024, 256
+_IMMUTABLE = frozenset((str, int, bool, float, type(None)))
+
+
 def _write_table(table: dict[str, Any] | None) -> bytes:
     fields: list[bytes] = []
-    for key, value in (table or {}).items():
-        fields += (_write_name(key), _write_value(value))
+    for name, value in (table or {}).items():
+        known = _LAST.get(name)
+        # The same object: equal values of two types have different bytes.
+        if known is None or known[0] is not value:
+            known = value, _write_name(name) + _write_value(value)
+            if type(value) in _IMMUTABLE and len(known[1]) <= _LONGEST:
+                if len(_LAST) >= _MOST:
+                    _LAST.clear()
+                _LAST[name] = known
+        fields.append(known[1])
     return _counted(b"".join(fields))
 
 

@@ -63,6 +63,19 @@ def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
     assert ours.written == theirs.written
 
 
+def test_a_header_is_written_as_it_is_now_and_not_as_in_the_message_before():
+    theirs, ours = Wire(9000), Wire(9000)
+    together = Messages(ours, 7)
+    changing: list[Any] = [1]
+    for value in (1, True, 1.0, "1", None, "x" * 300, changing, changing, 1):
+        changing[0] += 1
+        message = amqp.Message(b"", application_headers={"same": "y", "changes": value})
+        theirs.frame_writer(1, 7, spec.Basic.Publish, dumps("Bssbb", (0, "", "", 0, 0)), message)
+        together.add(b"", message.properties, "", "", (False, False))
+    together.send()
+    assert ours.written == theirs.written
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
