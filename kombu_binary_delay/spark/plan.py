@@ -39,8 +39,9 @@ QUEUE, LADDER, AT_ONCE, BEYOND, UNDATED = SCOPES = (
     "no due time",
 )
 
+#: ``place`` is an index in :func:`_places`: one key costs Spark less than several.
 _COUNTS = (
-    "variant int, scope int, level int, digit bigint, wait_ms bigint, bin bigint, "
+    "place int, digit bigint, bin bigint, "
     "entered bigint, left bigint, bytes_in bigint, bytes_out bigint, peak bigint, peak_bytes bigint"
 )
 _SUMS = ("entered", "left", "bytes_in", "bytes_out", "peak", "peak_bytes")
@@ -51,8 +52,7 @@ _NONE = np.iinfo(np.int64).min
 _PARTS = 600
 _MOST_PARTS = 600_000
 _LONG = 10
-_CHUNK = 500_000  # rows counted at once: sorting many rows is cheaper than many merges
-_Counts = list[tuple[int, ...]]
+_CHUNK = 1_000_000  # rows counted at once: Spark adds up the counts of every chunk
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,36 @@ def plan(
     )
     width = every * 1_000_000
 
+    places = _places(variants)
+
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        indexes = {place: index for index, place in enumerate(places)}
         for chunk in _chunks(batches):
             for number, variant in enumerate(variants):
-                yield from _count(number, variant, *chunk, width)
+                for scope, level, counts in _count(variant, *chunk, width):
+                    yield _batch(indexes[number, scope, level], counts)
 
-    keys = ["variant", "scope", "level", "digit", "wait_ms", "bin"]
-    counted = (
+    summed = (
         rows.mapInArrow(count, _COUNTS)
-        .groupBy(*keys)
+        .groupBy("place", "digit", "bin")
         .agg(*(F.sum(each).alias(each) for each in _SUMS))
     )
+    # Without levels, a digit is a number of ticks.
+    ladder_of = [variants[number].ladder for number, _, _ in places]
+    weights = [
+        ladder.tick if level < 0 else ladder.weights[-1 - level]
+        for ladder, (_, _, level) in zip(ladder_of, places, strict=True)
+    ]
+    counted = summed.withColumns(
+        {
+            "variant": _nth([number for number, _, _ in places], F.col("place")),
+            "scope": _nth([SCOPES.index(scope) for _, scope, _ in places], F.col("place")),
+            "level": _nth([level for _, _, level in places], F.col("place")),
+            "wait_ms": F.col("digit") * _nth(weights, F.col("place")),
+        }
+    )
     so_far = (
-        Window.partitionBy("variant", "scope", "level", "digit")
+        Window.partitionBy("place", "digit")
         .orderBy("bin")
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
@@ -262,13 +279,23 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, Any, Any]]
 def _arrays(batches: list[pa.RecordBatch]) -> tuple[Any, Any, Any]:
     table = pa.Table.from_batches(batches)
     published, due, size = (column.to_numpy() for column in table.columns)
-    return published, due, size
+    # Usually all have the same, and then counts are enough.
+    smallest = int(size.min())
+    return published, due, smallest if smallest == size.max() else size
+
+
+#: Digit, bin and the sums of ``_SUMS``.
+_Counts = tuple[Any, ...]
 
 
 def _count(
-    number: int, variant: Variant, published: Any, due: Any, size: Any, width: int
-) -> Iterator[pa.RecordBatch]:
-    """Count the load of one chunk of messages on one ladder; times in microseconds."""
+    variant: Variant, published: Any, due: Any, size: Any, width: int
+) -> Iterator[tuple[str, int, _Counts]]:
+    """Count the load of one chunk of messages on one ladder; times in microseconds.
+
+    :param size: one number if all messages have the same size.
+    :returns: scope, level and counts.
+    """
     ladder = variant.ladder
     if variant.horizon is not None:
         # Without a due time, the difference would overflow.
@@ -283,14 +310,17 @@ def _count(
     for scope, mask in ((AT_ONCE, at_once), (BEYOND, beyond), (UNDATED, undated)):
         if mask.any():
             at = published[mask]
-            yield _rows(number, scope, -1, 0, at, at, size[mask], width)
-    at, ticks, size = published[delayed], ticks[delayed], size[delayed]
-    if not len(at):
+            nothing = np.zeros(len(at), np.int64)
+            yield scope, -1, _cells(nothing, at, at, _of(size, mask), width)
+    if not delayed.all():
+        published, ticks, size = published[delayed], ticks[delayed], _of(size, delayed)
+    if not len(published):
         return
+    at = published.copy()
     end = at + ticks * (ladder.tick * 1000)
-    yield _rows(number, LADDER, -1, 0, at, end, size, width)
+    yield LADDER, -1, _cells(np.zeros(len(at), np.int64), at, end, size, width)
     if variant.queue_per_delay:
-        yield _rows(number, QUEUE, -1, ticks, at, end, size, width, ladder.tick)
+        yield QUEUE, -1, _cells(ticks, at, end, size, width, ladder.tick)
         return
     highest = int(ticks.max())
     base = ladder.maximum // ladder.tick + 1
@@ -306,54 +336,63 @@ def _count(
         digit, enters, weight = digits[waits], at[waits], base * ladder.tick
         leaves = enters + digit * (weight * 1000)
         at[waits] = leaves
-        yield _rows(number, QUEUE, level, digit, enters, leaves, size[waits], width, weight)
+        yield QUEUE, level, _cells(digit, enters, leaves, _of(size, waits), width, weight)
 
 
-def _rows(
-    number: int,
-    scope: str,
-    level: int,
-    digit: Any,
-    enters: Any,
-    leaves: Any,
-    size: Any,
-    width: int,
-    weight: int = 0,
-) -> pa.RecordBatch:
+def _of(size: Any, which: Any) -> Any:
+    return size[which] if isinstance(size, np.ndarray) else size
+
+
+def _cells(digit: Any, enters: Any, leaves: Any, size: Any, width: int, weight: int = 0) -> _Counts:
+    """Count what enters and leaves, by digit and bin: one row for each cell where something does.
+
+    :param weight: the wait of the digit 1, in milliseconds; 0 if only the whole is counted.
+    """
     first, last = enters // width, leaves // width
-    digit_in, entered_at, entered, bytes_in = _tally(digit, first, size)
-    digit_out, left_at, left, bytes_out = _tally(digit, last, size)
+    low = int(first.min())
+    span = int(last.max()) - low + 1
+    row = digit * span - low
+    came, went = row + first, row + last
+    lowest = int(came.min())
+    room = int(went.max()) - lowest + 1
+    if room <= 4 * len(came):
+        found, ins, outs = None, came - lowest, went - lowest
+    else:
+        found, moves = np.unique(np.concatenate([came, went]), return_inverse=True)
+        ins, outs, room = moves[: len(came)], moves[len(came) :], len(found)
+    entered, left = np.bincount(ins, minlength=room), np.bincount(outs, minlength=room)
+    if isinstance(size, np.ndarray):
+        bytes_in = np.bincount(ins, weights=size, minlength=room).astype(np.int64)
+        bytes_out = np.bincount(outs, weights=size, minlength=room).astype(np.int64)
+    else:
+        bytes_in, bytes_out = entered * size, left * size
+    if found is None:
+        used = (entered + left).nonzero()[0]
+        found = used + lowest
+        entered, left, bytes_in, bytes_out = (
+            each[used] for each in (entered, left, bytes_in, bytes_out)
+        )
     peak, peak_bytes = entered.copy(), bytes_in.copy()
     # If some leave in the minute in which others enter, not all are in the queue at once.
-    low = first.min()
-    span = int(last.max() - low) + 1
-    cells_in, cells_out = digit_in * span + entered_at - low, digit_out * span + left_at - low
-    both = np.isin(cells_in, cells_out) & (entered > 1)
+    both = (left > 0) & (entered > 1)
     if weight * 1000 < _LONG * width and both.any():
-        cells = cells_in[both]
+        cells = found[both]
         parts = max(min(_PARTS, _MOST_PARTS // len(cells)), 1)
-        came = _parts(cells, digit * span + first - low, enters % width * parts // width, parts)
-        went = _parts(cells, digit * span + last - low, leaves % width * parts // width, parts)
-        peak[both] = _peaks(came, went, None, len(cells), parts)
-        peak_bytes[both] = _peaks(came, went, size, len(cells), parts)
-    ins, outs = np.zeros(len(entered_at), np.int64), np.zeros(len(left_at), np.int64)
-    rows = len(ins) + len(outs)
-    digits = np.concatenate([digit_in, digit_out])
-    return pa.RecordBatch.from_pydict(
-        {
-            "variant": np.full(rows, number, np.int32),
-            "scope": np.full(rows, SCOPES.index(scope), np.int32),
-            "level": np.full(rows, level, np.int32),
-            "digit": digits,
-            "wait_ms": digits * weight,
-            "bin": np.concatenate([entered_at, left_at]),
-            "entered": np.concatenate([entered, outs]),
-            "left": np.concatenate([ins, left]),
-            "bytes_in": np.concatenate([bytes_in, outs]),
-            "bytes_out": np.concatenate([ins, bytes_out]),
-            "peak": np.concatenate([peak, outs]),
-            "peak_bytes": np.concatenate([peak_bytes, outs]),
-        }
+        coming = _parts(cells, came, enters % width * parts // width, parts)
+        going = _parts(cells, went, leaves % width * parts // width, parts)
+        peak[both] = _peaks(coming, going, None, len(cells), parts)
+        if isinstance(size, np.ndarray):
+            peak_bytes[both] = _peaks(coming, going, size, len(cells), parts)
+        else:
+            peak_bytes[both] = peak[both] * size
+    digits, bins = np.divmod(found, span)
+    return digits, bins + low, entered, left, bytes_in, bytes_out, peak, peak_bytes
+
+
+def _batch(place: int, counts: _Counts) -> pa.RecordBatch:
+    names = ["place", "digit", "bin", *_SUMS]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(np.full(len(counts[0]), place, np.int32)), *map(pa.array, counts)], names=names
     )
 
 
@@ -388,29 +427,6 @@ def _peaks(came: tuple[Any, Any], went: tuple[Any, Any], size: Any, cells: int, 
     return present.max(axis=1).astype(np.int64)
 
 
-def _tally(digit: Any, bins: Any, size: Any) -> tuple[Any, Any, Any, Any]:
-    """Count equal digits in equal bins, and add up their sizes.
-
-    :returns: digit, bin, count and bytes.
-    """
-    low = bins.min()
-    span = int(bins.max() - low) + 1
-    places = (digit * span) + (bins - low)
-    lowest = int(places.min())
-    places -= lowest
-    room = int(places.max()) + 1
-    if room <= 4 * len(bins):
-        counts = np.bincount(places, minlength=room)
-        found = counts.nonzero()[0]
-        counts = counts[found]
-        sums = np.bincount(places, weights=size, minlength=room)[found]
-    else:
-        found, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-        sums = np.bincount(places, weights=size)
-    digits, bins = np.divmod(found + lowest, span)
-    return digits, bins + low, counts.astype(np.int64), sums.astype(np.int64)
-
-
 # -- names ------------------------------------------------------------------------------------
 
 
@@ -426,7 +442,17 @@ def _variants(given: Ladder | Variant | Sequence[Ladder | Variant]) -> tuple[Var
     return variants
 
 
-def _nth(values: Sequence[str], index: Column) -> Column:
+def _places(variants: Sequence[Variant]) -> list[tuple[int, str, int]]:
+    """Return all that is counted separately: the variant's index, a scope, and a level or -1."""
+    return [
+        (number, scope, level)
+        for number, variant in enumerate(variants)
+        for scope in SCOPES
+        for level in range(-1, variant.ladder.levels if scope == QUEUE else 0)
+    ]
+
+
+def _nth(values: Sequence[str] | Sequence[int], index: Column) -> Column:
     return F.element_at(F.array(*map(F.lit, values)), index + 1)
 
 
