@@ -50,19 +50,20 @@ class Setting:
         return number >= self.since and (self.before is None or number < self.before)
 
 
+PREFETCH = Setting(
+    "rabbit",
+    "dead_letter_worker_consumer_prefetch",
+    512,
+    None,
+    # On RabbitMQ 3.10, more have taken more memory, and gained nothing.
+    (4, 3),
+    None,
+    "How many messages that are due each level queue passes on at once; RabbitMQ's default is "
+    "32. A message costs the broker less CPU when many are due at one moment. Costs memory: "
+    "up to 512 messages of each level queue that has so many due.",
+)
 SETTINGS = (
-    Setting(
-        "rabbit",
-        "dead_letter_worker_consumer_prefetch",
-        512,
-        None,
-        # On RabbitMQ 3.10, more have taken more memory, and gained nothing.
-        (4, 3),
-        None,
-        "How many messages that are due each level queue passes on at once; RabbitMQ's default is "
-        "32. A message costs the broker less CPU when many are due at one moment. Costs memory: "
-        "up to 512 messages of each level queue that has so many due.",
-    ),
+    PREFETCH,
     Setting(
         "rabbit",
         "dead_letter_worker_publisher_confirm_timeout",
@@ -134,4 +135,4 @@ def _comment(text: str, mark: str) -> str:
     return "".join(f"{mark} {line}\n" for line in textwrap.wrap(text, 90))
 
 
-__all__ = ["ADVANCED", "CONF", "NEWEST", "SETTINGS", "Setting", "broker_config"]
+__all__ = ["ADVANCED", "CONF", "NEWEST", "PREFETCH", "SETTINGS", "Setting", "broker_config"]

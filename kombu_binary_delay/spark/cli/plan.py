@@ -109,8 +109,11 @@ def plan(
         if report and not output:
             planned = planned.cache()
         summary = summarize(planned)
-        summaries = [row.asDict() for row in summary.orderBy("ladder").collect()]
-        judged = check(summary, allowed).orderBy("ladder", "limit")
+        found = summary.orderBy("ladder").collect()
+        summaries = [row.asDict() for row in found]
+        # Of what was found: of the summary, it would compute the plan again.
+        judged = check(session.createDataFrame(found, summary.schema), allowed)
+        judged = judged.orderBy("ladder", "limit")
         verdicts = [row.asDict() for row in judged.collect()]
         if page is not None:
             phase("drawing the report")

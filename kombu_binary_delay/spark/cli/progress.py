@@ -56,6 +56,7 @@ def following(session: SparkSession) -> Iterator[Callable[[str], None]]:
     watch.start()
     try:
         yield watch.begin
+        watch.finish()
     finally:
         watch.stop()
 
@@ -81,13 +82,13 @@ class _Watch:
         self._thread.join()
         if self._status:
             self._status.stop()
-        self._finish()
 
     def begin(self, phase: str) -> None:
-        self._finish()
+        self.finish()
         self._phase = phase, time.monotonic()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Say how long the phase took; not called if it failed."""
         phase, self._phase = self._phase, None
         if phase is not None:
             name, begun = phase

@@ -12,10 +12,6 @@ ONE_WAIT, FURTHER_WAIT = 986e-6, 255e-6
 SUSTAINED, SUSTAINED_WAITS = 1500.0, 11 / 8
 #: Messages a second that one level queue passes on.
 ONE_QUEUE = 2213.0
-#: 20,000 messages of one second, in one queue at the end: how late the last came, in seconds, with
-#: the default of RabbitMQ, and with a prefetch of 512 for its dead-letter worker.
-HERD, HERD_PREFETCH = 5.55, 3.11
-PREFETCH = 512
 
 
 def cpu(messages: float, hops: float) -> float:

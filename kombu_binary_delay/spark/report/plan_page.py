@@ -6,11 +6,12 @@ import math
 from html import escape
 from typing import Any
 
+from kombu_binary_delay.export.broker_config import PREFETCH
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import MAX_LANES
 
 from . import svg
-from .measured import HERD, HERD_PREFETCH, ONE_QUEUE, PREFETCH, SUSTAINED, cpu
+from .measured import ONE_QUEUE, SUSTAINED, cpu
 from .parts import BAD, GOOD, SO_SO, TimeAxis, clock, document, moment, section, table, tile
 
 #: So late, in seconds, is late.
@@ -79,11 +80,12 @@ def settings(figures: Figures) -> list[tuple[str, str]]:
     if count / ONE_QUEUE - 1 > _LATE:
         found.append(
             (
-                f"dead_letter_worker_consumer_prefetch: {PREFETCH}",
+                f"{PREFETCH.name}: {PREFETCH.value}",
                 (
-                    f"{count:,} tasks are due in one second, {moment(at)}; of 20,000 such the last "
-                    f"came {HERD} s late by default and {HERD_PREFETCH} s with this setting of "
-                    f"RabbitMQ, which 'kombu-binary-delay export broker-config' writes."
+                    f"{count:,} tasks are due in one second, {moment(at)}. RabbitMQ 4.3 releases "
+                    f"them sooner with this setting of its own, which 'kombu-binary-delay export "
+                    f"broker-config' writes. If they may come some seconds later, the setting "
+                    f"jitter spreads them."
                 ),
             )
         )
@@ -270,7 +272,10 @@ def _destinations(figures: Figures) -> str:
     )
     # Names have no room beside a chart.
     numbered = [(str(place), counts) for place, (_, counts) in enumerate(rows, 1)]
-    head = "<tr><th class=n><th>destination<th class=n>tasks<th class=n>a second, at most</tr>"
+    head = (
+        "<tr><th class=n><th>destination<th class=n>tasks"
+        f"<th class=n>a second, mean of the busiest {svg.seconds(figures['width'])}</tr>"
+    )
     return section(
         "Where it goes",
         f"A row a destination, the largest first; tasks that are due in each "
