@@ -79,6 +79,7 @@ def plan(
 ) -> None:
     """Forecast the load on the brokers of the messages in TABLE."""
     needs_spark()
+    from kombu_binary_delay.spark.classic import cached  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,
         Variant,
@@ -107,7 +108,7 @@ def plan(
                 overwrite(planned, output)
                 planned = read(session, output)
         if report and not output:
-            planned = planned.cache()
+            planned = cached(planned)
         summary = summarize(planned)
         found = summary.orderBy("ladder").collect()
         summaries = [row.asDict() for row in found]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .shared import error_console
 
@@ -63,7 +63,9 @@ def following(session: SparkSession) -> Iterator[Callable[[str], None]]:
 
 class _Watch:
     def __init__(self, session: SparkSession) -> None:
-        self._tracker = _tracker(session)
+        from kombu_binary_delay.spark.classic import tracker  # noqa: PLC0415 - needs PySpark
+
+        self._tracker = tracker(session)
         self._console = error_console()
         self._status = self._console.status("") if self._console.is_terminal else None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -122,12 +124,4 @@ class _Watch:
         # The session may be ending, or its Java process: the subcommand itself says so.
         except Exception:  # noqa: BLE001
             self._tracker = None
-        return None
-
-
-def _tracker(session: SparkSession) -> Any:
-    try:
-        return session.sparkContext.statusTracker()
-    # On Spark Connect there is no context; each release raises another error.
-    except Exception:  # noqa: BLE001
         return None
