@@ -96,7 +96,7 @@ def audit_follow(
     allow: tuple[str, ...],
     conf: tuple[str, ...],
 ) -> None:
-    """Give each task its verdict once it is final, and go on until stopped."""
+    """Judge each task once its verdict is final, and go on until stopped."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, summarize  # noqa: PLC0415
