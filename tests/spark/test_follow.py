@@ -37,9 +37,10 @@ def arrives(task_id, seconds, due, state="SUCCESS", retries=0):
     ]
 
 
-def receipt(task_id, due, status=s.PUBLISHED, published=-60.0):
+def receipt(task_id, due, status=s.PUBLISHED, published=-60.0, action=None):
     when = (at(due), at(published))
-    return ("job", f"key of {task_id}", task_id, "send", "mail", *when, 3, 0, 0, status, None, None)
+    key = f"key of {task_id}"
+    return ("job", key, task_id, "send", "mail", *when, 3, 0, 0, status, None, action)
 
 
 #: For each kind of task: its events after that of its publish, by its due time.
@@ -70,6 +71,7 @@ KINDS = {
         *arrives(i, d + HOUR + 0.2, d + HOUR, retries=1),
     ],
     "nacked": lambda i, d: [],
+    "ran after cancel": lambda i, d: arrives(i, d + 0.2, d),
     "unseen": lambda i, d: arrives(i, d + 0.2, d),
     "untold": lambda i, d: arrives(i, d + 0.2, d),
     "untold, dropped at last": lambda i, d: [event(s.RELEASED, i, d + PATIENCE - 50, d)],
@@ -88,6 +90,9 @@ def day():
         if "untold" not in kind:
             seen = due + HOUR if kind == "unseen" else 0.0
             receipts.append((seen, receipt(task_id, due, status)))
+        if kind == "ran after cancel":
+            record = receipt(task_id, due, s.RECORDED, due - 5, s.CANCEL)
+            receipts.append((due - 5, record))
         events.append(event(s.SCHEDULED, task_id, -60.0, due))
         events += KINDS[kind](task_id, due)
     # Something happens all the time.

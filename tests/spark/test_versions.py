@@ -75,7 +75,9 @@ def test_no_other_module_asks_for_the_version():
 def test_nothing_needs_the_java_side_of_a_session():
     # Spark Connect has none of it: no RDD, no SparkContext, no gateway to a JVM. What one module
     # has of it, nothing needs.
-    java = re.compile(r"\.(rdd|_j(df|vm|sc|c|sparkSession)|_sc|sparkContext|cache|persist)\b|SparkContext[.(]")
+    java = re.compile(
+        r"\.(rdd|_j(df|vm|sc|c|sparkSession)|_sc|sparkContext|cache|persist)\b|SparkContext[.(]"
+    )
     files = [path for path in PIPELINE.rglob("*.py") if java.search(path.read_text())]
     assert files == [PIPELINE / "classic.py"]
 
