@@ -32,7 +32,7 @@ def written(spark, tmp_path):
     for half in range(2):
         numbers = range(half * ROWS // 2, (half + 1) * ROWS // 2)
         receipts = [
-            ("j", f"k{n}", f"i{n}", "t", "q", PAST, PAST, 1, 0, 0, s.PUBLISHED, None)
+            ("j", f"k{n}", f"i{n}", "t", "q", PAST, PAST, 1, 0, 0, s.PUBLISHED, None, None)
             for n in numbers
         ]
         events = [(s.SCHEDULED, f"i{n}", 0, "t", "q", PAST, PAST, "l", 1, None, n) for n in numbers]

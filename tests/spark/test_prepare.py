@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark.prepare import prepare, task_id
 
-LADDER = Ladder.binary(levels=10, tick=1000)  # 1023 s
-SOON = datetime.now(timezone.utc) + timedelta(seconds=600)
+LADDER = Ladder.binary(levels=16, tick=1000)  # 65,535 s
+SOON = datetime.now(timezone.utc) + timedelta(seconds=36_000)
 COLUMNS = "key string, task string, eta timestamp, countdown double, args string, kwargs string"
 
 
@@ -44,7 +44,7 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
         (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
         (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
         (("a", "t", None, -9e10), "due outside of the years 1 to 9999"),
-        (("a", "t", None, 1024.0), f"longer than the ladder {LADDER.name}"),
+        (("a", "t", None, 65_536.0), f"longer than the ladder {LADDER.name}"),
         (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
         (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
         (("a", "t", SOON, None, "[]", "[]"), "kwargs is not a JSON object"),
@@ -59,10 +59,10 @@ def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
 @pytest.mark.parametrize(
     ("row", "later", "reason"),
     [
-        (("a", "t", None, 2000.0), False, f"longer than the ladder {LADDER.name}"),
-        (("a", "t", None, 2500.0), False, f"longer than the ladder {LADDER.name}"),
+        (("a", "t", None, 70_000.0), False, f"longer than the ladder {LADDER.name}"),
+        (("a", "t", None, 80_000.0), False, f"longer than the ladder {LADDER.name}"),
         (
-            ("a", "t", None, 2501.0),
+            ("a", "t", None, 80_001.0),
             True,
             "countdown is longer than the horizon, in every run anew; give eta",
         ),
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
 def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes_nearer(
     spark, row, later, reason
 ):
-    [found] = prepared(rows(spark, row), horizon=2500).collect()
+    [found] = prepared(rows(spark, row), horizon=80_000).collect()
     assert (found.later, found.reason) == (later, reason)
 
 

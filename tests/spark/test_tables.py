@@ -143,7 +143,7 @@ def test_a_format_is_a_word_that_goes_to_spark(spark):
 def test_a_table_of_files_keeps_what_was_written(spark, tmp_path, form):
     place = f"{form}:{tmp_path}/receipts"
     assert existing(spark, place, s.RECEIPTS) is None
-    row = ("j", "k", "i", "t", "q", DUE, DUE, 1, 0, 0, s.PUBLISHED, None)
+    row = ("j", "k", "i", "t", "q", DUE, DUE, 1, 0, 0, s.PUBLISHED, None, None)
     rows = spark.createDataFrame([row], s.RECEIPTS)
     append(rows, place)
     append(rows, place)
