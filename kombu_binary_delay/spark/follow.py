@@ -246,8 +246,11 @@ def _candidates(
 ) -> DataFrame:
     """Return the ids of messages whose verdict may have become final, or have changed."""
     # A message that was released is lost when it was not executed in time, without any new event.
+    # One that is out of reach would be judged by the rest of its events.
     is_due = window.has("due") | (
-        window.has("at") & (F.col("due").isNull() | (F.col("event") == s.RELEASED))
+        window.has("at")
+        & window.reaches("due")
+        & (F.col("due").isNull() | (F.col("event") == s.RELEASED))
     )
     if window.start is not None:
         is_late = (F.coalesce("due", "at") < window.start) & window.reaches("due")
