@@ -226,7 +226,11 @@ def _spark() -> list[Sentence]:
 
     text = "a plan takes {} core-hours and an audit {}"
     figures = (f"{core_hours('plan: 20,000,000'):.2g}", f"{core_hours('audit: 20,000,000'):.2g}")
-    return [Sentence(PERFORMANCE, text, figures)]
+    publishing = (f"{core_hours('publish: Spark'):.2g}",)
+    return [
+        Sentence(PERFORMANCE, text, figures),
+        Sentence(PERFORMANCE, "publishing takes {} core-hours of executors and broker", publishing),
+    ]
 
 
 def _amendments() -> list[Sentence]:
