@@ -22,7 +22,7 @@ from kombu.transport.native_delayed_delivery import (
 from benchmarks.amendments import instructions
 from benchmarks.publishing import BODY, OURS, STOCK
 from benchmarks.rig import Row, Scale, cpu_of, in_turns, let_rest, summary
-from benchmarks.waiting import task_messages
+from benchmarks.waiting import publish_tasks
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, cancel
@@ -30,7 +30,7 @@ from kombu_binary_delay import PublishBatch, cancel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dev.broker import Broker, VHost
+    from dev.broker import Broker
 
 INBOX = Queue(
     "inbox", Exchange("inbox", "topic"), "inbox", queue_arguments={"x-queue-type": "quorum"}
@@ -183,35 +183,21 @@ def _worker(broker: Broker, scale: Scale, name: str) -> Row:
     count = scale.pick(2000, 10)
     way, _, pool = name.rpartition("-")
     transport = STOCK if way == "celery" else OURS
+    delay = 1.0 if "delayed" in way else None
     vhost = broker.vhost()
     env = {"BENCH_BROKER": vhost.url, "BENCH_TRANSPORT": transport, "PYTHONPATH": "."}
     with Processes("bench") as processes:
         worker = Worker(processes, "benchmarks.worker_app", env, "-P", pool, "-c", "1")
-        _tasks(vhost, 10, delayed="delayed" in way)
+        publish_tasks(vhost, OURS, 10, delay)
         _wait_for(worker, 10)
         if not scale.quick:
             let_rest(broker)
         before = cpu_of(worker.pid)
-        _tasks(vhost, count, delayed="delayed" in way)
+        publish_tasks(vhost, OURS, count, delay)
         _wait_for(worker, 10 + count)
         cpu = cpu_of(worker.pid) - before
     vhost.delete()
     return {"cpu_us": cpu / count * 1e6}
-
-
-def _tasks(vhost: VHost, count: int, *, delayed: bool) -> None:
-    with Connection(vhost.url, transport=OURS) as connection:
-        channel = connection.default_channel
-        with PublishBatch(channel) as batch:
-            for body, headers in task_messages(count, 1.0 if delayed else None):
-                message = channel.prepare_message(
-                    body,
-                    content_type="application/json",
-                    content_encoding="utf-8",
-                    headers=headers,
-                    properties={"delivery_mode": 2, "correlation_id": headers["id"]},
-                )
-                batch.publish(message, routing_key="celery")
 
 
 def _wait_for(worker: Worker, count: int) -> None:

@@ -87,7 +87,7 @@ def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
             }
             process = Worker(processes, "benchmarks.worker_app", env, "-P", "solo")
             empty = process.memory()
-            _tasks(vhost, transport, count)
+            publish_tasks(vhost, transport, count, 3600)
             end = time.monotonic() + scale.pick(240, 10)
             while name == "celery" and time.monotonic() < end and _held(vhost) < count:
                 time.sleep(1)
@@ -176,7 +176,7 @@ def _reachable(vhost: VHost) -> None:
     raise TimeoutError("nothing can be published after the restart")
 
 
-def task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield bodies and headers of tasks, as Celery writes them.
 
     :param delay: in seconds; None for none.
@@ -206,11 +206,12 @@ def task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[s
         )
 
 
-def _tasks(vhost: VHost, transport: str, count: int) -> None:
+def publish_tasks(vhost: VHost, transport: str, count: int, delay: float | None) -> None:
+    """Publish tasks of worker_app.py, with a delay in seconds, if any."""
     with Connection(vhost.url, transport=transport) as connection:
         channel = connection.default_channel
         with PublishBatch(channel) as batch:
-            for body, headers in task_messages(count, 3600):
+            for body, headers in _task_messages(count, delay):
                 message = channel.prepare_message(
                     body,
                     content_type="application/json",
