@@ -14,7 +14,17 @@ from kombu_binary_delay.compat.urls import is_broker_url
 
 from .before import check_before
 from .progress import following
-from .shared import FAILED, conf, console, local, needs_spark, numbers, spark_session, usage
+from .shared import (
+    FAILED,
+    conf,
+    console,
+    late_after,
+    local,
+    needs_spark,
+    numbers,
+    spark_session,
+    usage,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,14 +53,7 @@ if TYPE_CHECKING:
     "cannot merge is overwritten.",
 )
 @click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
-@click.option(
-    "--late-after",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="A task that comes so long after it was due is late.",
-)
+@late_after
 @click.option(
     "--patience",
     type=float,

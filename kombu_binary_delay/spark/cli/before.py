@@ -159,17 +159,17 @@ def _check_write(path: str) -> None:
 def _check_broker(url: str | None, app: str | None) -> None:
     from kombu_binary_delay.spark.send import Target  # noqa: PLC0415 - needs Celery
 
-    connection = _Place(str(url)).plain() if app is None else Target(url, app).connection()
+    connection = _Address(str(url)).plain() if app is None else Target(url, app).connection()
     try:
         with connection:
             connection.connect()
     except BROKER_ERRORS as exc:
         option = "--broker" if url else "the Celery app's broker_url"
-        place = _Place(url or connection.as_uri(include_password=True), option)
+        place = _Address(url or connection.as_uri(include_password=True), option)
         raise Failure(in_words(exc, place), UNREACHABLE) from exc
 
 
-class _Place:
+class _Address:
     def __init__(self, url: str, option: str = "--broker") -> None:
         self.url, self.option = url, option
 

@@ -20,6 +20,8 @@ from .shared import (
     conf,
     console,
     given_broker,
+    late_after,
+    namespace,
     needs_spark,
     numbers,
     spark_session,
@@ -42,23 +44,16 @@ if TYPE_CHECKING:
     """,
 )
 @broker
-@click.option("--namespace", default="kbd", show_default=True, help="The namespace of the ladder.")
-@click.option("--receipts", metavar="PATH", help="The receipts of the jobs to audit.")
+@namespace
+@click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
 @click.option(
     "--journal",
     required=True,
-    metavar="PATH",
-    help="The Parquet table of the journal, to which the broker's new events are added.",
+    metavar="TABLE",
+    help="The table of the journal, to which the broker's new events are added.",
 )
 @click.option("--output", required=True, metavar="PATH", help="A folder for verdicts and steps.")
-@click.option(
-    "--late-after",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="A task that comes so long after it was due is late.",
-)
+@late_after
 @click.option(
     "--patience",
     type=float,

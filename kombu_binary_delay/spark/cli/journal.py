@@ -6,7 +6,16 @@ import click
 
 from .before import check_before
 from .progress import following
-from .shared import broker, conf, console, given_broker, needs_spark, spark_session, usage
+from .shared import (
+    broker,
+    conf,
+    console,
+    given_broker,
+    namespace,
+    needs_spark,
+    spark_session,
+    usage,
+)
 
 
 @click.command(
@@ -14,7 +23,7 @@ from .shared import broker, conf, console, given_broker, needs_spark, spark_sess
     help="""Add to a table what the journal has got since the last export.""",
 )
 @broker
-@click.option("--namespace", default="kbd", show_default=True, help="The namespace of the ladder.")
+@namespace
 @click.option("--output", required=True, metavar="TABLE", help="The table to add to.")
 @conf
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:

@@ -32,6 +32,18 @@ conf = click.option(
     "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
 )
 
+namespace = click.option(
+    "--namespace", default="kbd", show_default=True, help="The namespace of the ladder."
+)
+late_after = click.option(
+    "--late-after",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that comes so long after it was due is late.",
+)
+
 
 def needs_spark() -> None:
     """Raise a usage error if PySpark or Rich is missing."""
