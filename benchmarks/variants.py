@@ -96,7 +96,7 @@ class OnLadder(Variant):
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
         part = self.topology.whole + self.topology.to_queue(INBOX)
-        declare(channel, _shortened(part, self.longest) if self.longest else part)
+        declare(channel, _shortened(part, self.longest))
 
     def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
@@ -110,7 +110,7 @@ class OnLadder(Variant):
             exchange = topology.level_name(ladder.levels - 1)
         values = (int(digit, 2) for digit in digits)
         waits = [d * w for d, w in zip(values, ladder.weights[-len(digits) :], strict=True) if d]
-        wait = sum(min(each, self.longest or each) for each in waits)
+        wait = sum(_short(each, self.longest) for each in waits)
         headers: dict[str, Any] = {HEADER: {"due": int(time.time() * 1000) + delay}}
         if topology.delay_header:
             headers = {topology.delay_header: delay // 1000}
@@ -288,7 +288,20 @@ def shortened(longest: int) -> dict[str, Variant]:
     }
 
 
-def _shortened(part: Part, longest: int) -> Part:
+def _short(wait: int, longest: int | None) -> int:
+    """Return a wait in milliseconds that is no longer than ``longest``.
+
+    Longer ones become different ones: messages that would come on different days must not come at
+    the same moment.
+    """
+    steps, rest = divmod(wait, 125)  # a TTL is a millisecond longer than the wait
+    if longest is None or steps * 125 <= longest:
+        return wait
+    half = longest // 2
+    return half + steps * 617 % half + rest
+
+
+def _shortened(part: Part, longest: int | None) -> Part:
     """Return the part with no queue that waits longer, in milliseconds."""
     return replace(
         part,
@@ -296,7 +309,7 @@ def _shortened(part: Part, longest: int) -> Part:
             replace(
                 queue,
                 arguments=tuple(
-                    (name, min(int(value), longest) if name == "x-message-ttl" else value)
+                    (name, _short(int(value), longest) if name == "x-message-ttl" else value)
                     for name, value in queue.arguments
                 ),
             )
