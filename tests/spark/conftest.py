@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from dev.server import Server
 
 ROOT = Path(__file__).parents[2]
+#: What releases of PySpark before 4.2 warn of: they leave the sockets open from which they have read
+#: rows, and compare versions by a class that setuptools wants to be rid of.
+OF_OLD_RELEASES = (
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning",
+    "ignore:distutils Version classes:DeprecationWarning",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+        for each in OF_OLD_RELEASES:
+            config.addinivalue_line("filterwarnings", each)
 
 
 @pytest.fixture(scope="session")
