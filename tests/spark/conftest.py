@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dev.server import Server
 
 ROOT = Path(__file__).parents[2]
-#: What releases of PySpark before 4.2 warn of: they leave the sockets open from which they have read
-#: rows, and compare versions by a class that setuptools wants to be rid of.
+#: What PySpark before 4.2 warns of: it leaves the sockets open from which it has read rows, and
+#: compares versions by a class that setuptools wants to be rid of.
 OF_OLD_RELEASES = (
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning",
     "ignore:distutils Version classes:DeprecationWarning",
@@ -29,6 +29,8 @@ OF_OLD_RELEASES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+        # Without it, they warn of it.
+        os.environ["PYARROW_IGNORE_TIMEZONE"] = "1"
         for each in OF_OLD_RELEASES:
             config.addinivalue_line("filterwarnings", each)
 

@@ -12,6 +12,7 @@ import scala.collection.mutable.ArrayBuffer
 
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.analysis.{NoSuchTableException, TableAlreadyExistsException}
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, UnsafeProjection}
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.distributions.{Distribution, Distributions}
 import org.apache.spark.sql.connector.expressions.{Expressions, SortDirection, SortOrder, Transform}
@@ -132,7 +133,8 @@ class MemoryWrite(table: MemoryTable, replace: Boolean)
   override def build(): Write = this
   override def toBatch: BatchWrite = this
 
-  override def createBatchWriterFactory(info: PhysicalWriteInfo): DataWriterFactory = new Writers
+  override def createBatchWriterFactory(info: PhysicalWriteInfo): DataWriterFactory =
+    new Writers(table.schema)
 
   override def commit(messages: Array[WriterCommitMessage]): Unit =
     table.write(messages.flatMap(_.asInstanceOf[Rows].rows), replace)
@@ -148,11 +150,23 @@ class SortedWrite(table: MemoryTable, replace: Boolean, column: String)
   override def requiredOrdering(): Array[SortOrder] = order
 }
 
-class Writers extends DataWriterFactory {
+class Writers(columns: StructType) extends DataWriterFactory {
   override def createWriter(partition: Int, task: Long): DataWriter[InternalRow] =
     new DataWriter[InternalRow] {
       private val rows = ArrayBuffer.empty[InternalRow]
-      override def write(row: InternalRow): Unit = rows += row.copy()
+      private var wide = columns.length
+      private var values = of(0)
+      override def write(row: InternalRow): Unit = {
+        if (row.numFields != wide) {
+          // In a merge, Spark 4.1 leaves the number of the operation before the columns.
+          wide = row.numFields
+          values = of(wide - columns.length)
+        }
+        rows += values(row).copy()
+      }
+      private def of(before: Int) = UnsafeProjection.create(columns.zipWithIndex.map {
+        case (column, at) => BoundReference(before + at, column.dataType, column.nullable)
+      })
       override def commit(): WriterCommitMessage = Rows(rows.toArray)
       override def abort(): Unit = ()
       override def close(): Unit = ()
