@@ -103,7 +103,7 @@ def audit(
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
     from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
-    from kombu_binary_delay.spark.tables import merge, overwrite, read  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import Place, merge, overwrite, read  # noqa: PLC0415
 
     folder = local(output)
     if job_id is not None and receipts is None:
@@ -130,10 +130,10 @@ def audit(
     page = folder / "report.html"
     with following(session) as phase:
         phase("judging the tasks")
-        judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+        overwrite(judged, Place("parquet", f"{output}/verdicts"))
         verdicts = session.read.parquet(f"{output}/verdicts")
         phase("counting how late they are")
-        lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+        overwrite(lateness(verdicts), Place("parquet", f"{output}/lateness"))
         if kept is not None:
             phase("storing the verdicts")
             with usage():
