@@ -113,6 +113,9 @@ def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost
     result = tool("publish", path, *job)
     assert "1 published" in result.output
     assert "1 rejected" in result.output
+    # It says what it does, from the start.
+    starts = [line.partition(":")[0] for line in result.stderr.splitlines()]
+    assert list(dict.fromkeys(starts)) == ["preparing the rows", "publishing"]
     assert result.exit_code == 1
 
 
