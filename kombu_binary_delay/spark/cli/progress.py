@@ -94,6 +94,9 @@ class _Watch:
         if self._phase is None or self._phase[0] != phase:
             self.finish()
             self._phase = phase, time.monotonic()
+            if self._status:
+                # What it shows is of the phase before.
+                self._status.update(phase)
 
     def finish(self) -> None:
         """Say how long the phase took; not called if it failed."""
