@@ -26,3 +26,41 @@ def cached(df: DataFrame) -> DataFrame:
         return df.cache()
     except Exception:  # noqa: BLE001 - as above
         return df
+
+
+class Folders:
+    """Hadoop's file systems, which Spark uses, and which can rename."""
+
+    def __init__(self, java: Any, conf: Any) -> None:
+        self._path, self._conf = java.org.apache.hadoop.fs.Path, conf
+
+    def replace(self, place: str, new: str, old: str) -> None:
+        """Rename a folder, if it exists, to ``old``, and ``new`` to its name.
+
+        :raises OSError: if the file system refuses, or another process does the same.
+        """
+        self._rename(place, old)
+        if not self._rename(new, place):
+            raise OSError(f"{new} cannot be renamed to {place}; the rows before are in {old}")
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder with all that is in it."""
+        path = self._path(folder)
+        path.getFileSystem(self._conf).delete(path, True)
+
+    def _rename(self, source: str, target: str) -> bool:
+        given, wanted = self._path(source), self._path(target)
+        files = given.getFileSystem(self._conf)
+        # Into a folder that exists, it would be moved.
+        return bool(
+            files.exists(given) and not files.exists(wanted) and files.rename(given, wanted)
+        )
+
+
+def folders(session: SparkSession) -> Folders | None:
+    """Return what renames folders; None if the session has no such thing."""
+    try:
+        java = session.sparkContext._jvm  # noqa: SLF001 - there is no other way to Java
+        return Folders(java, session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    except Exception:  # noqa: BLE001 - as above
+        return None

@@ -68,6 +68,7 @@ def audit_due(
     journal: DataFrame,
     output: str,
     *,
+    job_id: str | None = None,
     late_after: float = 5.0,
     patience: float = 300.0,
     reach: float = 30 * 86_400.0,
@@ -80,17 +81,23 @@ def audit_due(
         journal alone.
     :param journal: the events so far, with the schema ``JOURNAL`` and with offsets.
     :param output: a folder for verdicts and steps; read it with :func:`read_verdicts`.
+    :param job_id: judge only the tasks of this job, as the receipts name them. Each job needs an
+        output of its own.
     :param late_after: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param patience: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param reach: seconds. Rows of messages that were due longer than that before the last step
         are not read, and no later event changes their verdicts.
-    :raises ValueError: for an invalid time.
+    :raises ValueError: for an invalid time, or for a job without receipts.
     :raises RuntimeError: if another process writes to the same output; or if a step was done by a
         clock that was ahead, as all verdicts would be final.
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
         check_not_negative(name, value, most=_MOST)
     check_number("reach", reach, most=_MOST)
+    if job_id is not None:
+        if receipts is None:
+            raise ValueError("job_id needs receipts, which name the tasks of a job")
+        receipts = receipts.where(F.col("job_id") == job_id)
     spark = journal.sparkSession
     steps = _steps(spark, output)
     last = steps[-1] if steps else _State()
@@ -107,6 +114,9 @@ def audit_due(
     first = next((each.batch for each in steps if window.is_within_reach(each.final_to)), 0)
     before = _verdicts(spark, output, first, last.batch) if steps else None
     chosen = _candidates(receipts, journal, before, window, last.offset).distinct()
+    if job_id is not None and receipts is not None:
+        # Of any age: a task may be retried or postponed for long.
+        chosen = chosen.join(receipts.select("task_id"), "task_id", "left_semi")
     events = journal.where(window.reaches("due", "at")).withColumn("retries", _retries())
     events = events.join(chosen, _ID, "left_semi")
     # Two exports at once have written the same events.

@@ -21,6 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from .classic import folders
 from .columns import find
 
 #: The formats that a place can name. Others are read and written as a table in a catalogue.
@@ -171,7 +172,10 @@ def append(df: DataFrame, place: str | Place) -> None:
 
 
 def overwrite(df: DataFrame, place: str | Place) -> None:
-    """Replace all rows of a table.
+    """Replace all rows of a table. Until the new ones are stored, the old ones stay there.
+
+    Spark itself would first delete the old files. It still does in a table of files in its own
+    catalogue, and over Spark Connect, where nothing can rename.
 
     :raises ValueError: see :func:`create`.
     """
@@ -179,6 +183,16 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
     create(df.sparkSession, place, df.schema)
     if place.is_table:
         _insert(df, place.where, replace=True)
+    elif place.is_files and (found := folders(df.sparkSession)):
+        # Of this run alone: if two runs end at the same time, the rows are all of one of them.
+        run = place.beside(f"staged-{uuid4()}").where
+        try:
+            df.write.format(place.form).save(f"{run}/new")
+        except BaseException:
+            found.delete(run)
+            raise
+        found.replace(place.where, f"{run}/new", f"{run}/old")
+        found.delete(run)
     else:
         df.write.format(place.form).mode("overwrite").save(place.where)
 

@@ -168,6 +168,15 @@ def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_
         s.UNDECIDED,
     }
 
+    # An audit of one job judges its tasks alone, as the audit of all does.
+    jobs = receipts.withColumn("job_id", F.right("task_id", F.lit(1)))
+    ids = {row.task_id for row in jobs.where("job_id = '7'").collect()}
+    audit_due(jobs, journal, str(tmp_path / "of a job"), job_id="7")
+    rows = read_verdicts(spark, str(tmp_path / "of a job")).collect()
+    assert {(row.task_id, row.retries): row for row in rows} == {
+        key: row for key, row in found.items() if key[0] in ids
+    }
+
     # Each has one first verdict, and only those are corrected that were final before.
     rows = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts").collect()
     first = Counter((row.task_id, row.retries) for row in rows if not row.corrected)
@@ -223,8 +232,9 @@ def test_steps_by_a_clock_that_was_ahead_are_refused(spark, tmp_path):
         ({"late_after": -1}, "late_after must be a number"),
         ({"patience": float("inf")}, "patience must be a number"),
         ({"reach": 0}, "reach must be above 0"),
+        ({"job_id": "j"}, "job_id needs receipts"),
     ],
 )
-def test_times_that_cannot_be_are_refused(spark, given, words):
+def test_what_cannot_be_is_refused(spark, given, words):
     with pytest.raises(ValueError, match=words):
         audit_due(None, spark.createDataFrame([], s.JOURNAL), "nowhere", **given)

@@ -1,14 +1,17 @@
 """Whatever is killed, and in whichever phase: `resume` leaves one receipt a row, and no row without
-its message."""
+its message; exports and audits have the same rows."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import functions as F
 
@@ -18,6 +21,8 @@ from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.journal import export_journal, read_journal
 from kombu_binary_delay.spark.prepare import task_id
+from kombu_binary_delay.spark.publish import publish
+from tests.spark import killed_executors
 from tests.spark.holding_app import COMMITTING, PUBLISHING, RECORDING
 from tests.spark.killed_driver import (
     AUDITING,
@@ -79,8 +84,10 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
     left = {phase: receipts(spark, folder, phase) for phase in JOBS}
     for phase, (fewest, most) in LEFT.items():
         assert fewest <= len(left[phase]) <= most, phase
-    for table in ("journal", "verdicts"):
-        assert not list((tmp_path / table).glob("*.parquet"))
+    assert not list((tmp_path / "journal").glob("*.parquet"))
+    # Those of the audit before the one that was killed.
+    verdicts = spark.read.parquet(f"{folder}/verdicts").groupBy("verdict").count().collect()
+    assert dict(verdicts) == {s.UNDECIDED: JOBS[RECORDING]}
 
     def resume(phase):
         return run(rows(spark, phase), phase, vhost.url, folder, resume=True)
@@ -114,3 +121,53 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
     write_audit(audit(None, read_journal(spark, f"{folder}/journal")), folder)
     verdicts = spark.read.parquet(f"{folder}/verdicts").groupBy("verdict").count().collect()
     assert dict(verdicts) == {s.STILL_WAITING: len(ids)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("streams")
+@pytest.mark.timeout(1200)
+def test_an_export_and_an_audit_have_the_same_rows_though_executors_were_killed(
+    spark, vhost, tmp_path
+):
+    folder, killed, count = str(tmp_path), tmp_path / "killed", 2000
+    due = F.lit(86400.0) + F.col("id")
+    key = F.concat(F.lit("key-"), "id")
+    df = spark.range(count).select(
+        key.alias("key"), F.lit("t").alias("task"), due.alias("countdown")
+    )
+    table, settings = f"{folder}/receipts", {"journal": "stream"}
+    publish(df, job_id="j", broker=vhost.url, receipts=table, settings=settings)
+    # By then, about half of them should have come.
+    until = datetime.now(timezone.utc) + timedelta(seconds=86400 + count // 2 + 300)
+    # The executors' files go to Spark's home, which is to be empty of them.
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(pyspark.__file__).with_name(name))
+    env = {"PYTHONPATH": str(Path(__file__).parents[2]), "SPARK_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, killed_executors.__file__, vhost.url, folder, until.isoformat()],
+        env={**os.environ, **env, killed_executors.FOLDER: str(killed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    phases = {killed_executors.EXPORTING, killed_executors.AUDITING}
+    assert {each.name for each in killed.iterdir()} == phases
+    assert len({each.read_text() for each in killed.iterdir()}) == len(phases)
+
+    def rows_of(df):
+        return Counter(tuple(row) for row in df.collect())
+
+    journal = read_journal(spark, f"{folder}/journal")
+    events = rows_of(journal.where(F.col("event") != s.COMPLETE))
+    assert events == rows_of(read_journal(spark, vhost.url))
+    assert len(events) == count
+    assert journal.count() == count + 1
+    receipts = spark.read.schema(s.RECEIPTS).parquet(table)
+    verdicts = rows_of(spark.read.schema(s.VERDICTS).parquet(f"{folder}/verdicts"))
+    assert verdicts == rows_of(audit(receipts, journal, until=until))
+    names = {row.verdict for row in spark.read.parquet(f"{folder}/verdicts").collect()}
+    assert names == {s.LOST_IN_THE_LADDER, s.STILL_WAITING}
+    assert len(verdicts) == count

@@ -86,7 +86,8 @@ def test_the_page_says_when_and_what_it_costs_and_what_to_set(whole):
     assert f"Exceeds: waiting of {DEFAULT.name}, waiting of {BINARY.name}." in text
     assert "dead_letter_worker_consumer_prefetch: 512" in text
     assert "10,00" in text
-    assert "No limit was given with --limit hops_per_second=NUMBER." in text
+    option = '<span class="option">--limit hops_per_second=NUMBER</span>'
+    assert f"No limit was given with {option}." in text
 
 
 def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), peaks=(1000.0,)):

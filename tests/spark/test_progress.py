@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     ("step", "text"),
     [
         (Step(0, 8, 3.0), "0 of 8 parts"),
+        (Step(0, 1, 3.0), "0 of 1 part"),
         (Step(1000, 4000, 50.0), "1,000 of 4,000 parts, 20.0/s, 02:30 left"),
         (Step(1, 4000, 2.0), "1 of 4,000 parts, 0.5/s, 2:13:18 left"),
     ],
@@ -37,10 +39,17 @@ def test_a_log_has_a_line_for_the_step_that_runs_and_one_for_each_phase(spark, m
     with following(spark) as phase:
         phase("first")
         spark.range(0, 4, 1, 4).select(F.udf(slow, "long")("id")).collect()
-        phase("second")
-    lines = capsys.readouterr().err.splitlines()
+        phase("second", "0 of 7 rows")
+        phase("second", "3 of 7 rows")
+        said, deadline = "", time.monotonic() + 60
+        while "3 of 7" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    lines = (said + capsys.readouterr().err).splitlines()
     assert any(" of 4 parts" in line for line in lines if line.startswith("first: "))
-    assert lines[-1].startswith("second: 00:")
+    # What a phase says of its rows is in place of the steps.
+    assert any(re.match(r"second: \d\d:\d\d, 3 of 7 rows", line) for line in lines)
+    assert lines[-1].startswith("second: 0")
 
 
 def test_where_spark_does_not_say_it_is_the_time_alone(monkeypatch, capsys):

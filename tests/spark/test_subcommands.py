@@ -58,6 +58,7 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
         ("audit-follow -b amqp:// --journal PATH --output o --allow x=1", "'x' is unknown"),
         ("audit --journal PATH --output o --job-id j", "give --receipts"),
+        ("audit-follow -b amqp:// --journal PATH --output o --job-id j", "give --receipts"),
         ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
     ],
@@ -112,6 +113,9 @@ def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost
     result = tool("publish", path, *job)
     assert "1 published" in result.output
     assert "1 rejected" in result.output
+    # It says what it does, from the start.
+    starts = [line.partition(":")[0] for line in result.stderr.splitlines()]
+    assert list(dict.fromkeys(starts)) == ["preparing the rows", "publishing"]
     assert result.exit_code == 1
 
 
@@ -188,6 +192,15 @@ def test_an_audit_goes_on_until_it_is_stopped_and_from_there_again(
     assert f"1  {s.LOST_IN_THE_LADDER}" in result.output
     assert tool("report", output, "--output", tmp_path / "report.html").exit_code == 0
     assert s.LOST_IN_THE_LADDER in (tmp_path / "report.html").read_text()
+    # Of another job, there is nothing to judge.
+    past = datetime.now(timezone.utc) - timedelta(seconds=10)
+    row = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
+    spark.createDataFrame([row], s.RECEIPTS).write.parquet(str(tmp_path / "receipts"))
+    given[-3] = tmp_path / "of another job"
+    given += ["--receipts", tmp_path / "receipts", "--job-id", "another", "--once"]
+    result = tool("audit-follow", *given)
+    assert (len(calls), result.exit_code) == (4, 0), result.output
+    assert "judged" not in result.output
 
 
 def test_neither_the_package_nor_the_tool_imports_spark_or_rich():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
@@ -186,6 +187,28 @@ def test_a_table_in_a_catalogue_is_made_and_filled_and_replaced(spark, lakes, na
     assert sorted(map(tuple, read(spark, place).collect())) == expected
     with pytest.raises(ValueError, match="has no columns misdated: add them"):
         append(new.withColumn("misdated", F.lit(1)), place)
+
+
+def interrupted(batches):
+    """Yield some rows, and fail."""
+    for batch in batches:
+        yield batch
+        if batch["id"][0].as_py() >= 50:
+            raise OSError("interrupted")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc", "merging", "plain"])
+def test_rows_stay_until_those_that_replace_them_are_stored(spark, lakes, tmp_path, kind):
+    place = f"table:{lakes[kind]}.kept" if kind in lakes else f"{kind}:{tmp_path}/kept"
+    old, new = (spark.range(rows, numPartitions=4) for rows in (3, 100))
+    overwrite(old, place)
+    with pytest.raises(PySparkException, match="interrupted"):
+        overwrite(new.mapInArrow(interrupted, new.schema), place)
+    assert read(spark, place).count() == 3
+    # Rows may be replaced by others that are made of them.
+    overwrite(new.unionByName(read(spark, place)), place)
+    assert read(spark, place).count() == 103
+    assert {each.name for each in tmp_path.iterdir()} <= {"kept"}
 
 
 def test_jobs_that_append_to_one_table_of_sparks_catalogue_lose_nothing(spark, lakes):

@@ -16,8 +16,10 @@ from .before import check_before
 from .progress import following
 from .shared import (
     FAILED,
+    check_job,
     conf,
     console,
+    job_id,
     late_after,
     local,
     needs_spark,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     help="Also keep the verdicts there: a task's new verdict replaces the old one. A table that "
     "cannot merge is overwritten.",
 )
-@click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
+@job_id
 @late_after
 @click.option(
     "--patience",
@@ -103,11 +105,10 @@ def audit(
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
     from kombu_binary_delay.spark.journal import read_journal  # noqa: PLC0415
-    from kombu_binary_delay.spark.tables import merge, overwrite, read  # noqa: PLC0415
+    from kombu_binary_delay.spark.tables import Place, merge, overwrite, read  # noqa: PLC0415
 
     folder = local(output)
-    if job_id is not None and receipts is None:
-        raise click.UsageError("the receipts name the tasks of a job: give --receipts")
+    check_job(job_id, receipts)
     thresholds = Thresholds(**numbers(allow, Thresholds))
     check_before(conf, reads=(receipts, journal, planned, depths), writes=(output, kept))
     session = spark_session(conf)
@@ -130,10 +131,10 @@ def audit(
     page = folder / "report.html"
     with following(session) as phase:
         phase("judging the tasks")
-        judged.write.mode("overwrite").parquet(f"{output}/verdicts")
+        overwrite(judged, Place("parquet", f"{output}/verdicts"))
         verdicts = session.read.parquet(f"{output}/verdicts")
         phase("counting how late they are")
-        lateness(verdicts).write.mode("overwrite").parquet(f"{output}/lateness")
+        overwrite(lateness(verdicts), Place("parquet", f"{output}/lateness"))
         if kept is not None:
             phase("storing the verdicts")
             with usage():

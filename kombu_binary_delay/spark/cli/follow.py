@@ -17,9 +17,11 @@ from .before import check_before
 from .shared import (
     FAILED,
     broker,
+    check_job,
     conf,
     console,
     given_broker,
+    job_id,
     late_after,
     namespace,
     needs_spark,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     help="The table of the journal, to which the broker's new events are added.",
 )
 @click.option("--output", required=True, metavar="PATH", help="A folder for verdicts and steps.")
+@job_id
 @late_after
 @click.option(
     "--patience",
@@ -84,6 +87,7 @@ def audit_follow(
     receipts: str | None,
     journal: str,
     output: str,
+    job_id: str | None,
     late_after: float,
     patience: float,
     every: float,
@@ -99,6 +103,7 @@ def audit_follow(
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
+    check_job(job_id, receipts)
     thresholds = Thresholds(**{"judged": 0.0, **numbers(allow, Thresholds)})
     url = given_broker(broker)
     check_before(conf, reads=(receipts,), writes=(journal, output), broker=url)
@@ -112,6 +117,7 @@ def audit_follow(
                     read(session, receipts, s.RECEIPTS) if receipts else None,
                     read(session, journal, s.JOURNAL),
                     output,
+                    job_id=job_id,
                     late_after=late_after,
                     patience=patience,
                 )

@@ -40,4 +40,4 @@ def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[
         phase("exporting the journal")
         export_journal(session, broker, output, namespace=namespace)
     events = read(session, output).where(f"not event <=> '{s.COMPLETE}'")
-    console().print(f"{output} has {events.count()} events")
+    console().print(f"{output} has {events.count():,} events")

@@ -35,7 +35,7 @@ class Step:
     seconds: float
 
     def __str__(self) -> str:
-        text = f"{self.done:,} of {self.parts:,} parts"
+        text = f"{self.done:,} of {self.parts:,} part{'s' if self.parts > 1 else ''}"
         if not self.done or self.seconds <= 0:
             return text
         rate = self.done / self.seconds
@@ -50,8 +50,11 @@ def span(seconds: float) -> str:
 
 
 @contextmanager
-def following(session: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with the name of each phase as it begins."""
+def following(session: SparkSession) -> Iterator[Callable[..., None]]:
+    """Yield a function to call with the name of each phase as it begins.
+
+    Where the phase counts its rows, it is called again with what to show in place of Spark's steps.
+    """
     watch = _Watch(session)
     watch.start()
     try:
@@ -71,6 +74,7 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._end = threading.Event()
         self._phase: tuple[str, float] | None = None
+        self._rows = ""
         self._stages: dict[int, float] = {}
         self._last = time.monotonic()
 
@@ -85,9 +89,14 @@ class _Watch:
         if self._status:
             self._status.stop()
 
-    def begin(self, phase: str) -> None:
-        self.finish()
-        self._phase = phase, time.monotonic()
+    def begin(self, phase: str, rows: str = "") -> None:
+        self._rows = rows
+        if self._phase is None or self._phase[0] != phase:
+            self.finish()
+            self._phase = phase, time.monotonic()
+            if self._status:
+                # What it shows is of the phase before.
+                self._status.update(phase)
 
     def finish(self) -> None:
         """Say how long the phase took; not called if it failed."""
@@ -103,7 +112,7 @@ class _Watch:
             if phase is None or not is_time:
                 continue
             name, begun = phase
-            step = self._step()
+            step = self._rows or self._step()
             text = f"{name}: {span(time.monotonic() - begun)}{f', {step}' if step else ''}"
             if self._status:
                 self._status.update(text)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .before import check_before
-from .progress import span
+from .progress import following, span
 from .shared import (
     FAILED,
     broker,
@@ -114,9 +113,15 @@ def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
             broker=options["broker"],
             app=options["app"],
         )
-        with _Watch() as watch:
-            done = publish(read(spark_session(conf), path), on_progress=watch.show, **options)
-    console().print(watch.line(done))
+        session = spark_session(conf)
+        with following(session) as phase:
+            phase("preparing the rows")
+            done = publish(
+                read(session, path),
+                on_progress=lambda progress: phase("publishing", _rows(progress)),
+                **options,
+            )
+    console().print(_line(done))
     if done.by_send_task:
         console().print(
             f"{done.by_send_task:,} messages were made by send_task, one by one, which takes "
@@ -126,59 +131,27 @@ def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
         sys.exit(FAILED)
 
 
-class _Watch:
-    """Shows progress: a bar in a terminal, otherwise an occasional line."""
+def _rows(progress: Progress) -> str:
+    """Return how many rows are done, with a rate and the time left as soon as there is one."""
+    done = progress.confirmed + progress.failed
+    text = f"{done:,} of {done + progress.remaining:,} rows"
+    if not progress.rate:
+        return text
+    return f"{text}, {progress.rate:,.0f}/s, {span(progress.remaining / progress.rate)} left"
 
-    def __init__(self) -> None:
-        from rich import progress  # noqa: PLC0415 - with Spark's
 
-        self._bar: progress.Progress | None = None
-        self._last = 0.0
-        self._console = console()
-        if self._console.is_terminal:
-            self._bar = progress.Progress(
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[more]}"),
-                progress.TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=None, more="")
-
-    def __enter__(self) -> _Watch:  # noqa: PYI034 - typing.Self is not in Python 3.10
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def show(self, progress: Progress) -> None:
-        """Show the progress."""
-        done = progress.confirmed + progress.failed
-        if self._bar:
-            more = f"{progress.rate:,.0f}/s, {progress.rejected:,} rejected"
-            total = done + progress.remaining
-            self._bar.update(self._task, total=total, completed=done, more=more)
-        elif time.monotonic() - self._last >= 5:
-            self._last = time.monotonic()
-            left = progress.remaining / progress.rate if progress.rate else 0
-            self._console.print(self.line(progress) + (f", {span(left)} left" if left else ""))
-
-    def line(self, progress: Progress) -> str:
-        """Return the progress as one line."""
-        amended = {
-            "cancelled": progress.cancelled,
-            "rescheduled": progress.rescheduled,
-            "to cancel": progress.to_cancel,
-            "to reschedule": progress.to_reschedule,
-        }
-        return (
-            f"{progress.published:,} published ({progress.rate:,.0f}/s), "
-            f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
-            f"{progress.rejected:,} rejected, {progress.already:,} already, "
-            f"{progress.later:,} later"
-            + "".join(f", {count:,} {what}" for what, count in amended.items() if count)
-        )
+def _line(progress: Progress) -> str:
+    """Return what a run has done as one line."""
+    amended = {
+        "cancelled": progress.cancelled,
+        "rescheduled": progress.rescheduled,
+        "to cancel": progress.to_cancel,
+        "to reschedule": progress.to_reschedule,
+    }
+    return (
+        f"{progress.published:,} published ({progress.rate:,.0f}/s), "
+        f"{progress.failed:,} failed, {progress.remaining:,} remaining, "
+        f"{progress.rejected:,} rejected, {progress.already:,} already, "
+        f"{progress.later:,} later"
+        + "".join(f", {count:,} {what}" for what, count in amended.items() if count)
+    )

@@ -35,6 +35,7 @@ conf = click.option(
 namespace = click.option(
     "--namespace", default="kbd", show_default=True, help="The namespace of the ladder."
 )
+job_id = click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 late_after = click.option(
     "--late-after",
     type=float,
@@ -109,6 +110,12 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     with quiet(conf):
         session: SparkSession = builder.getOrCreate()
     return session
+
+
+def check_job(job_id: str | None, receipts: str | None) -> None:
+    """Raise a usage error if nothing says which tasks are of the job."""
+    if job_id is not None and receipts is None:
+        raise click.UsageError("the receipts name the tasks of a job: give --receipts")
 
 
 def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:

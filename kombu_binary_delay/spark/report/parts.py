@@ -41,7 +41,8 @@ section{background:var(--card);border:1px solid var(--edge);border-radius:8px;pa
 margin:0 0 16px}
 svg{width:100%;height:auto;display:block}
 .grid{stroke:var(--rule)}.tick{font:11px system-ui,sans-serif;fill:var(--dim)}
-.legend{margin:4px 0 0;font-size:13px;color:var(--dim)}.legend span{margin-right:16px}
+.legend{margin:4px 0 0;font-size:13px;color:var(--dim)}.legend span{display:inline-block;
+margin-right:16px}
 .legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:5px;
 vertical-align:-1px}
 table{border-collapse:collapse;width:100%;font-size:13px}table.small{width:auto}
@@ -50,7 +51,7 @@ table.small td,table.small th{padding-right:28px}
 th{font-weight:600}td.n,th.n{text-align:right}
 tr.head:not(:first-child) th{padding-top:14px}
 td.failed{color:var(--bad);font-weight:600}
-code{font:12px ui-monospace,monospace}
+code{font:12px ui-monospace,monospace}.option{white-space:nowrap}
 .scroll{overflow-x:auto}
 @media (max-width:700px){main{padding:18px 10px 40px}section{padding:12px}h1{font-size:21px}
 .tiles{grid-template-columns:repeat(3,1fr)}.tile b{font-size:18px}
@@ -58,7 +59,7 @@ code{font:12px ui-monospace,monospace}
 td{white-space:nowrap}table.meaning td{white-space:normal}table.small td,table.small th{
 padding-right:14px}}
 @page{margin:12mm}
-@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}
+@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0 1px}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 section,.tile,tr{break-inside:avoid}section,.tile{border-color:#bbb}
 section.rows{break-inside:auto;border:0;padding:0}h2,.note,tr.head{break-after:avoid}

@@ -18,6 +18,8 @@ from .parts import BAD, GOOD, SO_SO, TimeAxis, clock, document, moment, section,
 _LATE = 1.0
 _WORST = 12
 _RADICES = (2, 4, 8, 16)
+#: A line does not end in the middle of it.
+_OPTION = '<span class="option">--limit hops_per_second=NUMBER</span>'
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 Figures = dict[str, Any]
@@ -294,7 +296,7 @@ def _carried(figures: Figures) -> str:
     series += [(name, _points(figures, each["rate"])) for name, each in figures["work"].items()]
     if figures["measured"]:
         note = (
-            f"No limit was given with --limit hops_per_second=NUMBER. So this is what was measured "
+            f"No limit was given with {_OPTION}. So this is what was measured "
             f"on two cores, which the programs shared: {_rate(SUSTAINED)} messages a second with "
             f"1.4 waits, or {_rate(carries)} hops."
         )
@@ -382,7 +384,7 @@ def _assumed() -> str:
             "measured",
             (
                 "RabbitMQ 3.10.8 on two cores of 2.5 GHz, shared with publisher and consumer: "
-                "measure your own, and give what it carries as --limit hops_per_second=NUMBER"
+                f"measure your own, and give what it carries as {_OPTION}"
             ),
         ),
     )
