@@ -211,6 +211,17 @@ def delete_matched(df: DataFrame, place: str | Place, condition: str) -> bool:
     return _merged(df, _place(place), f"ON {condition} WHEN MATCHED THEN DELETE")
 
 
+def reads_once(session: SparkSession, place: str | Place) -> bool:
+    """Return whether Spark computes rows once to append them, as to files.
+
+    For a table of another catalogue, Spark may compute them twice, to sort them by their values.
+    """
+    place = _place(place)
+    if not place.is_table:
+        return place.is_files
+    return _is_of_files(_described(session, place.where))
+
+
 def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Callable[[], None]]:
     """Store a job's rows beside a table, as long as it runs.
 
@@ -270,18 +281,26 @@ def _session_format(session: SparkSession, name: str) -> str | None:
 
 def _check_shared(session: SparkSession, name: str) -> None:
     """Check that a table of plain files in Spark's catalogue has the options of the committer."""
-    rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
-    found = {row["col_name"]: row["data_type"] or "" for row in rows}
-    form = found.get("Provider", "").lower()
-    if form not in {"hive", *_FILES}:
+    found = _described(session, name)
+    if not _is_of_files(found):
         return
-    given = found.get("Storage Properties", "")
+    form, given = found["Provider"].lower(), found.get("Storage Properties", "")
     if not all(f"{option}={value}" in given for option, value in _SHARED.items()):
         raise ValueError(
             f"the table {name} is of {form} files, and jobs that append to it at the same time "
             f"would delete each other's rows; run once: "
             f"ALTER TABLE {name} SET SERDEPROPERTIES ({_assignments(_SHARED)})"
         )
+
+
+def _described(session: SparkSession, name: str) -> dict[str, str]:
+    rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
+    return {row["col_name"]: row["data_type"] or "" for row in rows}
+
+
+def _is_of_files(described: dict[str, str]) -> bool:
+    """Return whether a table is of plain files in Spark's catalogue."""
+    return described.get("Provider", "").lower() in {"hive", *_FILES}
 
 
 def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:

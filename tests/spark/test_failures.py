@@ -218,6 +218,15 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             "no Spark Connect server answers at",
         ),
         (
+            (
+                "o1.insertInto.\n: org.apache.spark.SparkException: Job aborted due to stage "
+                "failure: A shuffle map stage with indeterminate output was failed and retried. "
+                "However, Spark cannot rollback the ResultStage 20 to re-process the input data"
+            ),
+            USAGE,
+            "run the command again, and spark publish with --resume",
+        ),
+        (
             "An error occurred while calling o1.x\n: java.lang.Error: all wrong\n\tat java.x",
             USAGE,
             "Spark failed: java.lang.Error: all wrong; --verbose shows more",

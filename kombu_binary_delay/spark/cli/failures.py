@@ -140,6 +140,15 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         ),
     ),
     (
+        # Messages that were sent again have other receipts than before.
+        r"cannot rollback the (?:Result|ShuffleMap)Stage",
+        USAGE,
+        (
+            "Spark lost an executor while it wrote, and could not repeat that: run the command "
+            "again, and spark publish with --resume"
+        ),
+    ),
+    (
         r"(?:OutOfMemoryError|Answer from Java side is empty|Connection reset by peer)",
         USAGE,
         (
