@@ -124,7 +124,12 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
 
 def existing(session: SparkSession, place: str | Place, schema: str) -> DataFrame | None:
     """Return a table with these columns; None if there is no such table."""
+    place = _place(place)
     try:
+        if place.is_files:
+            # Of one path that is missing, Spark logs a traceback of a hundred lines; of two, none.
+            paths = [place.where, place.where]
+            _ = session.read.schema(schema).format(place.form).load(paths).schema
         table = read(session, place, schema)
         # Spark Connect does not look for the table before it is asked something.
         _ = table.schema
@@ -192,6 +197,8 @@ def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
     """
     place = _place(place)
     create(df.sparkSession, place, df.schema)
+    if place.is_files:
+        return False  # nothing manages them
     if not place.is_table and existing(df.sparkSession, place, f"{keys[0]} string") is None:
         return False  # there is nothing to merge with, and no name for it in SQL yet
     columns = [_quoted(name) for name in df.columns]
@@ -315,8 +322,7 @@ def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
 
 def _merged(df: DataFrame, place: Place, how: str) -> bool:
     if place.is_files:
-        # Nothing manages them; and Spark, if asked, looks into them first.
-        return False
+        return False  # Spark, if asked, looks into them first
     session = df.sparkSession
     view = f"merged_{uuid4().hex}"
     df.createOrReplaceTempView(view)

@@ -214,6 +214,32 @@ def test_a_table_whose_jobs_would_hurt_each_other_is_refused_with_the_remedy(spa
     assert read(spark, "table:lake.theirs").count() == 10
 
 
+@pytest.fixture
+def logged(spark):
+    """What Spark logs meanwhile, from warnings on."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to its log
+    log, text = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
+    create = log.core.appender.WriterAppender.createAppender
+    appender = create(None, None, text, "logged", False, True)
+    appender.start()
+    root = log.LogManager.getRootLogger()
+    root.addAppender(appender)
+    spark.sparkContext.setLogLevel("WARN")
+    yield text
+    spark.sparkContext.setLogLevel("ERROR")
+    root.removeAppender(appender)
+
+
+def test_a_table_that_is_missing_is_no_traceback_in_sparks_log(spark, logged, tmp_path):
+    table = Place("parquet", f"{tmp_path}/new")
+    assert existing(spark, table, "id bigint") is None
+    append(spark.range(3), table)
+    found = existing(spark, table, "id bigint")
+    assert found is not None
+    assert found.count() == 3
+    assert "FileNotFoundException" not in logged.toString()
+
+
 @pytest.mark.parametrize(("name", "shuffled"), [("spark", 0), ("merging", 1)])
 def test_receipts_are_shuffled_only_for_tables_that_may_compute_them_twice(
     spark, lakes, name, shuffled, vhost, monkeypatch
