@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from py4j.clientserver import ClientServerConnection, JavaParameters, PythonParameters
+from py4j.java_gateway import GatewayProperty
 from pyspark.errors import PySparkException
 
 from dev.service import free_ports
@@ -243,6 +245,22 @@ def test_what_a_cluster_says_is_one_sentence_too(text, code, sentence):
     assert sentence in done.output
     assert len(done.output.splitlines()) == 1
     assert done.exit_code == code
+
+
+def test_a_java_process_that_has_ended_is_not_taken_for_a_broker():
+    # What PySpark connects by.
+    to_java = JavaParameters(port=free_ports(1)[0])
+    gateway = GatewayProperty(auto_field=False, pool=None)
+    connection = ClientServerConnection(to_java, PythonParameters(), gateway, None)
+
+    @click.command()
+    def asks():
+        connection.connect_to_java_server()
+
+    done = CliRunner().invoke(explained(asks))
+    assert "the Java process of Spark has ended" in done.output
+    assert "goes on with --resume" in done.output
+    assert done.exit_code == USAGE
 
 
 @pytest.mark.parametrize("verbose", [False, True])
