@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from dev.service import free_ports
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark.cli.failures import explained
+from kombu_binary_delay.spark.cli.shared import spark_session
 
 ROOT = Path(__file__).parents[2]
 USAGE, UNREACHABLE = 2, 4
@@ -261,6 +262,16 @@ def test_a_java_process_that_has_ended_is_not_taken_for_a_broker():
     assert "the Java process of Spark has ended" in done.output
     assert "goes on with --resume" in done.output
     assert done.exit_code == USAGE
+
+
+def test_nor_does_pyspark_print_its_own_traceback_then(spark, capsys):
+    with click.Context(click.Command("plan")) as context:
+        spark_session(())
+    for log in filter(lambda each: isinstance(each, Path), context.meta.values()):
+        log.unlink()
+    # What its thread does, in which it reads accumulators from the Java process.
+    spark.sparkContext._accumulatorServer.handle_error(None, None)  # noqa: SLF001
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("verbose", [False, True])
