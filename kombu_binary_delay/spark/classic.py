@@ -64,3 +64,13 @@ def folders(session: SparkSession) -> Folders | None:
         return Folders(java, session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     except Exception:  # noqa: BLE001 - as above
         return None
+
+
+def hush(session: SparkSession) -> None:
+    """Let PySpark print no traceback of its own when the Java process dies."""
+    try:
+        server: Any = session.sparkContext._accumulatorServer  # noqa: SLF001 - it has no other name
+    except Exception:  # noqa: BLE001 - as above
+        return
+    # It counts accumulators in a thread, where nothing catches its errors.
+    server.handle_error = lambda *_: None

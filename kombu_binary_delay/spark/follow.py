@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from operator import attrgetter
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
 from .audit import audit, span
 from .checks import check_not_negative, check_number
-from .tables import append
+from .tables import Place, append, existing
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
 _UNSEEN = timedelta(days=1)
@@ -178,14 +177,10 @@ def _verdicts(spark: SparkSession, output: str, first: int, last: int) -> DataFr
 
 def _steps(spark: SparkSession, output: str) -> list[_State]:
     """Return the finished steps."""
-    try:
-        table = spark.read.schema(s.STEPS).parquet(f"{output}/steps")
-        # Spark Connect looks for the path only when it reads rows.
-        rows = table.selectExpr(*_MICROS).collect()
-    except AnalysisException as exc:
-        if "PATH_NOT_FOUND" not in str(exc):
-            raise
+    table = existing(spark, Place("parquet", f"{output}/steps"), s.STEPS)
+    if table is None:
         return []
+    rows = table.selectExpr(*_MICROS).collect()
     found = [_State(row[0], _time(row[1]), _time(row[2]), _time(row[3]), row[4]) for row in rows]
     return sorted(found, key=attrgetter("batch"))
 

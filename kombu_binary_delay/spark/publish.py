@@ -29,7 +29,17 @@ from .checks import check_number, check_whole
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import Sender, Sent, Target
-from .tables import Place, append, create, delete_matched, existing, merge, read, stage
+from .tables import (
+    Place,
+    append,
+    create,
+    delete_matched,
+    existing,
+    merge,
+    read,
+    reads_once,
+    stage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +191,7 @@ def publish(
         _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))
     report = on_progress or (lambda _: None)
     report(progress)
+    once = reads_once(spark, receipts)
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
@@ -198,9 +209,9 @@ def publish(
             *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
         sent = sent.drop(_REASON)
-        if not Place.parse(receipts).is_files:
-            # A table format may read its rows twice, to sort them: then from here, not from the
-            # publishers again.
+        if not once:
+            # Spark reads them twice from here, not from the publishers. Not for other tables: an
+            # executor that is lost while the receipts are written would end the job.
             sent = sent.repartition(publishers)
         append(sent, receipts)
         counts = seen.get

@@ -125,7 +125,12 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
 
 def existing(session: SparkSession, place: str | Place, schema: str) -> DataFrame | None:
     """Return a table with these columns; None if there is no such table."""
+    place = _place(place)
     try:
+        if place.is_files:
+            # Of one path that is missing, Spark logs a traceback of a hundred lines; of two, none.
+            paths = [place.where, place.where]
+            _ = session.read.schema(schema).format(place.form).load(paths).schema
         table = read(session, place, schema)
         # Spark Connect does not look for the table before it is asked something.
         _ = table.schema
@@ -206,6 +211,8 @@ def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
     """
     place = _place(place)
     create(df.sparkSession, place, df.schema)
+    if place.is_files:
+        return False  # nothing manages them
     if not place.is_table and existing(df.sparkSession, place, f"{keys[0]} string") is None:
         return False  # there is nothing to merge with, and no name for it in SQL yet
     columns = [_quoted(name) for name in df.columns]
@@ -223,6 +230,17 @@ def delete_matched(df: DataFrame, place: str | Place, condition: str) -> bool:
     :returns: False if the table cannot do that; then it is as it was.
     """
     return _merged(df, _place(place), f"ON {condition} WHEN MATCHED THEN DELETE")
+
+
+def reads_once(session: SparkSession, place: str | Place) -> bool:
+    """Return whether Spark computes rows once to append them, as to files.
+
+    For a table of another catalogue, Spark may compute them twice, to sort them by their values.
+    """
+    place = _place(place)
+    if not place.is_table:
+        return place.is_files
+    return _is_of_files(_described(session, place.where))
 
 
 def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Callable[[], None]]:
@@ -284,18 +302,26 @@ def _session_format(session: SparkSession, name: str) -> str | None:
 
 def _check_shared(session: SparkSession, name: str) -> None:
     """Check that a table of plain files in Spark's catalogue has the options of the committer."""
-    rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
-    found = {row["col_name"]: row["data_type"] or "" for row in rows}
-    form = found.get("Provider", "").lower()
-    if form not in {"hive", *_FILES}:
+    found = _described(session, name)
+    if not _is_of_files(found):
         return
-    given = found.get("Storage Properties", "")
+    form, given = found["Provider"].lower(), found.get("Storage Properties", "")
     if not all(f"{option}={value}" in given for option, value in _SHARED.items()):
         raise ValueError(
             f"the table {name} is of {form} files, and jobs that append to it at the same time "
             f"would delete each other's rows; run once: "
             f"ALTER TABLE {name} SET SERDEPROPERTIES ({_assignments(_SHARED)})"
         )
+
+
+def _described(session: SparkSession, name: str) -> dict[str, str]:
+    rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
+    return {row["col_name"]: row["data_type"] or "" for row in rows}
+
+
+def _is_of_files(described: dict[str, str]) -> bool:
+    """Return whether a table is of plain files in Spark's catalogue."""
+    return described.get("Provider", "").lower() in {"hive", *_FILES}
 
 
 def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
@@ -310,8 +336,7 @@ def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
 
 def _merged(df: DataFrame, place: Place, how: str) -> bool:
     if place.is_files:
-        # Nothing manages them; and Spark, if asked, looks into them first.
-        return False
+        return False  # Spark, if asked, looks into them first
     session = df.sparkSession
     view = f"merged_{uuid4().hex}"
     df.createOrReplaceTempView(view)

@@ -12,11 +12,14 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from py4j.clientserver import ClientServerConnection, JavaParameters, PythonParameters
+from py4j.java_gateway import GatewayProperty
 from pyspark.errors import PySparkException
 
 from dev.service import free_ports
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark.cli.failures import explained
+from kombu_binary_delay.spark.cli.shared import spark_session
 
 ROOT = Path(__file__).parents[2]
 USAGE, UNREACHABLE = 2, 4
@@ -218,6 +221,15 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             "no Spark Connect server answers at",
         ),
         (
+            (
+                "o1.insertInto.\n: org.apache.spark.SparkException: Job aborted due to stage "
+                "failure: A shuffle map stage with indeterminate output was failed and retried. "
+                "However, Spark cannot rollback the ResultStage 20 to re-process the input data"
+            ),
+            USAGE,
+            "run the command again, and spark publish with --resume",
+        ),
+        (
             "An error occurred while calling o1.x\n: java.lang.Error: all wrong\n\tat java.x",
             USAGE,
             "Spark failed: java.lang.Error: all wrong; --verbose shows more",
@@ -234,6 +246,32 @@ def test_what_a_cluster_says_is_one_sentence_too(text, code, sentence):
     assert sentence in done.output
     assert len(done.output.splitlines()) == 1
     assert done.exit_code == code
+
+
+def test_a_java_process_that_has_ended_is_not_taken_for_a_broker():
+    # What PySpark connects by.
+    to_java = JavaParameters(port=free_ports(1)[0])
+    gateway = GatewayProperty(auto_field=False, pool=None)
+    connection = ClientServerConnection(to_java, PythonParameters(), gateway, None)
+
+    @click.command()
+    def asks():
+        connection.connect_to_java_server()
+
+    done = CliRunner().invoke(explained(asks))
+    assert "the Java process of Spark has ended" in done.output
+    assert "goes on with --resume" in done.output
+    assert done.exit_code == USAGE
+
+
+def test_nor_does_pyspark_print_its_own_traceback_then(spark, capsys):
+    with click.Context(click.Command("plan")) as context:
+        spark_session(())
+    for log in filter(lambda each: isinstance(each, Path), context.meta.values()):
+        log.unlink()
+    # What its thread does, in which it reads accumulators from the Java process.
+    spark.sparkContext._accumulatorServer.handle_error(None, None)  # noqa: SLF001
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("verbose", [False, True])

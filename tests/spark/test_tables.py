@@ -237,6 +237,53 @@ def test_a_table_whose_jobs_would_hurt_each_other_is_refused_with_the_remedy(spa
     assert read(spark, "table:lake.theirs").count() == 10
 
 
+@pytest.fixture
+def logged(spark):
+    """What Spark logs meanwhile, from warnings on."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to its log
+    log, text = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
+    create = log.core.appender.WriterAppender.createAppender
+    appender = create(None, None, text, "logged", False, True)
+    appender.start()
+    root = log.LogManager.getRootLogger()
+    root.addAppender(appender)
+    spark.sparkContext.setLogLevel("WARN")
+    yield text
+    spark.sparkContext.setLogLevel("ERROR")
+    root.removeAppender(appender)
+
+
+def test_a_table_that_is_missing_is_no_traceback_in_sparks_log(spark, logged, tmp_path):
+    table = Place("parquet", f"{tmp_path}/new")
+    assert existing(spark, table, "id bigint") is None
+    append(spark.range(3), table)
+    found = existing(spark, table, "id bigint")
+    assert found is not None
+    assert found.count() == 3
+    assert "FileNotFoundException" not in logged.toString()
+
+
+@pytest.mark.parametrize(("name", "shuffled"), [("spark", 0), ("merging", 1)])
+def test_receipts_are_shuffled_only_for_tables_that_may_compute_them_twice(
+    spark, lakes, name, shuffled, vhost, monkeypatch
+):
+    plans = []
+
+    def seen(df, place):
+        plan = df._jdf.queryExecution().logical()  # noqa: SLF001 - there is no other way to it
+        plans.append(plan.toString())
+        append(df, place)
+
+    monkeypatch.setattr("kombu_binary_delay.spark.publish.append", seen)
+    row = spark.createDataFrame([("k", "t", SOON, None, None)], ROWS)
+    receipts = f"table:{lakes[name]}.shuffled"
+    assert publish(row, job_id="j", receipts=receipts, broker=vhost.url).published == 1
+    [plan] = plans
+    # An executor that is lost while they are written takes what it has shuffled with it. The
+    # messages are then sent again, with other receipts, for which Spark ends the job.
+    assert plan.partition("MapInArrow")[0].count("Repartition") == shuffled
+
+
 @pytest.mark.parametrize("name", ["spark", "merging", "derby"])
 def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
     spark, tool, lakes, name, vhost, tmp_path

@@ -140,11 +140,23 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         ),
     ),
     (
-        r"(?:OutOfMemoryError|Answer from Java side is empty|Connection reset by peer)",
+        # Messages that were sent again have other receipts than before.
+        r"cannot rollback the (?:Result|ShuffleMap)Stage",
+        USAGE,
+        (
+            "Spark lost an executor while it wrote, and could not repeat that: run the command "
+            "again, and spark publish with --resume"
+        ),
+    ),
+    (
+        (
+            r"(?:OutOfMemoryError|Answer from Java side is empty|Connection reset by peer|"
+            r"trying to connect to the Java server)"
+        ),
         USAGE,
         (
             "the Java process of Spark has ended, as for want of memory: give it more with --conf "
-            "spark.driver.memory=4g"
+            "spark.driver.memory=4g; spark publish goes on with --resume"
         ),
     ),
 )
@@ -216,7 +228,9 @@ def keep_log(path: Path) -> None:
 def _in_words(exc: Exception) -> tuple[str, int, bool]:
     """Return the sentence, the exit code, and whether the error is a known one."""
     text, code, known = str(exc), USAGE, True
-    if type(exc).__module__.startswith(("pyspark", "py4j", "grpc")):
+    if isinstance(exc, OSError) and _is_of_java(exc):
+        text, code, known = _of_spark("Answer from Java side is empty")
+    elif type(exc).__module__.startswith(("pyspark", "py4j", "grpc")):
         text, code, known = _of_spark(text)
     elif isinstance(exc, ModuleNotFoundError):
         text = (
@@ -232,6 +246,12 @@ def _in_words(exc: Exception) -> tuple[str, int, bool]:
     elif not isinstance(exc, (ValueError, RuntimeError)):
         text, known = f"{type(exc).__name__}: {text}", False
     return text, code, known
+
+
+def _is_of_java(exc: Exception) -> bool:
+    """Return whether it is the connection to the Java process that failed, and not the broker's."""
+    frames = (frame for frame, _ in traceback.walk_tb(exc.__traceback__))
+    return any(str(each.f_globals.get("__name__")).startswith("py4j.") for each in frames)
 
 
 def _of_spark(text: str) -> tuple[str, int, bool]:

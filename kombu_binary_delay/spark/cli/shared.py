@@ -18,6 +18,7 @@ from urllib.request import url2pathname
 import click
 
 from .before import quiet
+from .failures import is_verbose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +102,8 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
     """Return the session, with settings of the form ``KEY=VALUE``."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
 
+    from kombu_binary_delay.spark.classic import hush  # noqa: PLC0415 - needs PySpark
+
     builder = SparkSession.builder.appName("kombu-binary-delay")
     for each in conf:
         name, _, value = each.partition("=")
@@ -109,6 +112,8 @@ def spark_session(conf: tuple[str, ...]) -> SparkSession:
         error_console().print("starting Spark", style="dim")
     with quiet(conf):
         session: SparkSession = builder.getOrCreate()
+    if not is_verbose():
+        hush(session)
     return session
 
 
