@@ -258,28 +258,52 @@ def _missing(result: Row) -> float | None:
     return sum(counts) if counts else None
 
 
-def _bars(found: dict[str, Any]) -> str:
-    titles = {name: TITLES.get(name, name) for name in found}
-    bottom = 8 + 24 * len(found)
-    drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles.values())]
-    for left, key, title, log in (
-        (260, "cpu_us", "broker CPU, µs a message", False),
-        (540, "p99", "p99 lateness, ms (logarithmic)", True),
-    ):
-        values = [row[key] for row in found.values()]
+class Panel(NamedTuple):
+    """A figure of each row of a bar chart.
+
+    :param values: for each row its ``median``, and ``least`` and ``most`` where it has a spread.
+    """
+
+    title: str
+    values: list[dict[str, float]]
+    log: bool = False
+
+
+def bars(titles: list[str], *panels: Panel) -> str:
+    """Draw bars: a row for each title, those that begin with "ours" in our color."""
+    bottom = 8 + 24 * len(titles)
+    drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles)]
+    wide = (540 - 40 * (len(panels) - 1)) / len(panels)
+    for place, panel in enumerate(panels):
+        left = 260 + place * (wide + 40)
+        spreads = [(each.get("least", each["median"]), each) for each in panel.values]
         # A lateness of nothing has no place on a logarithmic axis.
-        low = max(min(each["least"] for each in values), 0.1) if log else 0
-        x = Axis(low, max(each["most"] for each in values), left, left + 240, log=log)
-        drawn += _grid_and_title(x, title, bottom)
-        for row, (name, value) in enumerate(zip(titles.values(), values, strict=True)):
-            top, end = 11 + 24 * row, x.at(value["median"])
-            kind = OURS if name.startswith("ours") else THEIRS
+        low = max(min(least for least, _ in spreads), 0.1) if panel.log else 0
+        high = max(each.get("most", each["median"]) for each in panel.values)
+        x = Axis(low, high, left, left + wide - 20, log=panel.log)
+        drawn += _grid_and_title(x, panel.title, bottom)
+        for row, (title, (least, value)) in enumerate(zip(titles, spreads, strict=True)):
+            top, end = 11 + 24 * row, x.at(max(value["median"], low))
+            kind = OURS if title.startswith("ours") else THEIRS
             drawn.append(
-                f'<rect x="{left}" y="{top}" width="{end - left:.1f}" height="18" class="{kind}"/>'
-                f'<path class="spread" d="M{x.at(value["least"]):.1f} {top + 9}'
-                f'H{x.at(value["most"]):.1f}"/>'
+                f'<rect x="{left:.1f}" y="{top}" width="{end - left:.1f}" height="18" '
+                f'class="{kind}"/>'
             )
+            if "most" in value:
+                drawn.append(
+                    f'<path class="spread" d="M{x.at(least):.1f} {top + 9}'
+                    f'H{x.at(value["most"]):.1f}"/>'
+                )
     return _chart(drawn, 800, bottom + 40)
+
+
+def _bars(found: dict[str, Any]) -> str:
+    rows = found.values()
+    return bars(
+        [TITLES.get(name, name) for name in found],
+        Panel("broker CPU, µs a message", [row["cpu_us"] for row in rows]),
+        Panel("p99 lateness, ms (logarithmic)", [row["p99"] for row in rows], log=True),
+    )
 
 
 def _lines(found: dict[str, Any]) -> str:

@@ -262,13 +262,15 @@ class BareByMessage(Variant):
 def peers(queue_type: str) -> dict[str, Variant]:
     """Return all that are compared, by their names in the results."""
     ours = Topology(queue_type=queue_type)
+    two_bits = Topology(Ladder.uniform(4), queue_type=queue_type)
     binary = Topology(Ladder.binary(), queue_type=queue_type)
     skip = Topology(queue_type=queue_type, layout="skip")
     return {
         "floor": Floor(),
-        "ours": OnLadder("ours: radix 4, the default", ours),
-        "binary": OnLadder("ours: binary", binary),
-        "skip": OnLadder("ours: radix 4, skip", skip),
+        "ours": OnLadder("ours: the default", ours),
+        "two-bits": OnLadder("ours: two bits a level", two_bits),
+        "binary": OnLadder("ours: one bit a level", binary),
+        "skip": OnLadder("ours: skip", skip),
         "own-queues": OwnQueues("ours: queue per delay", ours),
         "from-top": OnLadder("binary, entered at the top", binary, from_top=True),
         "celery-native": CeleryNative("Celery's native delivery", queue_type),
@@ -280,9 +282,10 @@ def peers(queue_type: str) -> dict[str, Variant]:
 def shortened(longest: int) -> dict[str, Variant]:
     """Return ladders that wait no longer than ``longest`` milliseconds a queue."""
     return {
-        "ours": OnLadder("ours: radix 4, the default", Topology(), longest=longest),
-        "binary": OnLadder("ours: binary", Topology(Ladder.binary()), longest=longest),
-        "skip": OnLadder("ours: radix 4, skip", Topology(layout="skip"), longest=longest),
+        "ours": OnLadder("ours: the default", Topology(), longest=longest),
+        "two-bits": OnLadder("", Topology(Ladder.uniform(4)), longest=longest),
+        "binary": OnLadder("ours: one bit a level", Topology(Ladder.binary()), longest=longest),
+        "skip": OnLadder("ours: skip", Topology(layout="skip"), longest=longest),
         "celery-native": OnLadder("Celery's native delivery", CELERY, longest=longest),
         "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS, longest=longest),
     }

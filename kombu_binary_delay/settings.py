@@ -54,9 +54,9 @@ class Settings:
     :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. By
         default, enough levels for ``2**31`` ticks (8.5 years with the default tick), or as many as
         RabbitMQ's longest TTL allows.
-    :param radix: the number of values of the bits that a level reads: 4 is two bits a level; 2 is
-        one bit a level, with twice as many levels and one queue instead of three in each. A list
-        sets the radix of each level, highest first.
+    :param radix: the number of values of the bits that a level reads: 8 is three bits a level; 2
+        is one bit a level, with three times as many levels and one queue instead of seven in each.
+        A list sets the radix of each level, highest first.
     :param layout: ``"chain"`` or ``"skip"``. ``"chain"`` leads from each level to the next;
         ``"skip"`` leads straight to the next level where a message waits: fewer exchanges to pass,
         more bindings.

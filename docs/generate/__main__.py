@@ -21,6 +21,7 @@ from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
 from .conformance import conformance
 from .faults import amended, bad_destinations, faults
+from .glance import charts as at_a_glance
 from .ladder import an_hour, in_short, ten_seconds
 from .pages import Maker, fill
 from .pipeline import pipeline_table
@@ -56,6 +57,7 @@ def generated() -> dict[Path, str]:
         for page in pages()
     }
     texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
+    texts |= {FOLDER / name: text for name, text in at_a_glance().items()}
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()

@@ -33,9 +33,9 @@ def figure(result: str, row: str, name: str, of: str = "median") -> float:
 
 #: The ladders that are compared, by the row of the results.
 LADDERS = {
-    "ours": ("two bits a level", Ladder.uniform()),
+    "ours": ("two bits a level", Ladder.uniform(4)),
     "binary": ("one bit a level", Ladder.binary()),
-    "skip": ("two bits, skip", Ladder.uniform()),
+    "skip": ("two bits, skip", Ladder.uniform(4)),
 }
 
 

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
 HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
 #: The table's words for each outcome.
 SIGNS = {HELD: "yes", NOT_APPLICABLE: "does not apply"}
-DEFAULT_LADDER = "radix 4"
+DEFAULT_LADDER = "default"
 WALK = "walk"
 
 Run = dict[str, Any]

@@ -27,7 +27,7 @@ _BOX, _GAP, _TOP, _TALL = 114, 40, 62, 54
 
 def ten_seconds() -> str:
     """Return the figure of ten seconds on a ladder of four levels, with all its parts."""
-    return svg(Topology(Ladder.uniform(levels=4)), DELAY, QUEUE) + "\n"
+    return svg(Topology(Ladder.uniform(4, 4)), DELAY, QUEUE) + "\n"
 
 
 def an_hour() -> str:
@@ -37,7 +37,7 @@ def an_hour() -> str:
 
 def in_short() -> str:
     """Return the figure of the same delay with only the queues in which the message waits."""
-    topology = Topology(Ladder.uniform(levels=4))
+    topology = Topology(Ladder.uniform(levels=3))
     ladder = topology.ladder
     waits = [
         int(digit, 2) * weight

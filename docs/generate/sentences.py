@@ -24,6 +24,7 @@ _WORDS = (
 README = "README.md"
 INDEX = "docs/index.md"
 PERFORMANCE = "docs/explanation/performance.md"
+GLANCE = "docs/explanation/at-a-glance.md"
 
 
 #: The scenarios in which something is killed, stopped, frozen or cut; the ladder is whole.
@@ -32,6 +33,8 @@ _KILLED = (
     *("cluster of three", "connection cut"),
 )
 _LEDGER = ("lost", "early", "confirmed")
+#: One publish of ours beside one of a peer, on two releases.
+_PAIRS = ("pairs", "pairs-on-4.3")
 
 
 class Sentence(NamedTuple):
@@ -57,6 +60,7 @@ def sentences() -> list[Sentence]:
         *_spark(),
         _tick(),
         *_amendments(),
+        *_glance(),
     ]
 
 
@@ -96,7 +100,7 @@ def _performance() -> list[Sentence]:
     empty = figure("waiting", "0", "memory")
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
     other = [to_default(each, "binary", "cpu_us") for each in ("burst", "hour")]
-    radix_8 = type(LADDERS["ours"][1]).uniform(8)
+    radix_8 = Ladder.uniform(8)
     return [
         _said(
             "The native ladder takes {} times the broker's CPU of a message without delay",
@@ -188,7 +192,7 @@ def _on_paper() -> list[Sentence]:
 
 def _publishing() -> list[Sentence]:
     def both(row: str, name: str) -> list[float]:
-        return [figure(result, row, name, "ratio") for result in ("pairs", "pairs-on-4.3")]
+        return [figure(result, row, name, "ratio") for result in _PAIRS]
 
     batch, delayed = both("batch", "rate"), both("batch-delayed", "rate")
     native = sorted(both("celery-delayed", "cpu_us"))
@@ -230,6 +234,36 @@ def _spark() -> list[Sentence]:
     return [
         Sentence(PERFORMANCE, text, figures),
         Sentence(PERFORMANCE, "publishing takes {} core-hours of executors and broker", publishing),
+    ]
+
+
+def _glance() -> list[Sentence]:
+    late = [figure("burst", row, "p99") for row in ("ours", "celery-native")]
+    pairs = [figure(each, "celery-delayed", "cpu_us", "ratio") for each in _PAIRS]
+    batch, one = (
+        figure("publishing", row, "cpu_us") for row in ("batch-delayed", "celery-ours-delayed")
+    )
+    return [
+        Sentence(GLANCE, text, tuple(figures))
+        for text, *figures in (
+            (
+                "**{} of what Celery's native delivery costs**",
+                _share(figure("burst", "ours", "cpu_us", "ratio")).capitalize(),
+            ),
+            (
+                "**99 of 100 come within {} ms** in the same burst, and within {} s by",
+                f"{late[0]:.0f}",
+                f"{late[1] / 1000:.0f}",
+            ),
+            ("**{} a second** on two cores", f"{figure('sustained', 'ours', 'rate'):,.0f}"),
+            (
+                "**{} KB of the broker's memory each**",
+                f"{figure('waiting', '1000000', 'memory_per_message') / 1000:.1f}",
+            ),
+            ("takes [{} KB for each]", f"{figure('worker', 'celery', 'per_task') / 1000:.0f}"),
+            ("**{} times a publish by", f"{sum(pairs) / 2:.2f}"),
+            ("(../how-to/publish-many.md), {} of that.", _share(batch / one)),
+        )
     ]
 
 

@@ -32,9 +32,9 @@ MAX_DIGITS = 78
 
 #: The longest delay of the default ladder, in ticks: 8.5 years in steps of 125 ms.
 REACH = 2**31
-#: Two bits a level: half as many levels as with one bit, so fewer waits, and more queues in
-#: parallel for bursts.
-RADIX = 4
+#: Three bits a level: a third as many levels as with one bit, so fewer waits, and more queues in
+#: parallel for bursts. A fourth bit would need 112 queues for the default reach.
+RADIX = 8
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 
@@ -82,7 +82,7 @@ class Ladder:
     def uniform(cls, radix: int = RADIX, levels: int | None = None, tick: int = 125) -> Ladder:
         """Return a ladder whose levels all have the same radix.
 
-        :param radix: the number of digits of a level: 4 if it reads two bits. A level has a queue
+        :param radix: the number of digits of a level: 8 if it reads three bits. A level has a queue
             for each digit except zero: ``radix - 1`` queues.
         :param levels: the number of levels, N. By default, enough for ``2**31`` ticks, or as many
             as RabbitMQ's longest TTL allows; the highest level can then have a lower radix.

@@ -7,7 +7,7 @@ neither declare such a ladder nor publish to it. Operators can move its messages
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from kombu_binary_delay.errors import LadderError
 
@@ -53,7 +53,7 @@ def _is_decimal(digit: str) -> bool:
 class TopologyV1(Topology):
     """A ladder of the form ``v1`` as declared on a broker."""
 
-    ladder: Ladder = field(default_factory=LadderV1.uniform)
+    ladder: Ladder = field(default_factory=partial(LadderV1.uniform, 4))
 
     version = "v1"
     numerals = LadderV1

@@ -67,7 +67,7 @@ def folders(session: SparkSession) -> Folders | None:
 
 
 def hush(session: SparkSession) -> None:
-    """Let PySpark print no traceback of its own when the Java process dies."""
+    """Keep PySpark from printing a traceback of its own when the Java process dies."""
     try:
         server: Any = session.sparkContext._accumulatorServer  # noqa: SLF001 - it has no other name
     except Exception:  # noqa: BLE001 - as above

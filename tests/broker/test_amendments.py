@@ -175,7 +175,7 @@ def test_who_may_write_to_the_ladder_alone_cannot_cancel(
     forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
     name = parts.stream_name("kbd", parts.IDS)
     append(publisher, forged, "", name)
-    address = topology.address(("01",), Destination("", name))
+    address = topology.address(topology.ladder.digits(1), Destination("", name))
     append(publisher, forged, topology.level_name(0), address)
     wait_until(lambda: records_in_stream(publisher) == 3)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]

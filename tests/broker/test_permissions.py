@@ -260,14 +260,14 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
         if name:
             with pytest.raises(TopologyError, match=r"access.* refused.*permission") as refusal:
                 # Two levels, so that one leads to the other.
-                publish(connection, "never", delay=625)
+                publish(connection, "never", delay=1125)
             assert "configure, write and read on names that begin with 'kbd.'" in str(
                 refusal.value
             ), f"without {kind} on {name}"
             on_the_way = name in PER_QUEUE.write
             assert ("write on the queue 'mail'" in str(refusal.value)) == on_the_way
         else:
-            publish(connection, "works", delay=625)
+            publish(connection, "works", delay=1125)
         connection.release()
 
     assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]

@@ -14,7 +14,7 @@ Steps = Callable[..., None]
 
 #: The ladders to try, the default first: the settings of each, by a name that a reader knows.
 LADDERS: dict[str, dict[str, Any]] = {
-    "radix 4": {},
+    "default": {},
     "binary": {"radix": 2},
     "skip": {"layout": "skip"},
     "queue per delay": {"queue_per_delay": True},

@@ -22,8 +22,8 @@ def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
 @pytest.mark.parametrize(
     ("ladder", "delay", "digits"),
     [
-        # 80 ticks, two bits a level.
-        (Ladder.uniform(), 10_000, "01 01 00 00"),
+        # 80 ticks, three bits a level.
+        (Ladder.uniform(), 10_000, "001 010 000"),
         # Ten seconds on four levels of one second: eight, then two.
         (Ladder.binary(4, 1000), 10_000, "1 0 1 0"),
         # Radix 4 with a smallest delay of two seconds: 255 s round up to 2 * 128 s.
@@ -87,6 +87,7 @@ def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
     [
         (2, 125, "125ms-2x31"),
         (4, 125, "125ms-2x1-4x15"),
+        (8, 125, "125ms-2x1-8x10"),
         (10, 125, "125ms-3x1-10x9"),
         (2, 1, "1ms-2x31"),
         # A level more would wait longer than RabbitMQ lets a message wait.

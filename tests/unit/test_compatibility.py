@@ -69,7 +69,7 @@ def test_the_page_has_a_row_for_every_case_and_every_rabbitmq(runs):
 
 
 def record(held=(), failed=(), *, rabbitmq="4.3.6", queue_type="quorum", on="broker"):
-    result = {"on": on, "ladder": "radix 4", "queue_type": queue_type}
+    result = {"on": on, "ladder": "default", "queue_type": queue_type}
     results = [{**result, "held": list(held), "failed": list(failed)}]
     return {
         "rabbitmq": rabbitmq,
@@ -97,7 +97,7 @@ def test_of_a_ladder_the_table_says_where_it_was_tried():
     runs = [record(held=["a"], rabbitmq="3.8.9"), record(held=["a"]), record(held=["a"])]
 
     assert conformance.cases_table(runs, ladders=True) == [
-        ["What holds", "Radix 4"],
+        ["What holds", "Default"],
         ["a", "3.8, 4.3"],
     ]
 

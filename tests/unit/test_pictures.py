@@ -22,7 +22,7 @@ from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 GOLDEN = Path(__file__).parent / "pictures"
 HOUR = 3_600_000
 LONG = "company.reminders.europe-west.high-priority"
-SHORT, DEFAULT = Topology(Ladder.uniform(levels=4)), Topology()
+SHORT, DEFAULT = Topology(Ladder.uniform(4, 4)), Topology()
 #: Each has a picture in ``pictures``, which shows the look of one kind of figure.
 PICTURES = {
     "whole": (SHORT, 10_000, "mail"),

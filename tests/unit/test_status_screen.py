@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kombu_binary_delay import Topology
+from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
     AmendmentsStatus,
     LadderStatus,
@@ -31,7 +31,7 @@ def waiting(topology=TOPOLOGY, count=1234):
 
 
 LADDER = LadderStatus(TOPOLOGY.prefix, current=True, queues=waiting(), rate_in=12.5, rate_out=3.25)
-TROUBLES = tuple(f"kbd.v2-125ms-2x1-4x15.level-{i:02}.01: {'it is stuck ' * 9}" for i in range(15))
+TROUBLES = tuple(f"kbd.v2-125ms-2x1-8x10.level-{i:02}.001: {'it is stuck ' * 9}" for i in range(15))
 STATUS = Status(
     1.0,
     "4.3.6",
@@ -73,9 +73,9 @@ def test_no_line_is_longer_than_the_terminal_and_no_figure_is_cut(terminal, coun
     assert "…" not in "".join(shown)
     if count:
         header = next(line.split() for line in shown if line.startswith("level"))
-        assert header == ["level", "wait", ".01", ".10", ".11", "waiting", "left", "after"]
+        assert header == ["level", "wait", "waiting", "left", "after"]
         first = next(line.split() for line in shown if line.startswith("00"))
-        assert first[:6] == ["00", "125ms", *[f"{count:,}"] * 3, f"{3 * count:,}"]
+        assert first[:3] == ["00", "125ms", f"{7 * count:,}"]
 
 
 @pytest.mark.parametrize("troubles", [1, 15])
@@ -99,9 +99,22 @@ def test_when_all_is_seen_trouble_comes_last(terminal):
     assert shown[-2].startswith("! ") or shown[-1].startswith("! ")
 
 
-@pytest.mark.parametrize("form", ["radix 2", "radix 8", "direct"])
+@pytest.mark.parametrize("count", [1, 1234, 9_876_543])
+def test_where_a_level_has_three_queues_each_has_a_column(terminal, count):
+    ladder = replace(LADDER, queues=waiting(Topology(Ladder.uniform(4)), count))
+
+    shown = lines(terminal, status_screen.status(replace(STATUS, ladders=(ladder,))))
+
+    assert max(map(len, shown)) <= terminal.width
+    header = next(line.split() for line in shown if line.startswith("level"))
+    assert header == ["level", "wait", ".01", ".10", ".11", "waiting", "left", "after"]
+    first = next(line.split() for line in shown if line.startswith("00"))
+    assert first[:6] == ["00", "125ms", *[f"{count:,}"] * 3, f"{3 * count:,}"]
+
+
+@pytest.mark.parametrize("form", ["radix 2", "radix 16", "direct"])
 def test_ladders_of_another_form_are_shown_in_numbers(terminal, form):
-    topology = Topology(TOPOLOGY.ladder.uniform({"radix 2": 2, "radix 8": 8}.get(form, 4)))
+    topology = Topology(Ladder.uniform({"radix 2": 2, "radix 16": 16}.get(form, 4)))
     queues = waiting(topology, 5)
     if form == "direct":
         queues += tuple(Waiting(f"d{i}", i, i, 7 + i, 0) for i in range(1, 9))

@@ -1,0 +1,88 @@
+"""Purpose: the charts of docs/explanation/at-a-glance.md, one for each of its questions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from benchmarks import report
+
+from .benchmarks import RESULTS
+
+_OURS, _NATIVE, _NSB = "ours", "Celery's native delivery", "a ladder of NServiceBus"
+_PEERS = {
+    "ours": _OURS,
+    "celery-native": _NATIVE,
+    "nservicebus": _NSB,
+    "symfony": "a queue per delay",
+}
+
+
+class _Question(NamedTuple):
+    """What a chart shows: a figure of some rows of a result.
+
+    unit: what the figure is divided by, for the axis.
+    """
+
+    result: str
+    figure: str
+    rows: dict[str, str]
+    axis: str
+    log: bool = False
+    unit: float = 1
+
+
+_QUESTIONS = {
+    "cost": _Question(
+        "burst", "cpu_us", {"floor": "no delay", **_PEERS}, "broker CPU, µs a message"
+    ),
+    "lateness": _Question("burst", "p99", _PEERS, "p99 lateness, ms (logarithmic)", log=True),
+    "rate": _Question(
+        "sustained",
+        "rate",
+        {name: _PEERS[name] for name in ("ours", "celery-native", "nservicebus")},
+        "messages a second, on two cores",
+    ),
+    "waiting": _Question(
+        "waiting",
+        "memory",
+        {
+            "0": "ours, nothing waits",
+            "10000": "ours, 10,000 wait",
+            "100000": "ours, 100,000 wait",
+            "1000000": "ours, a million wait",
+        },
+        "the broker's memory, MB",
+        unit=1e6,
+    ),
+    "program": _Question(
+        "publishing",
+        "cpu_us",
+        {
+            "celery": "Celery on Kombu's own transport",
+            "celery-ours": "ours, Celery",
+            "celery-native": "Celery's native delivery, delayed",
+            "celery-ours-delayed": "ours, Celery, delayed",
+            "batch-delayed": "ours, a batch, delayed",
+        },
+        "the publisher's CPU, µs a message",
+    ),
+}
+
+
+def charts() -> dict[str, str]:
+    """Draw the charts, and return the text of each file by its name."""
+    return {f"at-a-glance-{name}.svg": _drawn(each) for name, each in _QUESTIONS.items()}
+
+
+def _drawn(question: _Question) -> str:
+    found = RESULTS[question.result]["found"]
+    values = [_spread(found[row][question.figure], question.unit) for row in question.rows]
+    return report.bars(
+        [*question.rows.values()], report.Panel(question.axis, values, question.log)
+    )
+
+
+def _spread(figure: Any, unit: float) -> dict[str, float]:
+    figures = figure if isinstance(figure, dict) else {"median": figure}
+    of = ("median", "least", "most")
+    return {name: each / unit for name, each in figures.items() if name in of}
