@@ -182,6 +182,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = subprocess.run(git, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    """Return the commit that is measured; results that this run has written do not change it."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+
+    def said(*words: str) -> str:
+        found = subprocess.run([*git, *words], capture_output=True, text=True, check=False)
+        return found.stdout.strip()
+
+    changed = said("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
+    return said("describe", "--always") + ("-dirty" if changed else "")

@@ -272,14 +272,14 @@ def climb(look: Callable[[float], Row], rate: float, step: float) -> Row:
 
 
 def lanes(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Send a burst to a cluster of three nodes, on one ladder and on several side by side."""
-    del broker
+    """Send a burst to one node, and to a cluster of three on one ladder and on several."""
     delays = seconds(scale.pick(10_000, 100), 1, scale.pick(12, 1))
-    ways = {"1 lane": Lanes(1), "2 lanes": Lanes(2), "4 lanes": Lanes(4)}
+    ways = {"one node": Lanes(1), "1 lane": Lanes(1), "2 lanes": Lanes(2), "4 lanes": Lanes(4)}
     with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
 
         def measure(name: str) -> Row:
-            return journey(cluster.nodes, ways[name], delays, None, scale.idle)
+            nodes = [broker] if name == "one node" else cluster.nodes
+            return journey(nodes, ways[name], delays, None, scale.idle)
 
         return summary(in_turns(list(ways), scale.turns, measure, "lanes"), "1 lane")
 
