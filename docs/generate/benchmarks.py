@@ -33,9 +33,10 @@ def figure(result: str, row: str, name: str, of: str = "median") -> float:
 
 #: The ladders that are compared, by the row of the results.
 LADDERS = {
-    "ours": ("two bits a level", Ladder.uniform(4)),
+    "ours": ("three bits a level", Ladder.uniform()),
+    "two-bits": ("two bits a level", Ladder.uniform(4)),
     "binary": ("one bit a level", Ladder.binary()),
-    "skip": ("two bits, skip", Ladder.uniform(4)),
+    "skip": ("three bits, skip", Ladder.uniform()),
 }
 
 

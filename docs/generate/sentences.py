@@ -99,20 +99,24 @@ def _performance() -> list[Sentence]:
 
     empty = figure("waiting", "0", "memory")
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
-    other = [to_default(each, "binary", "cpu_us") for each in ("burst", "hour")]
-    radix_8 = Ladder.uniform(8)
+    costs = {
+        name: [to_default(each, name, "cpu_us") for each in ("burst", "hour")]
+        for name in ("binary", "two-bits")
+    }
     return [
         _said(
             "The native ladder takes {} times the broker's CPU of a message without delay",
             [_word(figure("easy", "celery-native", "cpu_us", "ratio"))],
         ),
         _said(
-            "It costs {} to {} times the broker's CPU", [f"{min(other):.2f}", f"{max(other):.2f}"]
+            "It costs {} to {} times the broker's CPU",
+            [f"{min(costs['binary']):.2f}", f"{max(costs['binary']):.2f}"],
         ),
         _said(
-            "Three have fewer waits still, {} in an hour, and more queues, {},",
-            [f"{waits(radix_8, 3600):.1f}", str(queues(radix_8))],
+            "Two bits cost {} to {} times",
+            [f"{min(costs['two-bits']):.2f}", f"{max(costs['two-bits']):.2f}"],
         ),
+        _said("but four bits have {} queues", [str(queues(Ladder.uniform(16)))]),
         _said(
             "A message with one wait costs the broker {} times what one without a delay does, one "
             "with two waits {} times. A further wait costs {} times a bare dead-letter: {} µs, "
@@ -154,7 +158,7 @@ def _on_paper() -> list[Sentence]:
     """Return the sentences that extrapolate to a hundred thousand messages per second."""
     hour = figure("hour", "ours", "cpu_us") / 1000  # ms
     lane = figure("lanes", "1 lane", "cpu_us") / 1000
-    replicated = lane / figure("burst", "ours", "cpu_us") * 1000
+    replicated = figure("lanes", "1 lane", "cpu_us") / figure("lanes", "one node", "cpu_us")
     cores = 100 * hour * replicated
     runs = ("10000", "100000", "1000000")
     rates = [
