@@ -77,9 +77,7 @@ def charts() -> dict[str, str]:
 def _drawn(question: _Question) -> str:
     found = RESULTS[question.result]["found"]
     values = [_spread(found[row][question.figure], question.unit) for row in question.rows]
-    return report.bars(
-        [*question.rows.values()], report.Panel(question.axis, values, question.log)
-    )
+    return report.bars([*question.rows.values()], report.Panel(question.axis, values, question.log))
 
 
 def _spread(figure: Any, unit: float) -> dict[str, float]:

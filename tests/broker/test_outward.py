@@ -318,7 +318,9 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
     producer = Producer(channel)
     with connection.Consumer([Queue("q")], channel=channel):
         producer.publish("1", routing_key="q", headers={"x-delay": 60_000})
-        connect("amqp").default_channel.exchange_delete(topology.entry_exchange(topology.ladder.digits(1)))
+        connect("amqp").default_channel.exchange_delete(
+            topology.entry_exchange(topology.ladder.digits(1))
+        )
 
         with pytest.raises(connection.channel_errors, match="no exchange"):
             producer.publish("2", routing_key="q", headers={"x-delay": 1})
@@ -353,7 +355,9 @@ def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again
     producer = Producer(connection.default_channel)
     producer.publish("1", routing_key="q", headers={"x-delay": 1})
     collect(connection, [queue], 1)
-    connect("amqp").default_channel.exchange_delete(topology.entry_exchange(topology.ladder.digits(1)))
+    connect("amqp").default_channel.exchange_delete(
+        topology.entry_exchange(topology.ladder.digits(1))
+    )
 
     producer.publish("into the void", routing_key="q", headers={"x-delay": 1})
     with pytest.raises(connection.channel_errors, match="no exchange"):
@@ -367,7 +371,9 @@ def test_a_level_that_stands_with_other_arguments_is_named_and_the_users_channel
     connect, vhost, topology
 ):
     plain = connect("amqp").default_channel
-    plain.queue_declare(topology.entry_exchange(topology.ladder.digits(1)), durable=True, auto_delete=False)
+    plain.queue_declare(
+        topology.entry_exchange(topology.ladder.digits(1)), durable=True, auto_delete=False
+    )
     connection = connect()
     Queue("q", channel=connection.default_channel).declare()
     producer = Producer(connection.default_channel)
