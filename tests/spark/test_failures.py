@@ -126,7 +126,7 @@ def place(spark, tmp_path_factory):
             "{tmp}/text.parquet cannot be read as Parquet:",
         ),
         ("plan {tmp}/empty", {}, USAGE, "no files of the format Parquet at {tmp}/empty: name the"),
-        ("plan {tmp}/rows --output /proc/none", {}, USAGE, "Spark cannot write /proc/none: name a"),
+        ("plan {tmp}/rows --output /proc/none", {}, USAGE, "Spark cannot write /proc/none-staged-"),
         (
             f"publish {{tmp}}/rows {JOB} -b {{vhost}} --key customer",
             {},

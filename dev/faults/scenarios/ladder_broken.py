@@ -20,8 +20,8 @@ from dev.faults.programs import TRANSPORT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SECOND = 1  # the level of 0.5 to 1.5 s
-HIGHEST = 3  # the level of 8 s and more: delays are shorter than 16 s
+SECOND = 1  # the level of 1 to 7 s
+HIGHEST = 2  # the level of 8 s and more: delays are shorter than 16 s
 
 
 def delete(env: Environment, exchanges: Iterable[str]) -> None:
