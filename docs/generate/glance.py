@@ -8,13 +8,7 @@ from benchmarks import report
 
 from .benchmarks import RESULTS
 
-_OURS, _NATIVE, _NSB = "ours", "Celery's native delivery", "a ladder of NServiceBus"
-_PEERS = {
-    "ours": _OURS,
-    "celery-native": _NATIVE,
-    "nservicebus": _NSB,
-    "symfony": "a queue per delay",
-}
+_PEERS = ("ours", "celery-native", "nservicebus", "symfony")
 
 
 class _Question(NamedTuple):
@@ -31,15 +25,19 @@ class _Question(NamedTuple):
     unit: float = 1
 
 
+def _titles(*rows: str) -> dict[str, str]:
+    return {row: report.TITLES[row] for row in rows}
+
+
 _QUESTIONS = {
-    "cost": _Question(
-        "burst", "cpu_us", {"floor": "no delay", **_PEERS}, "broker CPU, µs a message"
+    "cost": _Question("burst", "cpu_us", _titles("floor", *_PEERS), "broker CPU, µs a message"),
+    "lateness": _Question(
+        "burst", "p99", _titles(*_PEERS), "p99 lateness, ms (logarithmic)", log=True
     ),
-    "lateness": _Question("burst", "p99", _PEERS, "p99 lateness, ms (logarithmic)", log=True),
     "rate": _Question(
         "sustained",
         "rate",
-        {name: _PEERS[name] for name in ("ours", "celery-native", "nservicebus")},
+        _titles("ours", "celery-native", "nservicebus"),
         "messages a second, on two cores",
     ),
     "waiting": _Question(

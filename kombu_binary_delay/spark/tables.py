@@ -211,9 +211,8 @@ def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
     """
     place = _place(place)
     create(df.sparkSession, place, df.schema)
-    if place.is_files:
-        return False  # nothing manages them
-    if not place.is_table and existing(df.sparkSession, place, f"{keys[0]} string") is None:
+    is_folder = not (place.is_files or place.is_table)
+    if is_folder and existing(df.sparkSession, place, f"{keys[0]} string") is None:
         return False  # there is nothing to merge with, and no name for it in SQL yet
     columns = [_quoted(name) for name in df.columns]
     same = " AND ".join(f"t.{name} <=> s.{name}" for name in map(_quoted, keys))
