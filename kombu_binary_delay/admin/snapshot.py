@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from kombu_binary_delay.model.parts import Binding
+from kombu_binary_delay.model.topology import WORKER_HOLDS
 
 from .management import Management
 
 _MINUTE = "?msg_rates_age=60&msg_rates_incr=5&lengths_age=60&lengths_incr=5"
+#: The samples of a minute that show whether messages leave: one each 5 s, of which the last may be
+#: of the time before. A herd that is released is due at once too, but is less in each.
+_LOOKED_AT = 4
 _UP = ("running", "idle", "flow", None)
 
 Row = Mapping[str, Any]
@@ -56,6 +61,23 @@ def delivery_limit(row: Row) -> int | None:
 def leaving(row: Row) -> int:
     """Return the number of expired messages that a queue's dead-letter worker has."""
     return int(row.get("messages_dlx") or 0)
+
+
+def is_held_up(row: Row) -> bool:
+    """Return whether a queue's dead-letter worker is full and has passed nothing on for 15 s.
+
+    Without samples, return whether it is full.
+    """
+    if leaving(row) < WORKER_HOLDS:
+        return False
+    series = [
+        [each["sample"] for each in (row.get(f"{name}_details") or {}).get("samples") or ()]
+        for name in ("messages", "messages_ready", "messages_unacknowledged")
+    ]
+    # The latest is first.
+    held = [total - ready - unacked for total, ready, unacked in zip(*series, strict=False)]
+    looked_at = held[:_LOOKED_AT]
+    return all(before >= WORKER_HOLDS and now >= before for now, before in pairwise(looked_at))
 
 
 def unseen(row: Row) -> int:

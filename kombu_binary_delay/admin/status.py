@@ -12,13 +12,13 @@ from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
-from kombu_binary_delay.model.topology import QUEUE_TYPES, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import QUEUE_TYPES, Topology
 from kombu_binary_delay.model.v1 import TopologyV1
 
 from .management import Management
 from .probe import ready
 from .reading import Source, sources
-from .snapshot import Row, Snapshot, arguments, is_up, leaving
+from .snapshot import Row, Snapshot, arguments, is_held_up, is_up, leaving
 from .trouble import Expected, alarms, missing
 
 
@@ -139,7 +139,7 @@ def status(
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif kind == "relay":
             relays[name] = counted.get(name, 0) + leaving(snapshot.queues[name])
-            if leaving(snapshot.queues[name]) >= WORKER_HOLDS:
+            if is_held_up(snapshot.queues[name]):
                 troubles.append(
                     f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
                     f"what it leads to, which is full or does not confirm; no others are held up"
@@ -257,7 +257,7 @@ def _trouble(row: Row, held: int) -> str | None:
         )
     if row.get("consumers"):
         return f"{row['consumers']} consumers take messages from it before they are due"
-    if held >= WORKER_HOLDS:
+    if is_held_up(row):
         return (
             f"{held} messages are due and not taken: what they lead to is gone, full, or does not "
             f"confirm, and holds up all behind them"

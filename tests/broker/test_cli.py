@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import amqp
 import pytest
 from celery import Celery
 from celery.bin.celery import celery as celery_command
@@ -16,6 +17,7 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.cli import binary_delay, command
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from tests.waits import wait_until
 
@@ -609,6 +611,25 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     assert "the queue may refuse messages" in found.output
     assert ("the setting relays" in found.output) == (how == "policy")
     wait_until(lambda: vhost.waiting("mail") == {"mail": 1}, "held up")
+
+
+def test_status_names_a_level_that_is_held_up(run, tick, vhost, small):
+    """Given: a full queue that rejects and has no relay, as somebody bound it."""
+    if small.queue_type == "classic":
+        pytest.skip("a classic level passes messages on at most once, and is never held up")
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with Connection(vhost.url) as operator:
+        channel = operator.channel()
+        Queue("full", queue_arguments=limits)(channel).queue_declare()
+        admin.create(operator, small, small.whole + small.to_queue("full"))
+        for _ in range(600):
+            way = small.address(("1",), Destination("", "full"))
+            channel.basic_publish(amqp.Message("m", delivery_mode=2), small.level_name(0), way)
+
+    def held_up():
+        return "are due and not taken" in run(*tick, "status").output
+
+    wait_until(held_up, "the level is named")
 
 
 def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
