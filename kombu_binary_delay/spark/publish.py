@@ -206,7 +206,7 @@ def publish(
             _count(action == s.CANCEL).alias("cancels"),
             _count(action == s.RESCHEDULE).alias("reschedules"),
             F.count(why).alias("by_send_task"),
-            *(_any(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
+            *(_count(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
         sent = sent.drop(_REASON)
         if not once:
@@ -426,10 +426,6 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
 def _count(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
-
-
-def _any(condition: Column) -> Column:
-    return F.coalesce(F.bool_or(condition), F.lit(False))
 
 
 def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:

@@ -258,6 +258,8 @@ class Sender:
     #: Rows under way that are to be recorded as amendments.
     _to_record: list[Sent] = field(default_factory=list)
     _record_by: float = 0.0
+    #: Until then, records that the broker refuses are written again.
+    _insist_until: float = 0.0
     _connection: Any = None
     _producer: Any = None
 
@@ -333,7 +335,7 @@ class Sender:
         self._connected()
         for group, write in writes(self._connection.connection, pending):
             try:
-                write()
+                self._insist(write)
             except (AmendmentError, DelayError, amqp.ChannelError) as exc:
                 status, detail = s.REFUSED, str(exc)
             else:
@@ -342,6 +344,19 @@ class Sender:
                 # The amendment holds for what is delivered from now on.
                 sent.published_at = time.time_ns() // 1000
                 self._finish(sent, status, detail or None)
+
+    def _insist(self, write: Callable[[], None]) -> None:
+        """Write records; after a lost connection, again and again until the patience ends.
+
+        The streams of a broker that was restarted may come back much later than the broker.
+        """
+        while True:
+            try:
+                return write()
+            except AmendmentError:
+                if time.monotonic() > self._insist_until:
+                    raise
+            time.sleep(0.5)
 
     def _flush(self) -> None:
         if self._to_record:
@@ -386,7 +401,7 @@ class Sender:
 
     def _recover(self, cause: BaseException) -> None:
         """Reconnect and resend the rows under way, until all of them have an answer."""
-        deadline = time.monotonic() + self.target.patience
+        deadline = self._insist_until = time.monotonic() + self.target.patience
         while True:
             held = list(self._held.values())
             logger.warning("%s messages are to be sent again: %s", len(held), cause)

@@ -156,7 +156,12 @@ def create(session: SparkSession, place: str | Place, schema: StructType) -> Non
     how = "" if form is None else f" USING {form}"
     if form in _FILES:
         how += f" OPTIONS ({_assignments(_SHARED)})"
-    session.sql(f"CREATE TABLE IF NOT EXISTS {place.where} ({columns}){how}")
+    try:
+        session.sql(f"CREATE TABLE IF NOT EXISTS {place.where} ({columns}){how}")
+    except AnalysisException:
+        # Spark looks first and then creates: another job may have done so between.
+        if not session.catalog.tableExists(place.where):
+            raise
     _check_shared(session, place.where)
 
 
