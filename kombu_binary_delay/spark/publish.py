@@ -71,7 +71,8 @@ class Progress:
     :param already: rows with a receipt of an earlier run.
     :param later: rows due beyond the horizon.
     :param seconds: time since the first message.
-    :param by_send_task: messages of this run that Celery's ``send_task`` made one by one.
+    :param by_send_task: messages of this run that Celery's ``send_task`` made one by one. Over
+        Spark Connect, a busy server may not tell of all.
     :param reasons: the reasons for that, each once.
     :param cancelled: cancellations that the broker has confirmed in this run.
     :param rescheduled: the same of reschedulings.
@@ -195,16 +196,10 @@ def publish(
     begin = time.monotonic()
     for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
         seen = Observation()
-        why, action, status = F.col(_REASON), F.col("action"), F.col("status")
-        amended = status == s.RECORDED
+        why = F.col(_REASON)
         sent = _sent(part, job_id, target, publishers).observe(
             seen,
-            F.count("*").alias("all"),
-            _count(status == s.PUBLISHED).alias("published"),
-            _count(amended & (action == s.CANCEL)).alias("cancelled"),
-            _count(amended & (action == s.RESCHEDULE)).alias("rescheduled"),
-            _count(action == s.CANCEL).alias("cancels"),
-            _count(action == s.RESCHEDULE).alias("reschedules"),
+            *_outcomes(),
             F.count(why).alias("by_send_task"),
             *(_count(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
         )
@@ -214,7 +209,8 @@ def publish(
             # executor that is lost while the receipts are written would end the job.
             sent = sent.repartition(publishers)
         append(sent, receipts)
-        counts = seen.get
+        # Over Spark Connect, a server that is busy ends the command without what was observed.
+        counts = Counter(seen.get or _stored(read(spark, receipts, s.RECEIPTS), part, job_id))
         reasons = [each for place, each in enumerate(REASONS) if counts[f"reason_{place}"]]
         progress = replace(
             progress,
@@ -422,6 +418,29 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
             )
 
     return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
+
+
+def _outcomes() -> list[Column]:
+    """Return what is counted of the receipts of a slice."""
+    status, action = F.col("status"), F.col("action")
+    amended = status == s.RECORDED
+    return [
+        F.count("*").alias("all"),
+        _count(status == s.PUBLISHED).alias("published"),
+        _count(amended & (action == s.CANCEL)).alias("cancelled"),
+        _count(amended & (action == s.RESCHEDULE)).alias("rescheduled"),
+        _count(action == s.CANCEL).alias("cancels"),
+        _count(action == s.RESCHEDULE).alias("reschedules"),
+    ]
+
+
+def _stored(receipts: DataFrame, part: DataFrame, job_id: str) -> dict[str, int]:
+    """Count the outcomes in the stored receipts of a slice; rows may have older ones, too."""
+    stored = receipts.where(F.col("job_id") == job_id)
+    row = ["key", "action"]
+    last = F.max_by("status", "published_at").alias("status")
+    latest = stored.join(part.select(*row), row, "left_semi").groupBy(*row).agg(last)
+    return latest.agg(*_outcomes()).collect()[0].asDict()
 
 
 def _count(condition: Column) -> Column:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark import schema as s
@@ -128,6 +129,27 @@ def test_what_failed_is_tried_again_when_resumed(spark, run, receipts, vhost):
         channel.queue_declare("company")
         channel.queue_bind("company", "amq.topic", "lonely")
     assert run(df, resume=True).published == 1
+
+
+def test_what_a_server_does_not_tell_is_counted_in_the_receipts(spark, run, vhost, monkeypatch):
+    """Given: no observed metrics, as over Spark Connect if they are there too late."""
+    monkeypatch.setattr(Observation, "get", property(lambda _: {}))
+    schema = "key string, task string, countdown double, exchange string, routing_key string"
+    ways = [("failed", "amq.topic", "lonely"), ("sent", None, None)]
+    df = spark.createDataFrame([(key, "t", 3600.0, *way) for key, *way in ways], schema)
+    df = df.withColumn("action", F.lit(s.PUBLISH))
+    near = df.withColumn("countdown", F.lit(-1.0))
+    first = run(near)
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("company")
+        channel.queue_bind("company", "amq.topic", "lonely")
+    cancelled = df.where("key = 'sent'").withColumn("action", F.lit(s.CANCEL))
+    second = run(near.where("key = 'failed'").unionByName(cancelled), resume=True)
+
+    assert (first.published, first.failed, first.remaining) == (1, 1, 0)
+    assert (second.published, second.cancelled, second.failed) == (1, 1, 0)
+    assert (second.remaining, second.to_cancel) == (0, 0)
 
 
 def test_rejected_rows_have_a_table_of_their_own(spark, reminders, run, receipts):
