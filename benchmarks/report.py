@@ -33,6 +33,7 @@ SPARK_TITLES = {
     "publish: Spark": "publish, from Spark, with receipts",
     "plan": "plan, and its summary",
     "audit": "audit, of a receipt and three events each",
+    "audit, written": "the same, with its verdicts written",
 }
 #: The classes of what is ours, and of what it is compared with.
 OURS, THEIRS = "ours", "theirs"
