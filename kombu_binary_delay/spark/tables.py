@@ -199,6 +199,7 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
         try:
             df.write.format(place.form).save(f"{run}/new")
         except BaseException:
+            # A task that is still writing may make it again; nobody reads it.
             found.delete(run)
             raise
         found.replace(place.where, f"{run}/new", f"{run}/old")

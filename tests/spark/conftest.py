@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 OF_OLD_RELEASES = (
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning",
     "ignore:distutils Version classes:DeprecationWarning",
+    "ignore:is_datetime64tz_dtype:DeprecationWarning",
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, convert_to_deltalake, write_deltalake
@@ -52,8 +53,15 @@ def rows_of(table):
     return sorted(table.to_pylist(), key=lambda row: row["task_id"])
 
 
+def arrow(df):
+    """Return rows as an Arrow table, in PySpark 3.5 too."""
+    if hasattr(df, "toArrow"):
+        return df.toArrow()
+    return pa.Table.from_batches(df._collect_as_arrow())  # noqa: SLF001 - the same, not yet public
+
+
 def same(df):
-    return rows_of(df.toArrow())
+    return rows_of(arrow(df))
 
 
 def test_folders_become_tables_of_delta_lake_where_they_are(written):
@@ -78,9 +86,9 @@ def test_folders_become_tables_of_iceberg_where_they_are(written, tmp_path):
 
 def test_a_table_of_theirs_is_input(spark, written, tmp_path):
     _, receipts = written["receipts"]
-    reminders = receipts.selectExpr("key", "task", "due AS eta").toArrow()
+    reminders = receipts.selectExpr("key", "task", "due AS eta")
     folder = str(tmp_path / "reminders")
-    write_deltalake(folder, reminders)
+    write_deltalake(folder, arrow(reminders))
     df = spark.createDataFrame(DeltaTable(folder).to_pandas())
     [summary] = summarize(plan(df, [Ladder.uniform()])).collect()
     assert summary.at_once == ROWS  # they are due already
