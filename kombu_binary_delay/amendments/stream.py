@@ -220,8 +220,9 @@ class Amendments:
             raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         if lines:
             raise AmendmentError(
-                f"no stream took {len(lines)} amendments; declare the exchange "
-                f"{self._exchange!r} and its streams with kombu-binary-delay create"
+                f"{' and '.join(map(repr, self._streams))} exist and did not take "
+                f"{len(lines)} amendments; start the nodes that have them, or delete those that stay "
+                f"down by 'rabbitmqctl list_queues name state'"
             )
 
     def prepare(self) -> None:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 import amqp
 import pytest
 from kombu import Connection, Queue
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -108,9 +109,9 @@ def test_an_export_adds_what_is_new_and_nothing_twice(spark, vhost, write, tmp_p
 def test_an_export_says_until_when_the_journal_is_complete(spark, vhost, write, tmp_path):
     path = str(tmp_path / "journal")
     # A broker that lost it: nothing tells of the time since.
-    write(["gone"], countdown=0.5)
+    write(["gone"], countdown=5.0)
     patience = 1.0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     verdicts: list[str] = []
     while verdicts != [s.LOST_IN_THE_LADDER] and time.monotonic() < deadline:
         export_journal(spark, vhost.url, path)
@@ -152,18 +153,27 @@ def read_on(spark, vhost, tmp_path):
     if not HAS_SOURCES:
         pytest.skip("PySpark 3.5 has no sources in Python")
     spark.dataSource.register(JournalSource)
+    # Spark gives the Python process of a source ten seconds to start: a busy machine needs longer.
+    attempts = 5
 
     def read_on(name, **options):
-        query = (
-            spark.readStream.format(FORMAT)
-            .options(broker=vhost.url, **options)
-            .load()
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(tmp_path / name))
-        )
-        query.awaitTermination()
+        for left in reversed(range(attempts)):
+            query = (
+                spark.readStream.format(FORMAT)
+                .options(broker=vhost.url, **options)
+                .load()
+                .writeStream.format("parquet")
+                .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+                .trigger(availableNow=True)
+                .start(str(tmp_path / name))
+            )
+            try:
+                query.awaitTermination()
+            except StreamingQueryException as exc:
+                if not left or "Python worker failed to connect back" not in str(exc):
+                    raise
+            else:
+                break
         return query
 
     return read_on
