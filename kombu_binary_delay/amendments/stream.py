@@ -221,8 +221,8 @@ class Amendments:
         if lines:
             raise AmendmentError(
                 f"{' and '.join(map(repr, self._streams))} exist and did not take "
-                f"{len(lines)} amendments; start the nodes that have them, or delete those that stay "
-                f"down by 'rabbitmqctl list_queues name state'"
+                f"{len(lines)} amendments; start the nodes that have them, or delete those that "
+                f"stay down by 'rabbitmqctl list_queues name state'"
             )
 
     def prepare(self) -> None:
