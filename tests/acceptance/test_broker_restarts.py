@@ -12,7 +12,7 @@ from dev.broker import Broker
 from tests.acceptance.journal import wait_until
 from tests.acceptance.setup import PROCESSES, Setup
 
-pytestmark = [pytest.mark.slow, pytest.mark.own_broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 3.0

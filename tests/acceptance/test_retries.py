@@ -31,7 +31,6 @@ def test_autoretry_backs_off_by_ever_longer_delays(system: System):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     # when
     task = system.send("retry", RETRIES, 0.125, queue="foo").id

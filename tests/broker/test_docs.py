@@ -74,7 +74,6 @@ def apart(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):

@@ -188,7 +188,6 @@ def hurried(rules):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_alerts_fire_for_what_is_wrong_and_not_for_what_is_busy(broker, ladder, scrape):
     scrape["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     busy = broker.vhost()

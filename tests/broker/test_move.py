@@ -1056,7 +1056,6 @@ def test_undisturbed_a_migration_doubles_nothing(connect, vhost, small, operator
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost, small):
     kind = small.queue_type
     old = Topology(Ladder.binary(12, 500), queue_type=kind)

@@ -132,7 +132,6 @@ def mortal() -> Iterator[Broker]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(mortal, collect):
     vhost = mortal.vhost()
     path = "kombu_binary_delay:Transport"

@@ -23,9 +23,6 @@ from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.cli import binary_delay
 from tests.waits import wait_until
 
-# Each run of rabbitmqctl starts an Erlang, which takes half a second; on a busy machine, twenty.
-pytestmark = pytest.mark.timeout(600)
-
 HAS_STREAMS = (3, 9)
 HOUR = 3600  # in seconds, of which no test sees the end
 STREAM = "kbd.v2.journal"

@@ -200,7 +200,6 @@ def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling)
 
 
 @pytest.mark.own_broker
-@pytest.mark.timeout(400)
 def test_a_page_says_that_the_broker_stopped_and_goes_on_when_it_is_back(
     own_broker, serve, visit, journalling
 ):

@@ -16,7 +16,6 @@ ROOT = os.environ.get("RABBITMQ_ROOT")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if case.short],

@@ -49,7 +49,6 @@ def server(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     not [*HOME.glob("jars/spark-connect_*")], reason="PySpark 3.5 comes without Spark Connect"
 )

@@ -16,7 +16,6 @@ NOTEBOOK = ROOT / "docs" / "examples" / "pipeline.ipynb"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_notebook_goes_from_a_table_to_the_proof(vhost, tmp_path):
     if vhost.broker.release < (3, 9):
         pytest.skip("RabbitMQ before 3.9 has no streams")

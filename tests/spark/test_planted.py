@@ -10,7 +10,6 @@ import os
 from functools import reduce
 from typing import TYPE_CHECKING
 
-import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -205,7 +204,6 @@ def save_journal(events: DataFrame, folder: Path) -> list[str]:
     return [str(table), str(lines)]
 
 
-@pytest.mark.timeout(1800)
 def test_all_that_is_planted_is_found_and_nothing_else(spark, tmp_path):
     tasks = tasks_of(spark)
     receipts_of(tasks).write.parquet(str(tmp_path / "receipts"))

@@ -252,7 +252,6 @@ def test_the_page_prints_with_nothing_cut_off_however_long_the_names(whole, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_page_stays_small_for_a_million_tasks(spark):
     assert len(page(figures(many(spark, 1_000_000))).encode()) < 1_000_000
 

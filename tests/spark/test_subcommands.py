@@ -217,7 +217,6 @@ def test_neither_the_package_nor_the_tool_imports_spark_or_rich():
 
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_pipeline_proves_itself_though_an_executor_is_killed():
     env = {**os.environ, "REMINDERS": "3000"}
     done = subprocess.run(
@@ -234,7 +233,6 @@ def test_the_pipeline_proves_itself_though_an_executor_is_killed():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, vhost, tmp_path):
     import pyspark  # noqa: PLC0415 - for where it is
 
