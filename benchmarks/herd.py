@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rig import Row, Scale, broker_cpu, broker_memory, idle_cpu, in_turns, summary
+from benchmarks.rig import Peak, Row, Scale, broker_cpu, broker_memory, idle_cpu, in_turns, summary
 from benchmarks.travel import arrivals, inbox, send
 from benchmarks.variants import (
     BareByMessage,
@@ -73,8 +72,8 @@ def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
         if not at_once:
             send(channel, variant, (_left(due, variant.tick) for _ in range(count)), count / over)
         time.sleep(max(due - time.time(), 0))
-        waiting, cpu_at_due, peak = broker_memory(broker), broker_cpu(broker), Peak(broker)
-        with peak:
+        waiting, cpu_at_due = broker_memory(broker), broker_cpu(broker)
+        with Peak(broker) as peak:
             if at_once:
                 send(channel, variant, [0] * count, None)
             arrived = arriving()
@@ -96,26 +95,6 @@ def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
 def _left(due: float, tick: int) -> int:
     """Return what is left until a time, in milliseconds, rounded up to ticks."""
     return -(-math.ceil((due - time.time()) * 1000) // tick) * tick
-
-
-class Peak:
-    """The greatest memory of a broker, looked at five times a second, in bytes."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.found = 0
-        self._broker, self._over = broker, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.2):
-            self.found = max(self.found, broker_memory(self._broker))
 
 
 def sections() -> dict[str, Any]:

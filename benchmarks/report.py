@@ -160,7 +160,7 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = name.partition("-on-")[0]
-    if section in ("waiting", "worker"):
+    if section in ("waiting", "worker", "millions", "cluster"):
         text = _plain(result)
     elif section == "amendments":
         text = _by_figure(result)

@@ -32,6 +32,7 @@ from benchmarks.rig import (
     percentiles,
     say,
     summary,
+    undisturbed,
 )
 from benchmarks.variants import INBOX, Bare, Floor, Lanes, OnLadder, Variant, peers, shortened
 from dev.cluster import Cluster
@@ -243,7 +244,8 @@ def sustained(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     def measure(name: str, rate: float) -> Row:
         delays = seconds(round(rate * scale.pick(12, 1)), 1, scale.pick(8, 1))
-        row = journey([broker], ways[name], delays, rate, scale.idle)
+        look = partial(journey, [broker], ways[name], delays, rate, scale.idle)
+        row = look() if scale.quick else undisturbed(look)
         say(f"sustained {name} at {rate:.0f}/s: {brief(row)}")
         held = row["p99"] <= 1000 and row["publish_rate"] >= 0.9 * rate
         return {"rate": rate, "held": held, **row}

@@ -18,54 +18,69 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu import Connection, Queue
 
-from benchmarks.rig import Row, Scale, broker_memory, disk, percentiles, resident, say
+from benchmarks.rig import Peak, Row, Scale, broker_memory, disk, percentiles, resident, say
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from dev.broker import Broker, VHost
 
 OURS = "kombu_binary_delay:Transport"
 HOUR, DAY = 3_600_000, 86_400_000  # milliseconds
 BODY = "x" * 300
+#: The longest time that a restart may take, in seconds.
+RESTART = 900
 
 
 def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Let more and more messages wait, for an hour to a day, and restart the broker each time."""
+    """Let up to a million messages wait for an hour to a day."""
+    return fill(broker, scale, scale.pick((10_000, 100_000, 1_000_000), (100,)), DAY)
+
+
+def fill(broker: Broker, scale: Scale, counts: Sequence[int], most: int) -> dict[str, Row]:
+    """Let more and more messages wait, and restart the broker each time.
+
+    counts: of the messages that wait, growing.
+    most:   the longest delay in milliseconds; the shortest is an hour.
+    """
     draw = random.Random(1)  # noqa: S311 - no secret
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
         # All levels exist, are empty, and have carried messages.
-        publish(vhost, 10, lambda: DAY)
-        _delay_four_seconds(vhost, scale.pick(1000, 10))
+        publish(vhost, 10, lambda: most)
+        delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
     found: dict[str, Row] = {"0": {"memory": empty, "disk": empty_disk}}
     waiting = 0
-    for count in scale.pick((10_000, 100_000, 1_000_000), (100,)):
+    for count in counts:
         start = time.monotonic()
-        publish(vhost, count - waiting, lambda: draw.randint(HOUR, DAY))
+        with Peak(broker) as peak:
+            publish(vhost, count - waiting, lambda: draw.randint(HOUR, most))
         rate = (count - waiting) / (time.monotonic() - start)
         waiting = count
         time.sleep(scale.pick(10, 0))
         row: Row = {
             "publish_rate": rate,
             "memory": broker_memory(broker),
+            "memory_at_most": peak.found,
             "memory_per_message": (broker_memory(broker) - empty) / count,
             "disk": disk(broker.folder),
             "disk_per_message": (disk(broker.folder) - empty_disk) / count,
-            **_delay_four_seconds(vhost, scale.pick(10_000, 20)),
+            **delay_four_seconds(vhost, scale.pick(10_000, 20)),
         }
         start = time.monotonic()
-        broker.restart()
+        broker.stop()
+        # A node with much to recover takes minutes.
+        broker.start(RESTART)
         row["restart_seconds"] = time.monotonic() - start
-        _reachable(vhost)
+        reachable(vhost)
         row["usable_seconds"] = time.monotonic() - start
-        after = _delay_four_seconds(vhost, scale.pick(10_000, 20))
+        after = delay_four_seconds(vhost, scale.pick(10_000, 20))
         row |= {f"{name}_after_restart": value for name, value in after.items()}
         row["memory_after_restart"] = broker_memory(broker)
         say(f"waiting {count}: {row}")
@@ -126,7 +141,7 @@ def publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
                 batch.publish(message, routing_key="inbox")
 
 
-def _delay_four_seconds(vhost: VHost, count: int) -> Row:
+def delay_four_seconds(vhost: VHost, count: int) -> Row:
     """Let some messages wait for four seconds beside all the others, and see them come."""
     arrivals: list[float] = []
     ready = threading.Event()
@@ -166,9 +181,9 @@ def _delay_four_seconds(vhost: VHost, count: int) -> Row:
     }
 
 
-def _reachable(vhost: VHost) -> None:
+def reachable(vhost: VHost) -> None:
     """Wait until what a publisher needs is there, as queues come back one after the other."""
-    end = time.monotonic() + 300
+    end = time.monotonic() + RESTART
     while time.monotonic() < end:
         with suppress(OSError, amqp.AMQPError):
             return publish(vhost, 1, lambda: DAY)
