@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from functools import reduce
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from benchmarks.__main__ import DOCS, save
-from benchmarks.rig import Row, machine
+from benchmarks.rig import Row, machine, undisturbed
 from dev.broker import Broker
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
@@ -89,6 +90,7 @@ def published(spark: SparkSession, broker: Broker, rows: int) -> dict[str, Row]:
                 producer.publish([number], routing_key="celery", headers=headers)
 
     folder = tempfile.mkdtemp(prefix="spark-bench-")
+    numbers = count()
 
     def by_spark(rows: int = rows) -> None:
         df = spark.range(rows).select(
@@ -98,7 +100,7 @@ def published(spark: SparkSession, broker: Broker, rows: int) -> dict[str, Row]:
             (F.lit(3600.0) + F.col("id")).alias("countdown"),
         )
         url = broker.vhost().url
-        publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{rows}")
+        publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{next(numbers)}")
 
     # What Spark compiles at its first job is paid once, whatever the number of rows.
     timed(lambda: by_spark(100))
@@ -131,7 +133,7 @@ def reckoned(spark: SparkSession, rows: int) -> dict[str, Row]:
         ),
     }
     shutil.rmtree(folder)
-    return {f"{name}: {rows:,}": rated(rows, seconds) for name, seconds in times.items()}
+    return {f"{name}: {rows:,}": rated(rows, row) for name, row in times.items()}
 
 
 def _audit(events: DataFrame) -> DataFrame:
@@ -153,20 +155,26 @@ def _audit(events: DataFrame) -> DataFrame:
     return audit(receipts, journal)
 
 
-def rated(tasks: int, seconds: float) -> Row:
-    return {"tasks": {"median": tasks}, "rate": {"median": tasks / seconds}}
+def rated(tasks: int, row: Row) -> Row:
+    figures = {"tasks": tasks, "rate": tasks / row["seconds"], "stolen": row["stolen"]}
+    return {name: {"median": value} for name, value in figures.items()}
 
 
-def warm(call: Callable[[], object]) -> float:
+def warm(call: Callable[[], object]) -> Row:
     """Time the second of two calls: Spark compiles at the first."""
     call()
     return timed(call)
 
 
-def timed(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def timed(call: Callable[[], object]) -> Row:
+    """Time a call that can be repeated, undisturbed by the host."""
+
+    def once() -> Row:
+        begin = time.perf_counter()
+        call()
+        return {"seconds": time.perf_counter() - begin}
+
+    return undisturbed(once)
 
 
 if __name__ == "__main__":
