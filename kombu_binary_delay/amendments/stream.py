@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import amqp
-from amqp.exceptions import AccessRefused, NotFound
+from amqp.exceptions import AccessRefused, NotFound, ResourceError
 from kombu.log import get_logger
 
 from kombu_binary_delay.buffering import FrameBuffer
@@ -57,6 +57,10 @@ _NO_REPLICA = "replica on the local node"
 _BLOCKED = 300.0
 #: How long a node that has just started takes to make its streams available, in seconds.
 _RECOVERY = 5.0
+
+#: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
+#: its node had lost, by the broker and by `_place`; until it is found that they work.
+_lost: dict[tuple[str, str, str], tuple[float, float]] = {}
 
 _warned: set[str] = set()
 #: The virtual hosts, and the exchanges in them, whose streams this process has read.
@@ -222,7 +226,7 @@ class Amendments:
             raise AmendmentError(
                 f"{' and '.join(map(repr, self._streams))} exist and did not take "
                 f"{len(lines)} amendments; start the nodes that have them, or delete those that "
-                f"stay down by 'rabbitmqctl list_queues name state'"
+                f"their node has lost"
             )
 
     def prepare(self) -> None:
@@ -295,6 +299,15 @@ class Amendments:
         if self.is_reading or not self._can_read:
             return
         now = time.monotonic()
+        first, last = _lost.get(self._streams_of, (now, now))
+        if last - first > _LOOK_AGAIN and now - last < _BLOCKED:
+            # It was no start of a node. Only a later connection tries again: this one consumes.
+            self._can_read = False
+            self._warn(
+                f"RabbitMQ ends each connection that writes to {' and '.join(self._streams)}; "
+                f"delete them with rabbitmqctl delete_queue"
+            )
+            return
         # Not after a recent failure.
         end = now + _RECOVERY if wait and now > self._looked else now
         self._looked = now
@@ -424,6 +437,10 @@ class Amendments:
             time.sleep(0.1)
 
     @property
+    def _streams_of(self) -> tuple[str, str, str]:
+        return (self._connection.host, *self._place)
+
+    @property
     def _place(self) -> tuple[str, str]:
         return self._connection.virtual_host, self._exchange
 
@@ -452,7 +469,13 @@ class Amendments:
         channel = self._open()
         for stream in streams:
             channel.send(marker, "", stream)
-        missing = {stream for stream, _ in channel.wait_for_confirms(or_blocked=True)}
+        try:
+            missing = {stream for stream, _ in channel.wait_for_confirms(or_blocked=True)}
+        except ResourceError:
+            now = time.monotonic()
+            _lost[self._streams_of] = (_lost.get(self._streams_of, (now, now))[0], now)
+            raise
+        _lost.pop(self._streams_of, None)
         return [each for each in streams if each not in missing]
 
     def _cancelled(self, tag: str) -> None:

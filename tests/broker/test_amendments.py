@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from unittest.mock import patch
 
 import amqp
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 from kombu.mixins import ConsumerMixin
 
+from dev.broker import Broker
 from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
-from kombu_binary_delay.amendments import channel, door, parts
+from kombu_binary_delay.amendments import channel, door, parts, stream
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 from kombu_binary_delay.model.address import Destination
 from tests.waits import drain_until, wait_until
@@ -634,3 +637,30 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(
         got.append((message.body, properties["priority"], properties.get("expiration")))
         message.ack()
     assert got == [("high", 9, None), ("between", 5, "600000"), ("low", 1, None)]
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect):
+    monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
+    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+        url = broker.vhost().url
+        with connect(url=url) as connection:
+            QUEUE(connection.default_channel).declare()
+            cancel("another", connection=connection)
+        # The streams are younger than what a node that dies can lose of them.
+        broker.kill()
+        broker.start()
+
+        def consumed():
+            got: list[Any] = []
+            # RabbitMQ 4.3 ends the first connections.
+            with suppress(RecoverableConnectionError), connect(url=url) as connection:
+                publish(connection, "one")
+                channel = connection.default_channel
+                callbacks = [lambda body, _: got.append(body)]
+                with connection.Consumer(QUEUE, callbacks=callbacks, channel=channel):
+                    drain_until(connection, lambda: got)
+            return got
+
+        assert wait_until(consumed)
