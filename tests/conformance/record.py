@@ -93,6 +93,8 @@ class Recorder:
 
 def _by_outcome(cases: dict[str, str]) -> dict[str, list[str]]:
     outcomes: dict[str, list[str]] = defaultdict(list)
-    for case, outcome in cases.items():
-        outcomes[outcome].append(case)
+    # In the order of the table, and not in that in which several workers ran them.
+    for case in dict.fromkeys(each.name for _, each in expected()):
+        if case in cases:
+            outcomes[cases[case]].append(case)
     return dict(sorted(outcomes.items()))
