@@ -14,9 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: The Java processes of Spark live for a minute in these tests: to compile their code well would
-#: take longer than to run it.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: Spark's Java processes live for a minute in these tests, and their jobs are small. To compile
+#: their code well, or expressions of a query at all, would take longer than to run them.
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.shuffle.partitions=4"
+    " -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+)
 
 _TRAINING = """
 import sys
@@ -27,8 +30,6 @@ archive, folder = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]")
     .config("spark.ui.enabled", "false")
-    .config("spark.sql.shuffle.partitions", "2")
-    .config("spark.sql.codegen.wholeStage", "false")
     .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.driver.extraJavaOptions", f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable")

@@ -48,15 +48,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         # with the working directory and the environment of then.
         .config("spark.executorEnv.PYTHONPATH", str(ROOT))
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.driver.memory", "1g")
-        # Short jobs: to compile them well would take longer than to run them.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

@@ -153,11 +153,8 @@ def main(broker: str, folder: str) -> None:
     spark = (
         SparkSession.builder.master("local[16]")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.codegen.wholeStage", "false")
         .getOrCreate()
     )
     Driver(spark, broker, folder).run()

@@ -75,13 +75,9 @@ def main(broker: str, folder: str, until: str) -> None:
         SparkSession.builder.master("local-cluster[2,1,512]")
         .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.codegen.wholeStage", "false")
         .getOrCreate()
     )
     usual, journal.JournalSource = journal.JournalSource, DyingSource  # type: ignore[misc]

@@ -30,10 +30,7 @@ def server(tmp_path):
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.warehouse.dir": tmp_path / "warehouse",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     launch = [SUBMIT, "--master", "local[2]", "--driver-memory", "1g", *conf]
