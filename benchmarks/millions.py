@@ -95,7 +95,7 @@ def _look(cluster: Cluster, vhost: VHost) -> Row:
     """Release some messages, and weigh the nodes that run."""
     row = delay_four_seconds(vhost, SOME)
     running = [node for node in cluster if node.is_running]
-    row["waiting"] = sum(each.get("messages", 0) for each in vhost.queues())
+    row["waiting"] = sum(vhost.waiting(*(each["name"] for each in vhost.queues())).values())
     row["memory_of_all"] = sum(map(broker_memory, running))
     row["disk_of_all"] = sum(disk(node.folder) for node in running)
     say(f"cluster {row}")

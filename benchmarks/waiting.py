@@ -21,7 +21,7 @@ from kombu import Connection, Queue
 from benchmarks.rig import Peak, Row, Scale, broker_memory, disk, percentiles, resident, say
 from dev.processes import Processes
 from dev.worker import Worker
-from kombu_binary_delay import PublishBatch
+from kombu_binary_delay import PublishBatch, UnconfirmedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -182,10 +182,10 @@ def delay_four_seconds(vhost: VHost, count: int) -> Row:
 
 
 def reachable(vhost: VHost) -> None:
-    """Wait until what a publisher needs is there, as queues come back one after the other."""
+    """Wait until a publish is confirmed, as queues come back one after the other."""
     end = time.monotonic() + RESTART
     while time.monotonic() < end:
-        with suppress(OSError, amqp.AMQPError):
+        with suppress(OSError, amqp.AMQPError, UnconfirmedError):
             return publish(vhost, 1, lambda: DAY)
         time.sleep(0.2)
     raise TimeoutError("nothing can be published after the restart")
