@@ -13,11 +13,12 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import amendments, delivery, herd, publishing, report, travel, waiting
-from benchmarks.rig import Row, Scale, machine, say
+from benchmarks.rig import Row, Scale, machine, say, stolen_since, ticks
 from dev.broker import Broker
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ def main(arguments: list[str] | None = None) -> None:
     scale = Scale(given.quick, given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
+        start, before = time.monotonic(), ticks()
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
             found = SECTIONS[name](broker, scale)
             result = {"machine": machine(broker), "rounds": scale.turns, "found": found}
+        result["stolen"] = stolen_since(before)
+        result["minutes"] = round((time.monotonic() - start) / 60, 1)
         save(into, name, result)
         print(report.table(name, result))
     if into == DOCS:

@@ -13,6 +13,7 @@ from benchmarks.amendments import CASES, FIGURES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
+from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
 from kombu_binary_delay.spark.report.svg import Axis, number
 
@@ -249,8 +250,17 @@ def _footnote(result: Row) -> str:
         f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"
         f"{', PySpark ' + on['spark'] if 'spark' in on else ''}; {on['processor']}, "
         f"{on['cores']} cores; rounds: {result['rounds']}; commit {on['commit']}, {on['date']}."
+        f"{_stolen(result)}"
         f"{' No message is missing.' if _missing(result) == 0 else ''}"
     )
+
+
+def _stolen(result: Row) -> str:
+    """Say what the host took of the CPU in a measurement, if that was more than it should."""
+    rows = [row["stolen"] for row in result["found"].values() if "stolen" in row]
+    shares = [row.get("most", row["median"]) for row in rows] or [result.get("stolen", 0)]
+    worst = max(shares)
+    return f" The host took up to {worst:.0%} of the CPU meanwhile." if worst > STOLEN else ""
 
 
 def _missing(result: Row) -> float | None:

@@ -141,10 +141,9 @@ def undisturbed(measure: Callable[[], Row]) -> Row:
     best: Row | None = None
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE if attempt else 0)
-        before = _ticks()
+        before = ticks()
         row = measure()
-        wanted, stolen = (now - then for now, then in zip(_ticks(), before, strict=True))
-        row["stolen"] = stolen / max(wanted, 1)
+        row["stolen"] = stolen_since(before)
         if best is None or row["stolen"] < best["stolen"]:
             best = row
         if row["stolen"] <= STOLEN:
@@ -152,6 +151,20 @@ def undisturbed(measure: Callable[[], Row]) -> Row:
         say(f"disturbed: the host took {row['stolen']:.0%} of the CPU: {brief(row)}")
     assert best is not None  # noqa: S101 - there is an attempt
     return best
+
+
+def ticks() -> tuple[int, int]:
+    """Return the CPU that this machine wanted so far, and how much of that its host took."""
+    user, nice, system, _, _, irq, soft, stolen, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return user + nice + system + irq + soft + stolen, stolen
+
+
+def stolen_since(before: tuple[int, int]) -> float:
+    """Return the share of the CPU that the host took since the `ticks` before."""
+    wanted, stolen = (now - then for now, then in zip(ticks(), before, strict=True))
+    return stolen / max(wanted, 1)
 
 
 def summary(runs: dict[str, list[Row]], base: str | None = None) -> dict[str, Row]:
@@ -224,14 +237,6 @@ def say(text: str) -> None:
 def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _ticks() -> tuple[int, int]:
-    """Return the CPU that this machine wanted so far, and how much of that its host took."""
-    user, nice, system, _, _, irq, soft, stolen, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    )
-    return user + nice + system + irq + soft + stolen, stolen
 
 
 def _processor() -> str:
