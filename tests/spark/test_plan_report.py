@@ -35,11 +35,11 @@ def test_the_figures_are_those_of_the_recorded_benchmarks():
     assert round(cpu["ours-1"]) == round(measured.ONE_WAIT * 1e6)
     further = (cpu["ours-6"] - cpu["ours-1"]) / 5
     assert further == pytest.approx(measured.FURTHER_WAIT * 1e6, abs=1)
-    assert recorded("sustained")["ours"]["rate"]["median"] == measured.SUSTAINED
-    # The default when it was recorded.
-    two_bits = Ladder.uniform(4)
-    waits = [hops(two_bits.digits(each * 1000)) for each in range(1, 9)]
-    assert sum(waits) / len(waits) == measured.SUSTAINED_WAITS
+    steady = recorded("sustained")["ours"]
+    everybody = sum(steady[of]["median"] for of in ("cpu_us", "publisher_us", "consumer_us"))
+    assert 2e6 / everybody < steady["rate"]["median"]
+    assert 2e6 / everybody == pytest.approx(measured.SUSTAINED, rel=0.02)
+    assert {hops(Ladder.uniform().digits(each * 1000)) for each in range(1, 9)} == {1}
     rates = [
         each["release_rate"] for each in recorded("waiting").values() if "release_rate" in each
     ]

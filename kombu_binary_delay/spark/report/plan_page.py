@@ -11,7 +11,7 @@ from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import MAX_LANES
 
 from . import svg
-from .measured import ONE_QUEUE, SUSTAINED, cpu
+from .measured import FURTHER_WAIT, ONE_QUEUE, ONE_WAIT, cpu
 from .parts import BAD, GOOD, SO_SO, TimeAxis, clock, document, moment, section, table, tile
 
 #: So late, in seconds, is late.
@@ -219,8 +219,9 @@ def _ladders(figures: Figures) -> str:
         numbers = "".join(f"<td class=n>{cell}</td>" for cell in cells)
         rows += f"<tr><td class=whole>{escape(each['ladder'])}</td>{numbers}</tr>"
     note = (
-        "For all tasks. CPU is the broker's: a measured 986 µs for a task with one wait, and 255 "
-        "µs for each further wait; in a cluster of three, some three times as much."
+        f"For all tasks. CPU is the broker's: a measured {ONE_WAIT * 1e6:.0f} µs for a task with "
+        f"one wait, and {FURTHER_WAIT * 1e6:.0f} µs for each further wait; in a cluster of three, "
+        "some three times as much."
     )
     return section(
         "What each ladder costs", note, table(f"<tr class=head><th>ladder</th>{head}</tr>{rows}")
@@ -296,9 +297,8 @@ def _carried(figures: Figures) -> str:
     series += [(name, _points(figures, each["rate"])) for name, each in figures["work"].items()]
     if figures["measured"]:
         note = (
-            f"No limit was given with {_OPTION}. So this is what was measured "
-            f"on two cores, which the programs shared: {_rate(SUSTAINED)} messages a second with "
-            f"1.4 waits, or {_rate(carries)} hops."
+            f"No limit was given with {_OPTION}. So this is what was measured on two cores, which "
+            f"the programs shared: {_rate(carries)} messages a second that wait once."
         )
     else:
         note = f"The limit, {_rate(carries)} hops a second, was given with --limit."

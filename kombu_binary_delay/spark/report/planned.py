@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.spark.columns import due_micros, has, named
 from kombu_binary_delay.spark.plan import LADDER, QUEUE, summarize
 
-from .measured import ONE_QUEUE, SUSTAINED, SUSTAINED_WAITS
+from .measured import ONE_QUEUE, SUSTAINED
 
 BINS = 160
 DESTINATIONS = 16
@@ -48,7 +48,7 @@ def plan_figures(
         "name": name,
         "every": every,
         "limits": dict(limits),
-        "carries": SUSTAINED * SUSTAINED_WAITS if carries is None else carries,
+        "carries": SUSTAINED if carries is None else carries,
         "measured": carries is None,
     }
     summaries = [row.asDict() for row in summarize(planned, every=every).collect()]
