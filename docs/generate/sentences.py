@@ -86,7 +86,7 @@ def _two_numbers(page: str) -> list[Sentence]:
     ]
 
 
-def _steady() -> float:
+def steady() -> float:
     """Return what two cores carry of messages that wait once, by the CPU of all who share them."""
     used = ("cpu_us", "publisher_us", "consumer_us")
     return 2e6 / sum(figure("sustained", "ours", each) for each in used)
@@ -122,7 +122,7 @@ def _performance() -> list[Sentence]:
             "Two bits cost {} to {} times",
             [f"{min(costs['two-bits']):.2f}", f"{max(costs['two-bits']):.2f}"],
         ),
-        _said("cores carry {} a second of ours, by the CPU", [f"{_steady():,.0f}"]),
+        _said("cores carry {} a second of ours, by the CPU", [f"{steady():,.0f}"]),
         _said("but four bits have {} queues", [str(queues(Ladder.uniform(16)))]),
         _said(
             "A message with one wait costs the broker {} times what one without a delay does, one "

@@ -8,7 +8,7 @@ from __future__ import annotations
 #: The broker's CPU for a message with one wait, and for each further wait, in seconds.
 ONE_WAIT, FURTHER_WAIT = 746e-6, 158e-6
 #: Messages a second that wait once: two cores over the CPU of broker, publisher and consumer.
-SUSTAINED = 4400.0
+SUSTAINED = 4443.0
 #: Messages a second that one level queue passes on.
 ONE_QUEUE = 2213.0
 
