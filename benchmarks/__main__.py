@@ -10,21 +10,29 @@ are then written anew. RABBITMQ_ROOT chooses another broker.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import amendments, delivery, herd, publishing, report, travel, waiting
-from benchmarks.rig import Row, Scale, machine, say, stolen_since, ticks
+from benchmarks import (
+    amendments,
+    delivery,
+    herd,
+    prefetch,
+    publishing,
+    report,
+    tick,
+    travel,
+    waiting,
+    wal,
+)
+from benchmarks.record import DOCS, Recording
+from benchmarks.rig import Scale, machine, say
 from dev.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "performance"
 
 SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **publishing.sections(),
@@ -33,6 +41,9 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **waiting.sections(),
     **delivery.sections(),
     **amendments.sections(),
+    **tick.sections(),
+    **prefetch.sections(),
+    **wal.sections(),
 }
 
 
@@ -50,25 +61,15 @@ def main(arguments: list[str] | None = None) -> None:
     scale = Scale(given.quick, given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
-        start, before = time.monotonic(), ticks()
+        recording = Recording(name, scale.turns, into)
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-            found = SECTIONS[name](broker, scale)
-            result = {"machine": machine(broker), "rounds": scale.turns, "found": found}
-        result["stolen"] = stolen_since(before)
-        result["minutes"] = round((time.monotonic() - start) / 60, 1)
-        save(into, name, result)
+            result = recording.write(machine(broker), SECTIONS[name](broker, scale))
         print(report.table(name, result))
     if into == DOCS:
         from docs.generate.__main__ import main as generate  # noqa: PLC0415 - it needs the results
 
         generate()
     say(f"written to {into}")
-
-
-def save(into: Path, name: str, result: Row) -> None:
-    path = into / "results" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kombu import Connection
 
-from benchmarks.__main__ import DOCS, save
+from benchmarks.record import DOCS, Recording
 from benchmarks.rig import Row, Scale, broker_memory, disk, machine, say
 from benchmarks.waiting import (
     DAY,
@@ -52,14 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     root = os.environ.get("RABBITMQ_ROOT")
     if counts := [int(each) for each in given.counts.split(",") if each]:
+        recording = Recording("millions", 1, given.into)
         with Broker(root, LIMIT) as broker:
-            found = fill(broker, Scale(), counts, WEEK)
-            save(given.into, "millions", {"machine": machine(broker), "rounds": 1, "found": found})
+            found: dict[str, Row] = {}
+            for count, row in fill(broker, Scale(), counts, WEEK):
+                found[count] = row
+                recording.write(machine(broker), found)
     if given.on_cluster:
+        recording = Recording("cluster", 1, given.into)
         with Cluster(root) as cluster:
             found = lose_a_node(cluster, given.on_cluster)
-            on = machine(cluster.nodes[0])
-            save(given.into, "cluster", {"machine": on, "rounds": 1, "found": found})
+            recording.write(machine(cluster.nodes[0]), found)
 
 
 def lose_a_node(cluster: Cluster, count: int) -> dict[str, Row]:

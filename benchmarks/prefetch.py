@@ -1,17 +1,13 @@
 """Purpose: what the prefetch of RabbitMQ's dead-letter workers costs, and what it buys a herd.
 
-    python -m benchmarks.prefetch [ROUNDS]
-
 In turns, each on a new broker with another `dead_letter_worker_consumer_prefetch`: 20,000 messages
 are published for one moment, and arrive by the default ladder. Then 2,000 messages of 64 KiB, for
-the memory. Writes docs/explanation/performance/results/prefetch.json. RABBITMQ_ROOT chooses
-another broker.
+the memory.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from multiprocessing import Pipe, Process
@@ -20,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import amqp
 
-from benchmarks.__main__ import DOCS, save
-from benchmarks.rig import Row, broker_cpu, broker_memory, in_turns, let_rest, machine, summary
+from benchmarks.rig import Row, Scale, broker_cpu, broker_memory, in_turns, let_rest, summary
 from benchmarks.travel import PATIENT
 from benchmarks.variants import INBOX, OnLadder
 from dev.broker import Broker
 from kombu_binary_delay import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection as End
 
 PREFETCH = (32, 128, 512, 1024)
@@ -41,8 +37,10 @@ PATIENCE = 60.0
 MORE = 12.0
 
 
-def main(rounds: int = 3) -> None:
-    on: Row = {}
+def prefetch(_: Broker, scale: Scale) -> dict[str, Row]:
+    """Compare the prefetches."""
+    names = [str(each) for each in scale.pick(PREFETCH, (DEFAULT, 512))]
+    small, large = scale.pick((SMALL, LARGE), ((100, 300), (100, 300)))
 
     def measure(name: str) -> Row:
         advanced = (
@@ -50,13 +48,16 @@ def main(rounds: int = 3) -> None:
             " {dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
         )
         with Broker(os.environ.get("RABBITMQ_ROOT"), advanced=advanced) as broker:
-            on.update(on or machine(broker))
-            large = {f"large_{key}": value for key, value in herd(broker, *LARGE).items()}
-            return {**herd(broker, *SMALL), **large}
+            heavy = {f"large_{key}": value for key, value in herd(broker, *large).items()}
+            return {**herd(broker, *small), **heavy}
 
-    runs = in_turns([str(each) for each in PREFETCH], rounds, measure, "prefetch")
-    found = summary(runs, str(DEFAULT))
-    save(DOCS, "prefetch", {"machine": on, "rounds": rounds, "found": found})
+    runs = in_turns(names, scale.turns, measure, "prefetch")
+    return summary(runs, str(DEFAULT))
+
+
+def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
+    """Name what can be measured here."""
+    return {"prefetch": prefetch}
 
 
 def herd(broker: Broker, count: int, size: int) -> Row:
@@ -144,7 +145,3 @@ def _peak(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("the kernel does not say VmHWM")
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

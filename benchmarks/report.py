@@ -145,7 +145,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("memory, bytes", "memory", "{:,.0f}"),
     ),
     "tick": (
-        Column("Levels", "levels"),
         Column("Waits per message", "waits", "{:.1f}"),
         Column("Late, p50, ms", "p50"),
         Column("Late, p99, ms", "p99"),

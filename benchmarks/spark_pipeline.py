@@ -26,7 +26,7 @@ from kombu import Connection, Queue
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from benchmarks.__main__ import DOCS, save
+from benchmarks.record import DOCS, Recording
 from benchmarks.rig import Row, machine, undisturbed
 from dev.broker import Broker
 from kombu_binary_delay import Ladder
@@ -57,6 +57,7 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
+    recording = Recording("spark", 1, given.into)
     with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
         on = machine(broker) | {"spark": spark.version}
         found = published(spark, broker, given.rows)
@@ -66,7 +67,7 @@ def main() -> None:
     found = dict(sorted(found.items(), key=lambda row: kinds.index(row[0].partition(":")[0])))
     for name, row in found.items():
         print(f"{name:40} {row['rate']['median']:12,.0f} tasks a second")
-    save(given.into, "spark", {"machine": on, "rounds": 1, "found": found})
+    recording.write(on, found)
 
 
 def published(spark: SparkSession, broker: Broker, rows: int) -> dict[str, Row]:

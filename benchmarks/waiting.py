@@ -37,11 +37,13 @@ RESTART = 900
 
 def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Let up to a million messages wait for an hour to a day."""
-    return fill(broker, scale, scale.pick((10_000, 100_000, 1_000_000), (100,)), DAY)
+    return dict(fill(broker, scale, scale.pick((10_000, 100_000, 1_000_000), (100,)), DAY))
 
 
-def fill(broker: Broker, scale: Scale, counts: Sequence[int], most: int) -> dict[str, Row]:
-    """Let more and more messages wait, and restart the broker each time.
+def fill(
+    broker: Broker, scale: Scale, counts: Sequence[int], most: int
+) -> Iterator[tuple[str, Row]]:
+    """Let more and more messages wait, restart the broker each time, and yield what was found.
 
     counts: of the messages that wait, growing.
     most:   the longest delay in milliseconds; the shortest is an hour.
@@ -55,7 +57,7 @@ def fill(broker: Broker, scale: Scale, counts: Sequence[int], most: int) -> dict
         delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
-    found: dict[str, Row] = {"0": {"memory": empty, "disk": empty_disk}}
+    yield "0", {"memory": empty, "disk": empty_disk}
     waiting = 0
     for count in counts:
         start = time.monotonic()
@@ -84,8 +86,7 @@ def fill(broker: Broker, scale: Scale, counts: Sequence[int], most: int) -> dict
         row |= {f"{name}_after_restart": value for name, value in after.items()}
         row["memory_after_restart"] = broker_memory(broker)
         say(f"waiting {count}: {row}")
-        found[str(count)] = row
-    return found
+        yield str(count), row
 
 
 def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
