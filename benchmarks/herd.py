@@ -27,7 +27,7 @@ from kombu_binary_delay import Topology
 from kombu_binary_delay.model.foreign import NSERVICEBUS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from dev.broker import Broker
 
@@ -46,22 +46,34 @@ WAYS: dict[str, Callable[[], Variant]] = {
     "celery-native": lambda: CeleryNative("Celery's native delivery"),
     "nservicebus": lambda: OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
 }
-TITLES = {name: make().title for name, make in WAYS.items()} | {"lanes": "ours, four lanes"}
-
+#: From bare dead-lettering to ours, one step at a time; a level of our ladder has seven queues.
+PARTS: dict[str, Callable[[], Variant]] = {
+    "bare-a-core": WAYS["bare-a-core"],
+    "bare-seven": lambda: BareByMessage("the same, seven queues", 7),
+    "by-delivery": lambda: BareByMessage(
+        "the same, by our delivery exchange, with an address", 7, Topology()
+    ),
+    "with-headers": lambda: BareByMessage(
+        "the same, with 600 bytes of headers", 7, Topology(), filler=600
+    ),
+    "ours": WAYS["ours"],
+}
+TITLES = {name: make().title for name, make in (WAYS | PARTS).items()}
+TITLES["lanes"] = "ours, four lanes"
 
 #: The ways that a large herd is measured: each takes more than a minute.
 FEW = ("floor", "bare-a-core", "ours", "celery-native")
 
 
 def herd(
-    broker: Broker, scale: Scale, count: int, ways: Sequence[str] = tuple(WAYS)
+    broker: Broker, scale: Scale, count: int, ways: Mapping[str, Callable[[], Variant]]
 ) -> dict[str, Row]:
     """Measure a herd of so many messages."""
 
     def measure(name: str) -> Row:
-        return release(broker, WAYS[name](), scale.pick(count, 200), scale)
+        return release(broker, ways[name](), scale.pick(count, 200), scale)
 
-    return summary(in_turns(ways, scale.turns, measure, "herd"), "bare-a-core")
+    return summary(in_turns(list(ways), scale.turns, measure, "herd"), "bare-a-core")
 
 
 def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
@@ -106,6 +118,7 @@ def _left(due: float, tick: int) -> int:
 def sections() -> dict[str, Any]:
     """Name what can be measured here."""
     return {
-        "herd": lambda b, s: herd(b, s, 20_000),
-        "herd-100000": lambda b, s: herd(b, s, 100_000, FEW),
+        "herd": lambda b, s: herd(b, s, 20_000, WAYS),
+        "herd-100000": lambda b, s: herd(b, s, 100_000, {name: WAYS[name] for name in FEW}),
+        "herd-parts": lambda b, s: herd(b, s, 20_000, PARTS),
     }

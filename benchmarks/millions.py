@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +21,12 @@ from benchmarks.record import DOCS, Recording
 from benchmarks.rig import Row, Scale, broker_memory, disk, machine, say
 from benchmarks.waiting import (
     DAY,
-    HOUR,
     OURS,
     RESTART,
     delay_four_seconds,
     fill,
     publish,
+    publish_many,
     reachable,
     with_inbox,
 )
@@ -68,13 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def lose_a_node(cluster: Cluster, count: int) -> dict[str, Row]:
     """Let messages wait on a cluster, kill the node that leads all of its queues, and start it."""
     first, second, _ = cluster.nodes
-    draw = random.Random(1)  # noqa: S311 - no secret
     vhost = first.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
-        publish(vhost, 10, lambda: WEEK)
+        publish(vhost.url, 10, lambda: WEEK)
     start = time.monotonic()
-    publish(vhost, count, lambda: draw.randint(HOUR, WEEK))
+    publish_many(vhost, count, WEEK)
     found = {"whole": {"publish_rate": count / (time.monotonic() - start), **_look(cluster, vhost)}}
     elsewhere = VHost(second, vhost.name)
     start = time.monotonic()

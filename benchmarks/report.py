@@ -111,6 +111,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "herd": _HERD,
     "herd-100000": _HERD,
+    "herd-parts": _HERD,
     "publishing": (
         Column("Publisher's CPU", "cpu_us", "{:.2f}", of="ratio"),
         Column("CPU, µs a message", "cpu_us"),
@@ -192,6 +193,7 @@ def _table(name: str, result: Row) -> str:
         "delivery": DELIVERY_TITLES,
         "herd": HERD_TITLES,
         "herd-100000": HERD_TITLES,
+        "herd-parts": HERD_TITLES,
     }.get(name, TITLES)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():

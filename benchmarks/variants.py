@@ -242,21 +242,34 @@ class BareByMessage(Variant):
 
     No way to delay in general, as a message waits for all that are before it. If all are due at the
     same moment, that makes no difference, and this is all that the broker has to do.
+
+    behind: the topology through whose delivery exchange, and with whose address, a message then
+            goes to the inbox. By default, it goes there by the default exchange.
+    filler: the bytes of a header that means nothing.
     """
 
-    def __init__(self, title: str, queues: int) -> None:
+    def __init__(
+        self, title: str, queues: int, behind: Topology | None = None, filler: int = 0
+    ) -> None:
         self.title = title
         self._names = [f"bare-{number}" for number in range(queues)]
         self._turns = cycle(self._names)
+        self._behind, self._headers = behind, {"filler": "x" * filler} if filler else {}
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
+        arguments = dict(_TO_INBOX)
+        if self._behind:
+            declare(channel, self._behind.base + self._behind.to_queue(INBOX))
+            arguments["x-dead-letter-exchange"] = self._behind.delivery
+            key = self._behind.address(self._behind.ladder.digits(0), Destination("", INBOX))
+            arguments["x-dead-letter-routing-key"] = key
         for name in self._names:
-            channel.queue_declare(name, durable=True, auto_delete=False, arguments=_TO_INBOX)
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
 
     def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
-        return Route("", next(self._turns), {}, delay, expiration=str(delay))
+        return Route("", next(self._turns), self._headers, delay, expiration=str(delay))
 
 
 def peers(queue_type: str) -> dict[str, Variant]:

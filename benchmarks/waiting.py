@@ -1,6 +1,7 @@
 """Purpose: what many waiting messages cost: the broker's memory, disk and restart, and a worker's.
 
-The messages are published in batches, with confirms, through our transport.
+The messages are published in batches, with confirms, through our transport, by as many processes as
+there are cores.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import random
 import threading
 import time
 import uuid
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -48,12 +51,11 @@ def fill(
     counts: of the messages that wait, growing.
     most:   the longest delay in milliseconds; the shortest is an hour.
     """
-    draw = random.Random(1)  # noqa: S311 - no secret
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
         # All levels exist, are empty, and have carried messages.
-        publish(vhost, 10, lambda: most)
+        publish(vhost.url, 10, lambda: most)
         delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
@@ -62,7 +64,7 @@ def fill(
     for count in counts:
         start = time.monotonic()
         with Peak(broker) as peak:
-            publish(vhost, count - waiting, lambda: draw.randint(HOUR, most))
+            publish_many(vhost, count - waiting, most)
         rate = (count - waiting) / (time.monotonic() - start)
         waiting = count
         time.sleep(scale.pick(10, 0))
@@ -126,8 +128,24 @@ def with_inbox(connection: Connection) -> None:
     Queue("inbox", queue_arguments=arguments, channel=connection.default_channel).declare()
 
 
-def publish(vhost: VHost, count: int, delay: Callable[[], int]) -> None:
-    with Connection(vhost.url, transport=OURS) as connection:
+def publish_many(vhost: VHost, count: int, most: int) -> None:
+    """Publish messages that wait for an hour to ``most`` ms, in a process for each core."""
+    cores = os.cpu_count() or 1
+    shares = [count // cores + (number < count % cores) for number in range(cores)]
+    with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
+        for ended in [
+            pool.submit(_publish_share, vhost.url, *each, most) for each in enumerate(shares)
+        ]:
+            ended.result()
+
+
+def _publish_share(url: str, number: int, count: int, most: int) -> None:
+    draw = random.Random(number)  # noqa: S311 - no secret
+    publish(url, count, lambda: draw.randint(HOUR, most))
+
+
+def publish(url: str, count: int, delay: Callable[[], int]) -> None:
+    with Connection(url, transport=OURS) as connection:
         channel = connection.default_channel
         with_inbox(connection)
         with PublishBatch(channel) as batch:
@@ -167,7 +185,7 @@ def delay_four_seconds(vhost: VHost, count: int) -> Row:
         return 4000
 
     start = time.monotonic()
-    publish(vhost, count, delay)
+    publish(vhost.url, count, delay)
     rate = count / (time.monotonic() - start)
     thread.join(120)
     if len(arrivals) < count:
@@ -187,7 +205,7 @@ def reachable(vhost: VHost) -> None:
     end = time.monotonic() + RESTART
     while time.monotonic() < end:
         with suppress(OSError, amqp.AMQPError, UnconfirmedError):
-            return publish(vhost, 1, lambda: DAY)
+            return publish(vhost.url, 1, lambda: DAY)
         time.sleep(0.2)
     raise TimeoutError("nothing can be published after the restart")
 
