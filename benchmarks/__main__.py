@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import (
     amendments,
+    cluster,
     delivery,
     herd,
     prefetch,
@@ -39,6 +40,7 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **travel.sections(),
     **herd.sections(),
     **waiting.sections(),
+    **cluster.sections(),
     **delivery.sections(),
     **amendments.sections(),
     **tick.sections(),

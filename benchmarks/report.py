@@ -161,7 +161,7 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = name.partition("-on-")[0]
-    if section in ("waiting", "worker", "millions", "cluster"):
+    if section in ("waiting", "worker", "cluster"):
         text = _plain(result)
     elif section == "amendments":
         text = _by_figure(result)
@@ -242,9 +242,6 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _footnote(result: Row) -> str:
-    if "copied" in result:
-        # A run that was not recorded when it was made: what is known of it, and no more.
-        return str(result["copied"])
     on = result["machine"]
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "

@@ -27,44 +27,33 @@ from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from dev.broker import Broker, VHost
 
 OURS = "kombu_binary_delay:Transport"
-HOUR, DAY = 3_600_000, 86_400_000  # milliseconds
+HOUR, DAY, WEEK = 3_600_000, 86_400_000, 604_800_000  # milliseconds
 BODY = "x" * 300
 #: The longest time that a restart may take, in seconds.
 RESTART = 900
 
 
 def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Let up to a million messages wait for an hour to a day."""
-    return dict(fill(broker, scale, scale.pick((10_000, 100_000, 1_000_000), (100,)), DAY))
-
-
-def fill(
-    broker: Broker, scale: Scale, counts: Sequence[int], most: int
-) -> Iterator[tuple[str, Row]]:
-    """Let more and more messages wait, restart the broker each time, and yield what was found.
-
-    counts: of the messages that wait, growing.
-    most:   the longest delay in milliseconds; the shortest is an hour.
-    """
+    """Let up to ten million messages wait for an hour to a week, and restart the broker."""
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
         # All levels exist, are empty, and have carried messages.
-        publish(vhost.url, 10, lambda: most)
+        publish(vhost.url, 10, lambda: WEEK)
         delay_four_seconds(vhost, scale.pick(1000, 10))
     time.sleep(scale.pick(5, 0))
     empty, empty_disk = broker_memory(broker), disk(broker.folder)
-    yield "0", {"memory": empty, "disk": empty_disk}
+    found: dict[str, Row] = {"0": {"memory": empty, "disk": empty_disk}}
     waiting = 0
-    for count in counts:
+    for count in scale.pick((1_000_000, 3_000_000, 10_000_000), (100,)):
         start = time.monotonic()
         with Peak(broker) as peak:
-            publish_many(vhost, count - waiting, most)
+            publish_many(vhost, count - waiting, WEEK)
         rate = (count - waiting) / (time.monotonic() - start)
         waiting = count
         time.sleep(scale.pick(10, 0))
@@ -88,7 +77,8 @@ def fill(
         row |= {f"{name}_after_restart": value for name, value in after.items()}
         row["memory_after_restart"] = broker_memory(broker)
         say(f"waiting {count}: {row}")
-        yield str(count), row
+        found[str(count)] = row
+    return found
 
 
 def worker(broker: Broker, scale: Scale) -> dict[str, Row]:

@@ -41,13 +41,13 @@ _QUESTIONS = {
         "messages a second, on two cores",
     ),
     "waiting": _Question(
-        "waiting",
+        "waiting-on-4.3",
         "memory",
         {
             "0": "ours, nothing waits",
-            "10000": "ours, 10,000 wait",
-            "100000": "ours, 100,000 wait",
             "1000000": "ours, a million wait",
+            "3000000": "ours, three million wait",
+            "10000000": "ours, ten million wait",
         },
         "the broker's memory, MB",
         unit=1e6,

@@ -56,6 +56,7 @@ def sentences() -> list[Sentence]:
         Sentence(INDEX, "RabbitMQ {} to {}, Celery {} to {}", (*tried[0], *tried[1])),
         *_performance(),
         _herd(),
+        *_ten_million(),
         *_on_paper(),
         *_publishing(),
         *_spark(),
@@ -145,11 +146,10 @@ def _performance() -> list[Sentence]:
             ],
         ),
         _said(
-            "the node took {} s to restart instead of {}, and {} s until it took messages again",
+            "With a million waiting, the node took {} s to restart instead of {}",
             [
                 f"{million('restart_seconds'):.0f}",
                 f"{figure('waiting', '10000', 'restart_seconds'):.0f}",
-                f"{million('usable_seconds'):.0f}",
             ],
         ),
         _said(
@@ -170,14 +170,41 @@ def _herd() -> Sentence:
         way: of(way, "cpu_us") - of(way, "release_cpu_us") for way in ("ours", "celery-native")
     }
     return _said(
-        "Ours releases {} a second, {} of bare dead-lettering. What comes before, while messages wait "
-        "and walk, takes {} of the native ladder's CPU",
+        "Ours releases {} a second, {} of bare dead-lettering. What comes before, while messages "
+        "wait and walk, takes {} of the native ladder's CPU",
         [
             f"{of('ours', 'rate'):,.0f}",
             f"{of('ours', 'rate', 'ratio'):.2f}",
             _share(before["ours"] / before["celery-native"]),
         ],
     )
+
+
+def _ten_million() -> list[Sentence]:
+    def of(name: str, count: str = "10000000") -> float:
+        return figure("waiting-on-4.3", count, name)
+
+    return [
+        _said(
+            "Ten million take {} GB of memory, {} GB while they are published, and {} GB of disk",
+            [f"{of(each) / 1e9:.1f}" for each in ("memory", "memory_at_most", "disk")],
+        ),
+        _said("an entry for each message: {} bytes", [f"{of('memory_per_message'):.0f}"]),
+        _said(
+            "with ten million waiting, the node took {} s to restart instead of {}, and {} s until "
+            "it took messages again",
+            [
+                f"{of('restart_seconds'):.0f}",
+                f"{of('restart_seconds', '1000000'):.0f}",
+                f"{of('usable_seconds'):.0f}",
+            ],
+        ),
+        _said(
+            "The node was back, with a copy of everything, in {} s",
+            [f"{figure('cluster', 'the node back', 'restart_seconds'):.0f}"],
+        ),
+        _said("So plan {} KB a message", [f"{of('disk_per_message') / 1000:.1f}"]),
+    ]
 
 
 def _on_paper() -> list[Sentence]:
@@ -288,7 +315,7 @@ def _glance() -> list[Sentence]:
             ("**{} a second**, held for", f"{figure('sustained', 'ours', 'rate'):,.0f}"),
             (
                 "**{} KB of the broker's memory each**",
-                f"{figure('waiting', '1000000', 'memory_per_message') / 1000:.1f}",
+                f"{figure('waiting-on-4.3', '10000000', 'memory_per_message') / 1000:.1f}",
             ),
             ("takes [{} KB for each]", f"{figure('worker', 'celery', 'per_task') / 1000:.0f}"),
             ("**{} times a publish by", f"{sum(pairs) / 2:.2f}"),

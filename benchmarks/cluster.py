@@ -1,0 +1,83 @@
+"""Purpose: a million messages wait on a cluster of three, and a node is lost and comes back.
+
+All nodes run on the same machine, so a rate says less than whether it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from kombu import Connection
+
+from benchmarks.rig import Row, Scale, broker_memory, disk, say
+from benchmarks.waiting import (
+    OURS,
+    RESTART,
+    WEEK,
+    delay_four_seconds,
+    publish,
+    publish_many,
+    reachable,
+    with_inbox,
+)
+from dev.cluster import Cluster
+from dev.server import VHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dev.broker import Broker
+
+
+def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
+    """Name what can be measured here."""
+    return {"cluster": lose_a_node}
+
+
+def lose_a_node(_: Broker, scale: Scale) -> dict[str, Row]:
+    """Let messages wait, kill the node that leads all of the cluster's queues, and start it."""
+    count, some = scale.pick((1_000_000, 10_000), (1000, 20))
+    with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
+        return _lose_a_node(cluster, count, some)
+
+
+def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
+    first, second, _ = cluster.nodes
+    vhost = first.vhost()
+    with Connection(vhost.url, transport=OURS) as connection:
+        with_inbox(connection)
+        publish(vhost.url, 10, lambda: WEEK)
+    start = time.monotonic()
+    publish_many(vhost, count, WEEK)
+    found = {
+        "whole": {"publish_rate": count / (time.monotonic() - start), **_look(cluster, vhost, some)}
+    }
+    elsewhere = VHost(second, vhost.name)
+    start = time.monotonic()
+    first.kill()
+    reachable(elsewhere)
+    found["a node lost"] = {
+        "usable_seconds": time.monotonic() - start,
+        **_look(cluster, elsewhere, some),
+    }
+    start = time.monotonic()
+    first.start(RESTART)
+    cluster.wait_until_whole(RESTART)
+    found["the node back"] = {
+        "restart_seconds": time.monotonic() - start,
+        **_look(cluster, elsewhere, some),
+    }
+    return found
+
+
+def _look(cluster: Cluster, vhost: VHost, some: int) -> Row:
+    """Release some messages, and weigh the nodes that run."""
+    row = delay_four_seconds(vhost, some)
+    running = [node for node in cluster if node.is_running]
+    row["waiting"] = sum(vhost.waiting(*(each["name"] for each in vhost.queues())).values())
+    row["memory_of_all"] = sum(map(broker_memory, running))
+    row["disk_of_all"] = sum(disk(node.folder) for node in running)
+    say(f"cluster {row}")
+    return row
