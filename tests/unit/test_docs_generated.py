@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from docs.generate.__main__ import ROOT, pages
+from docs.generate.benchmarks import RESULTS
 from docs.generate.pages import fill
 from docs.generate.sentences import Sentence, insert
 
@@ -38,6 +39,12 @@ def test_what_is_committed_is_what_the_command_writes():
 
     stale = ended.stdout.split() or [ended.stderr]
     assert ended.returncode == 0, f"run `python -m docs.generate`, for {', '.join(stale)}"
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_published_figure_is_of_a_recorded_run_of_a_commit(name):
+    commit = RESULTS[name]["machine"]["commit"]
+    assert re.fullmatch(r"[0-9a-f]{7,}", commit), f"{name} is of {commit}: measure it again"
 
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.name)
