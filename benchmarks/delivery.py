@@ -22,6 +22,7 @@ from kombu.transport.native_delayed_delivery import (
 from benchmarks.amendments import instructions
 from benchmarks.publishing import BODY, OURS, STOCK
 from benchmarks.rig import Row, Scale, cpu_of, in_turns, let_rest, summary
+from benchmarks.travel import PATIENT
 from benchmarks.waiting import publish_tasks
 from dev.processes import Processes
 from dev.worker import Worker
@@ -139,7 +140,8 @@ class _Consuming:
 
     def fill(self, count: int) -> None:
         """Publish messages, and wait until all are in the queue."""
-        with Connection(self._vhost.url, transport=OURS) as connection:
+        settings = {"socket_settings": PATIENT}
+        with Connection(self._vhost.url, transport=OURS, transport_options=settings) as connection:
             channel = connection.default_channel
             INBOX(channel).declare()
             with PublishBatch(channel) as batch:

@@ -32,10 +32,17 @@ class Proxy(AbstractContextManager["Proxy"]):
         self.port: int = self._server.getsockname()[1]
         self._pairs: set[_Pair] = set()
         self._lock = threading.Lock()
+        self.reads = threading.Event()
+        self.reads.set()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self) -> None:
+        """Read nothing more, from now on."""
+        self.reads.clear()
 
     def cut(self) -> None:
         """Cut every connection now."""
+        self.reads.set()
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
@@ -89,7 +96,7 @@ class _Pair:
     def forward(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass bytes on in one direction, to the last that this connection may carry."""
         with suppress(OSError):
-            while block := source.recv(65536):
+            while self._proxy.reads.wait() and (block := source.recv(65536)):
                 part = block[: int(self._left)] if self._left < len(block) else block
                 self._left -= len(block)
                 sink.sendall(part)

@@ -439,6 +439,14 @@ class PublishBatch:
                 try:
                     self._connection.drain_events(timeout=left)
                 except TimeoutError as exc:
+                    if self._is_aborted():
+                        # The kernel's own timeout, which py-amqp takes for one of reading.
+                        reason = (
+                            f"the connection broke, as the broker read nothing for long: {exc}; "
+                            "to wait longer, set TCP_USER_TIMEOUT, 1000 ms by default, in the "
+                            "transport option `socket_settings`"
+                        )
+                        self._fail(exc, reason)
                     if end is not None and time.monotonic() < end:
                         # From a callback.
                         raise
@@ -496,6 +504,14 @@ class PublishBatch:
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
         return gone or not self._connection.connected
+
+    def _is_aborted(self) -> bool:
+        """Return whether the kernel has given the connection up."""
+        try:
+            self._connection.sock.getpeername()
+        except OSError:
+            return True
+        return False
 
     def _fail_if_lost(self) -> None:
         if self._is_lost():

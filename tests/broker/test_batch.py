@@ -8,12 +8,14 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import amqp
 import pytest
 from amqp import spec
 from kombu import Connection, Exchange, Producer, Queue
 
+from dev.faults.proxy import Proxy
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
 from kombu_binary_delay.model.address import parse_address
 from tests.waits import drain_until, wait_until
@@ -199,6 +201,30 @@ def frozen(broker):
         yield
     finally:
         broker.thaw()
+
+
+@pytest.mark.parametrize("patience", [None, 60])
+def test_a_broker_that_reads_nothing_for_too_long_breaks_the_connection(vhost, outcomes, patience):
+    # The kernel waits a second for it, which is py-amqp's TCP_USER_TIMEOUT.
+    parts = urlsplit(vhost.url)
+    with Proxy(parts.port or 5672) as proxy:
+        url = vhost.url.replace(f":{parts.port}", f":{proxy.port}")
+        with Connection(url, transport="kombu_binary_delay:Transport") as connection:
+            batch = PublishBatch(connection.default_channel, on_outcome=outcomes.append)
+            send(batch, "first", confirm_timeout=patience)
+            batch.flush()
+            proxy.hold()
+            for number in range(100):
+                send(batch, f"{number}:" + "x" * 10_000, confirm_timeout=patience)
+
+            with pytest.raises(UnconfirmedError, match="TCP_USER_TIMEOUT"):
+                batch.flush()
+
+            found = Counter(states(outcomes).values())
+    # A few more passed the proxy before it noticed.
+    assert set(found) == {"confirmed", "unknown"}
+    assert found["unknown"] > 50
+    assert found.total() == 101
 
 
 @pytest.mark.own_broker
