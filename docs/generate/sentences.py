@@ -55,7 +55,7 @@ def sentences() -> list[Sentence]:
         Sentence(README, "one per distinct delay | up to {} |", (str(queues(Ladder.uniform())),)),
         Sentence(INDEX, "RabbitMQ {} to {}, Celery {} to {}", (*tried[0], *tried[1])),
         *_performance(),
-        _herd(),
+        *_herd(),
         *_ten_million(),
         *_on_paper(),
         *_publishing(),
@@ -162,22 +162,28 @@ def _performance() -> list[Sentence]:
     ]
 
 
-def _herd() -> Sentence:
+def _herd() -> list[Sentence]:
     def of(way: str, name: str, which: str = "median") -> float:
         return figure("herd-on-4.3", way, name, which)
 
     before = {
         way: of(way, "cpu_us") - of(way, "release_cpu_us") for way in ("ours", "celery-native")
     }
-    return _said(
-        "Ours releases {} a second, {} of bare dead-lettering. What comes before, while messages "
-        "wait and walk, takes {} of the native ladder's CPU",
-        [
-            f"{of('ours', 'rate'):,.0f}",
-            f"{of('ours', 'rate', 'ratio'):.2f}",
-            _share(before["ours"] / before["celery-native"]),
-        ],
-    )
+    parts = [figure("herd-parts-on-4.3", way, "release_cpu_us") for way in ("with-headers", "ours")]
+    return [
+        _said(
+            "Ours releases {} a second, {} of bare dead-lettering. What comes before, while "
+            "messages wait and walk, takes {} of the native ladder's CPU",
+            [
+                f"{of('ours', 'rate'):,.0f}",
+                f"{of('ours', 'rate', 'ratio'):.2f}",
+                _share(before["ours"] / before["celery-native"]),
+            ],
+        ),
+        _said(
+            "What is left, from {} to {} µs of the broker's CPU", [f"{each:.0f}" for each in parts]
+        ),
+    ]
 
 
 def _ten_million() -> list[Sentence]:
