@@ -57,6 +57,7 @@ def sentences() -> list[Sentence]:
         *_performance(),
         *_herd(),
         *_ten_million(),
+        *_delivery(),
         *_on_paper(),
         *_publishing(),
         *_spark(),
@@ -210,6 +211,24 @@ def _ten_million() -> list[Sentence]:
             [f"{figure('cluster', 'the node back', 'restart_seconds'):.0f}"],
         ),
         _said("So plan {} KB a message", [f"{of('disk_per_message') / 1000:.1f}"]),
+    ]
+
+
+def _delivery() -> list[Sentence]:
+    def counted(way: str) -> str:
+        instructions = [figure("delivery", each, "instructions") for each in (way, "kombu")]
+        return f"{instructions[0] / instructions[1]:.1f}"
+
+    return [
+        _said(
+            "A delayed message takes {} times as many instructions, and one by Celery's native "
+            "delivery {} times",
+            [counted("ours-delayed"), counted("kombu-native")],
+        ),
+        _said(
+            "In a worker with its default pool, a delayed task costs {} times the CPU",
+            [f"{figure('delivery', 'celery-ours-delayed-prefork', 'cpu_us', 'ratio'):.1f}"],
+        ),
     ]
 
 
