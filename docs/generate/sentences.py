@@ -7,6 +7,7 @@ those of the recorded results. To change a sentence, change it in both places.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from kombu_binary_delay import Ladder
@@ -61,7 +62,8 @@ def sentences() -> list[Sentence]:
         *_on_paper(),
         *_publishing(),
         *_spark(),
-        _tick(),
+        *_tick(),
+        *_wal(),
         *_amendments(),
         *_glance(),
     ]
@@ -209,6 +211,10 @@ def _ten_million() -> list[Sentence]:
         _said(
             "The node was back, with a copy of everything, in {} s",
             [f"{figure('cluster', 'the node back', 'restart_seconds'):.0f}"],
+        ),
+        _said(
+            "found the cluster usable, {} s after the kill",
+            [f"{figure('cluster', 'a node lost', 'usable_seconds'):.1f}"],
         ),
         _said("So plan {} KB a message", [f"{of('disk_per_message') / 1000:.1f}"]),
     ]
@@ -362,10 +368,35 @@ def _amendments() -> list[Sentence]:
     ]
 
 
-def _tick() -> Sentence:
-    text = "A task that is late by {} ms at the median, and by {} ms at the 99th percentile"
+def _tick() -> list[Sentence]:
+    page = "docs/explanation/tick.md"
     late = (f"{figure('tick', '125', name):.0f}" for name in ("p50", "p99"))
-    return Sentence("docs/explanation/tick.md", text, tuple(late))
+    cpu = [
+        figure("tick", tick, "cpu_us", "ratio")
+        for tick in ("1000", "500", "250", "125", "62", "31")
+    ]
+    more = [finer / coarser - 1 for coarser, finer in pairwise(cpu)]
+    return [
+        Sentence(
+            page,
+            "A task that is late by {} ms at the median, and by {} ms at the 99th percentile",
+            tuple(late),
+        ),
+        Sentence(
+            page,
+            "Down to 125 ms, it costs up to {} more of the broker's CPU, and below that {} or more",
+            (_share(max(more[:3])), _share(min(more[3:]))),
+        ),
+    ]
+
+
+def _wal() -> list[Sentence]:
+    page = "docs/how-to/configure-the-broker.md"
+    cpu, rate = (figure("wal", "64", name, "ratio") for name in ("cpu_us", "rate"))
+    return [
+        Sentence(page, "publishing took {} times the CPU on 3.10", (f"{cpu:.1f}",)),
+        Sentence(page, "was slower by {}, when", (_share(1 - rate),)),
+    ]
 
 
 def _word(value: float) -> str:

@@ -442,9 +442,9 @@ class PublishBatch:
                     if self._is_aborted():
                         # The kernel's own timeout, which py-amqp takes for one of reading.
                         reason = (
-                            f"the connection broke, as the broker read nothing for long: {exc}; "
-                            "to wait longer, set TCP_USER_TIMEOUT, 1000 ms by default, in the "
-                            "transport option `socket_settings`"
+                            f"the connection broke, as the broker took nothing for long: {exc}; "
+                            "to wait longer, set socket.TCP_USER_TIMEOUT, 1000 ms by default, in "
+                            "the transport option `socket_settings`"
                         )
                         self._fail(exc, reason)
                     if end is not None and time.monotonic() < end:
@@ -506,7 +506,9 @@ class PublishBatch:
         return gone or not self._connection.connected
 
     def _is_aborted(self) -> bool:
-        """Return whether the kernel has given the connection up."""
+        """Return whether the kernel has given up a connection that nobody has closed."""
+        if not self._connection.connected:
+            return False
         try:
             self._connection.sock.getpeername()
         except OSError:
