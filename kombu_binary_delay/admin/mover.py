@@ -19,6 +19,7 @@ import amqp
 from amqp.exceptions import NotFound, ResourceLocked
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
+from kombu_binary_delay.draining import drain
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .errors import OperationError, UnreachableError
@@ -339,7 +340,7 @@ class _Consumer:
         if self.taken:
             return True
         try:
-            self._connection.drain_events(timeout=_QUIET)
+            drain(self._connection, _QUIET)
         except TimeoutError:
             return False
         return True

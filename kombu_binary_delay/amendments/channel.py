@@ -13,6 +13,7 @@ from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay.batching.confirm import ConfirmChannel
+from kombu_binary_delay.draining import drain, raise_if_aborted
 from kombu_binary_delay.errors import AmendmentError
 
 from . import bulk
@@ -115,7 +116,7 @@ class AmendmentChannel(ConfirmChannel):
         """
         try:
             if self.connection is not None:
-                self.connection.drain_events(timeout=patience)
+                drain(self.connection, patience)
         except TimeoutError as exc:
             self._unconfirmed.clear()
             raise AmendmentError(f"RabbitMQ did not answer within {patience:g} s") from exc
@@ -216,6 +217,7 @@ class AmendmentChannel(ConfirmChannel):
                     lambda: self.markers >= markers or self.has_left,
                 )
         except TimeoutError as exc:
+            raise_if_aborted(connection, exc)
             raise AmendmentError(f"RabbitMQ did not answer within {PATIENCE:g} s") from exc
         self._check()
 

@@ -23,6 +23,7 @@ from amqp.exceptions import (
     RecoverableConnectionError,
 )
 
+from kombu_binary_delay.draining import drain
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
 from kombu_binary_delay.mechanism import mechanism_of
 
@@ -437,16 +438,8 @@ class PublishBatch:
                 self._fail_if_lost()
                 left = None if end is None else max(end - time.monotonic(), 0.001)
                 try:
-                    self._connection.drain_events(timeout=left)
+                    drain(self._connection, left)
                 except TimeoutError as exc:
-                    if self._is_aborted():
-                        # The kernel's own timeout, which py-amqp takes for one of reading.
-                        reason = (
-                            f"the connection broke, as the broker took nothing for long: {exc}; "
-                            "to wait longer, set socket.TCP_USER_TIMEOUT, 1000 ms by default, in "
-                            "the transport option `socket_settings`"
-                        )
-                        self._fail(exc, reason)
                     if end is not None and time.monotonic() < end:
                         # From a callback.
                         raise
@@ -504,16 +497,6 @@ class PublishBatch:
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
         return gone or not self._connection.connected
-
-    def _is_aborted(self) -> bool:
-        """Return whether the kernel has given up a connection that nobody has closed."""
-        if not self._connection.connected:
-            return False
-        try:
-            self._connection.sock.getpeername()
-        except OSError:
-            return True
-        return False
 
     def _fail_if_lost(self) -> None:
         if self._is_lost():

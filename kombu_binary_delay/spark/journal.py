@@ -28,6 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
@@ -325,7 +326,7 @@ class _Stream:
                     # What has arrived while this process was suspended is taken first.
                     is_hasty = time.monotonic() > hasty
                     try:
-                        connection.drain_events(timeout=0.01 if is_hasty else 0.2)
+                        drain(connection.connection, 0.01 if is_hasty else 0.2)
                     except TimeoutError:
                         if is_hasty or time.monotonic() >= quiet:
                             return

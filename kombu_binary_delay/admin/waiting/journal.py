@@ -19,6 +19,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.model.topology import Topology
 
@@ -371,7 +372,7 @@ class _Reader:
         acknowledged = 0
         while True:
             try:
-                self._connection.drain_events(timeout=self.silence or _SILENCE)
+                drain(self._connection, self.silence or _SILENCE)
             except TimeoutError:
                 if self.silence is None:
                     raise UnreachableError(

@@ -1,0 +1,42 @@
+"""Read a connection's next event, and tell a silent broker from a connection that broke."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+
+def drain(connection: Any, timeout: float | None) -> None:
+    """Handle the next event of a py-amqp connection; the timeout is in seconds, or None.
+
+    :raises ConnectionAbortedError: if the kernel gave up the connection, which ends it.
+    :raises TimeoutError: if nothing comes within the timeout, or from a callback.
+    """
+    try:
+        connection.drain_events(timeout=timeout)
+    except TimeoutError as exc:
+        raise_if_aborted(connection, exc)
+        raise
+
+
+def raise_if_aborted(connection: Any, timeout: TimeoutError) -> None:
+    """Raise an error in place of a timeout if it is not one of reading.
+
+    The kernel's own timeout, ``TCP_USER_TIMEOUT``, ends the connection, but py-amqp takes it for a
+    silent broker, and the connection for a whole one.
+    """
+    if not connection.connected:
+        return
+    try:
+        connection.sock.getpeername()
+    except OSError:
+        connection.collect()
+        raise ConnectionAbortedError(
+            errno.ECONNABORTED,
+            "the connection broke, as the broker took nothing for long; to wait longer, set "
+            "socket.TCP_USER_TIMEOUT, 1000 ms by default, in the transport option "
+            "`socket_settings`",
+        ) from timeout
+
+
+__all__ = ["drain", "raise_if_aborted"]

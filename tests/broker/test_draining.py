@@ -1,0 +1,51 @@
+"""A connection that broke is told from a broker that says nothing."""
+
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+from kombu import Connection
+
+from dev.faults.proxy import Proxy
+from kombu_binary_delay.draining import drain
+
+
+#: Frames that a broker takes at any time.
+HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 10_000
+
+
+@pytest.fixture
+def held(vhost):
+    """A connection to a broker that has stopped to read, with more to read than the kernels hold.
+
+    By Kombu's transport, since operators' commands read by it too.
+    """
+    parts = urlsplit(vhost.url)
+    with Proxy(parts.port or 5672) as proxy:
+        url = vhost.url.replace(f":{parts.port}", f":{proxy.port}")
+        with Connection(url) as connection:
+            inner = connection.connection
+            proxy.hold()
+            inner.sock.settimeout(0)
+            left = HEARTBEATS
+            with suppress(BlockingIOError):
+                while True:
+                    left = left[inner.sock.send(left) :] or HEARTBEATS
+            inner.sock.settimeout(None)
+            yield inner
+
+
+def test_a_connection_that_the_kernel_gave_up_is_broken_and_not_silent(held):
+    with pytest.raises(ConnectionAbortedError, match="TCP_USER_TIMEOUT"):
+        drain(held, 30)
+
+    assert not held.connected
+
+
+def test_a_silent_broker_is_silent(connect):
+    inner = connect().connection
+
+    with pytest.raises(TimeoutError):
+        drain(inner, 0.1)
+
+    assert inner.connected
