@@ -73,8 +73,10 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
         row["restart_seconds"] = time.monotonic() - start
         reachable(vhost)
         row["usable_seconds"] = time.monotonic() - start
-        after = delay_four_seconds(vhost, scale.pick(10_000, 20))
-        row |= {f"{name}_after_restart": value for name, value in after.items()}
+        for pause, when in ((0, "after_restart"), (scale.pick(60, 0), "a_minute_later")):
+            time.sleep(pause)
+            after = delay_four_seconds(vhost, scale.pick(10_000, 20))
+            row |= {f"{name}_{when}": value for name, value in after.items()}
         row["memory_after_restart"] = broker_memory(broker)
         say(f"waiting {count}: {row}")
         found[str(count)] = row
