@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.model.topology import LEAST_DISK, Topology
 
 from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
-from .snapshot import Snapshot
+from .snapshot import Row, Snapshot
 from .verify import compare
 
 
@@ -30,7 +31,7 @@ class Expected:
 
 
 def alarms(management: Management) -> Iterator[str]:
-    """Yield a sentence for each node that is down, or that blocks publishers.
+    """Yield a sentence for each node that is down, or that blocks publishers or soon will.
 
     Yields nothing if the user lacks the tag 'monitoring'.
     """
@@ -46,8 +47,19 @@ def alarms(management: Management) -> Iterator[str]:
             yield f"the node {name} is short of memory, and blocks all publishers"
         if node.get("disk_free_alarm"):
             yield f"the node {name} is short of disk space, and blocks all publishers"
+        elif (left := _disk_left(node)) < LEAST_DISK:
+            yield (
+                f"the node {name} has {left / 1e6:,.0f} MB of disk left before its limit, "
+                f"disk_free_limit; below that, it blocks all publishers"
+            )
         if node.get("partitions"):
             yield f"the node {name} does not see the nodes {', '.join(node['partitions'])}"
+
+
+def _disk_left(node: Row) -> float:
+    free, limit = node.get("disk_free"), node.get("disk_free_limit")
+    # A node that is down reports neither, and one that cannot know reports a word.
+    return free - limit if isinstance(free, int) and isinstance(limit, int) else math.inf
 
 
 def missing(expected: Expected, management: Management, snapshot: Snapshot) -> Iterator[str]:

@@ -26,8 +26,9 @@ _HISTORY = 60  # looks
 
     A line a level: how many messages wait in each of its queues, and after what time all of them
     have left the ladder. Every ladder of the namespace is shown. What is wrong comes last, and with
-    --watch first: alarms of nodes, missing parts, levels that are stuck, parked messages. What
-    waits is counted at this moment; rates, and what is leaving, are up to ten seconds old.
+    --watch first: alarms of nodes, disks that are nearly full, missing parts, levels that are
+    stuck, parked messages. What waits is counted at this moment; rates, and what is leaving, are up
+    to ten seconds old.
 
     'amendments' counts what was cancelled, rescheduled or superseded and still counts, and its lag
     is how long a cancellation takes to be known. To measure it, status appends a record that

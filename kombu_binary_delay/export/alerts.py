@@ -77,6 +77,15 @@ def _rules(ask: Questions) -> Iterator[_Rule]:
         "disks.",
     )
     yield _Rule(
+        "BinaryDelayDiskFills",
+        ask.disk_fills(),
+        "5m",
+        "warning",
+        "{{ $labels.instance }} has little disk left, or fills it within hours",
+        "What waits is on the broker's disks. Below its limit, disk_free_limit, RabbitMQ blocks "
+        "all publishers: make room, publish less in advance, or add nodes.",
+    )
+    yield _Rule(
         "BinaryDelayUnwatched",
         f'absent(rabbitmq_detailed_queue_messages{{queue=~"{ask.levels}"}})',
         "10m",

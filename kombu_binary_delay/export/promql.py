@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kombu_binary_delay.model.topology import VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
 
 _QUEUE = "rabbitmq_cluster, vhost, queue"
+_AHEAD = 4 * 3600  # seconds
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,17 @@ class Questions:
         queues = "|".join(filter(None, (self.levels, self.relays)))
         held = f"sum by (rabbitmq_cluster) ({self.held(queues)})"
         return f"avg_over_time(({held})[5m:15s])\n/ {self.hops('confirmed', '5m')}"
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def disk_fills(self) -> str:
+        """Return the nodes near their limit of free disk, or there in four hours at this rate."""
+        free, limit = (
+            f"rabbitmq_disk_space_available_{name}{{{self.everywhere.removeprefix(',')}}}"
+            for name in ("bytes", "limit_bytes")
+        )
+        soon = f"predict_linear({free}[30m], {_AHEAD})"
+        return f"{free} - {limit} < {LEAST_DISK}\nor {soon} - {limit} < 0"
 
     # -- how they are made -----------------------------------------------------------------------
 

@@ -53,6 +53,9 @@ IMITABLE = ("direct", "topic", "fanout")
 #: The most unconfirmed messages that a quorum queue's dead-letter worker has, unless the broker is
 #: configured otherwise: see :mod:`kombu_binary_delay.export.broker_config`.
 WORKER_HOLDS = 32
+#: A node that has fewer bytes of free disk above its limit is about to block publishers: two
+#: write-ahead logs of the default size, of which one is written while the other is copied.
+LEAST_DISK = 1 << 30
 
 #: RabbitMQ repeats names in its errors, and cuts long ones, which is not safe within a character.
 _MAX_NAME_NOT_ASCII = 128

@@ -183,7 +183,8 @@ def test_a_query_for_a_metric_that_is_not_there_would_be_noticed(ladder, scrape)
 
 def hurried(rules):
     """The same rules on a faster clock: what takes minutes takes seconds."""
-    seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "15s": "1s"}
+    seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "30m": "20s", "15s": "1s"}
+    rules = rules.replace(", 14400)", ", 40)")
     return re.sub(r"\b(\d+[ms])\b", lambda time: seconds[time[1]], rules)
 
 
@@ -276,6 +277,16 @@ def spelled(values):
     return [each for run in values.split() for each in [run.split("x")[0]] * int(run.split("x")[1])]
 
 
+def disk(free):
+    """Fifty minutes of a node with a quiet ladder, and with bytes of free disk."""
+    labels = '{instance="a"}'
+    return [
+        *case("0x200"),
+        {"series": f"rabbitmq_disk_space_available_bytes{labels}", "values": free},
+        {"series": f"rabbitmq_disk_space_available_limit_bytes{labels}", "values": "50e6x200"},
+    ]
+
+
 CASES = {
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
@@ -313,6 +324,14 @@ CASES = {
         case("3x200", ready=NONE, queue=SMALL.parking),
         {"Parked", "Unwatched"},
     ),
+    "a disk with room": (disk("20e9x200"), set()),
+    "a disk on which a log is written and removed": (
+        disk("20e9x40 19.5e9x20 20e9x140"),
+        set(),
+    ),
+    "a disk that is full within four hours": (disk("20e9-30e6x200"), {"DiskFills"}),
+    "a disk that is full within days": (disk("300e9-30e6x200"), set()),
+    "a disk that is nearly full": (disk("900e6x200"), {"DiskFills"}),
 }
 
 
@@ -323,7 +342,7 @@ def test_what_fires_within_45_minutes(tmp_path, name):
     expressions = " or ".join(
         f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{each}",'
         f'alertstate="firing"}}[45m]))'
-        for each in ("LevelStuck", "Parked", "RelayFilling", "Late", "Unwatched")
+        for each in ("LevelStuck", "Parked", "RelayFilling", "Late", "DiskFills", "Unwatched")
     )
     names = {"Stuck": "LevelStuck"}
     expected = [
@@ -367,4 +386,4 @@ def test_rules_are_what_promtool_takes(tmp_path, topology):
         check=False,
     )
 
-    assert "SUCCESS: 5 rules found" in done.stdout, done.stdout + done.stderr
+    assert "SUCCESS: 6 rules found" in done.stdout, done.stdout + done.stderr

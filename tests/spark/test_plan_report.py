@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
+from benchmarks.waiting import BODY
 from docs.generate.sentences import steady
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.model.ladder import hops
@@ -42,6 +43,8 @@ def test_the_figures_are_those_of_the_recorded_benchmarks():
         each["release_rate"] for each in recorded("waiting").values() if "release_rate" in each
     ]
     assert min(rates) == pytest.approx(measured.ONE_QUEUE, abs=1)
+    most = recorded("waiting-on-4.3")["10000000"]
+    assert most["disk_per_message"] - len(BODY) == pytest.approx(measured.DISK_MORE, abs=1)
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,9 @@ class Api(Management):
         ({"running": False}, "is down"),
         ({"running": True, "mem_alarm": True}, "memory, and blocks all publishers"),
         ({"running": True, "disk_free_alarm": True}, "disk space, and blocks all publishers"),
+        ({"disk_free": 1_124_000_000, "disk_free_limit": 50_000_000}, None),
+        ({"disk_free": 650_000_000, "disk_free_limit": 50_000_000}, "has 600 MB of disk left"),
+        ({"disk_free": "disk_free_monitoring_disabled", "disk_free_limit": 50_000_000}, None),
         ({"running": True, "partitions": ["b@h"]}, "does not see the nodes b@h"),
     ],
 )

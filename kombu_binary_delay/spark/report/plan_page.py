@@ -11,7 +11,7 @@ from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import MAX_LANES
 
 from . import svg
-from .measured import FURTHER_WAIT, ONE_QUEUE, ONE_WAIT, cpu
+from .measured import DISK_MORE, FURTHER_WAIT, ONE_QUEUE, ONE_WAIT, cpu
 from .parts import BAD, GOOD, SO_SO, TimeAxis, clock, document, moment, section, table, tile
 
 #: So late, in seconds, is late.
@@ -202,7 +202,16 @@ def _settings(figures: Figures) -> str:
 
 
 def _ladders(figures: Figures) -> str:
-    columns = ("waits a task", "hops/s, peak", "waiting", "in one queue", "queues", "size", "CPU")
+    columns = (
+        "waits a task",
+        "hops/s, peak",
+        "waiting",
+        "in one queue",
+        "queues",
+        "size",
+        "disk",
+        "CPU",
+    )
     head = "".join(f"<th class=n>{each}</th>" for each in columns)
     rows = ""
     for each in figures["ladders"]:
@@ -214,13 +223,16 @@ def _ladders(figures: Figures) -> str:
             f"{each['queue_waiting']:,}",
             f"{each['queues']:,}",
             _bytes(each["bytes"]),
+            _bytes(each["bytes"] + each["waiting"] * DISK_MORE),
             svg.seconds(used),
         )
         numbers = "".join(f"<td class=n>{cell}</td>" for cell in cells)
         rows += f"<tr><td class=whole>{escape(each['ladder'])}</td>{numbers}</tr>"
     note = (
-        f"For all tasks. CPU is the broker's: a measured {ONE_WAIT * 1e6:.0f} µs for a task with "
-        f"one wait, and {FURTHER_WAIT * 1e6:.0f} µs for each further wait; in a cluster of three, "
+        f"For all tasks. Size is the most that wait at once; disk is what they take on each node "
+        f"with a copy of them, by a measured {DISK_MORE:.0f} B more for each: have that free above "
+        f"RabbitMQ's limit, or it blocks all publishers. CPU is the broker's: a measured "
+        f"{ONE_WAIT * 1e6:.0f} µs for a task with one wait, and {FURTHER_WAIT * 1e6:.0f} µs for each further wait; in a cluster of three, "
         "some three times as much."
     )
     return section(
@@ -378,7 +390,7 @@ def _assumed() -> str:
                 "application routes their task"
             ),
         ),
-        ("size", "one copy of each message, without what RabbitMQ keeps of it"),
+        ("size", "one copy of each message, without what RabbitMQ keeps of it, which disk has"),
         ("due", "the plan has no processing time: a message leaves a queue when it is due"),
         (
             "measured",
