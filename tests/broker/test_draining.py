@@ -9,7 +9,6 @@ from kombu import Connection
 from dev.faults.proxy import Proxy
 from kombu_binary_delay.draining import drain
 
-
 #: Frames that a broker takes at any time.
 HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 10_000
 

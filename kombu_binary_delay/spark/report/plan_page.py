@@ -232,7 +232,8 @@ def _ladders(figures: Figures) -> str:
         f"For all tasks. Size is the most that wait at once; disk is what they take on each node "
         f"with a copy of them, by a measured {DISK_MORE:.0f} B more for each: have that free above "
         f"RabbitMQ's limit, or it blocks all publishers. CPU is the broker's: a measured "
-        f"{ONE_WAIT * 1e6:.0f} µs for a task with one wait, and {FURTHER_WAIT * 1e6:.0f} µs for each further wait; in a cluster of three, "
+        f"{ONE_WAIT * 1e6:.0f} µs for a task with one wait, and {FURTHER_WAIT * 1e6:.0f} µs for "
+        "each further wait; in a cluster of three, "
         "some three times as much."
     )
     return section(
