@@ -49,8 +49,8 @@ def test_the_figures_are_those_of_the_recorded_benchmarks():
 
 @pytest.fixture(scope="module")
 def whole(spark):
-    """20,000 tasks over an hour, and 10,000 in one second of it, to several destinations."""
-    ids = spark.range(30_000)
+    """20,000 tasks over an hour, and 20,000 in one second of it, to several destinations."""
+    ids = spark.range(40_000)
     at_once = F.col("id") >= 20_000
     after = F.when(at_once, F.lit(2400.0)).otherwise(600 + F.col("id") % 3600)
     rows = ids.select(
@@ -65,18 +65,18 @@ def whole(spark):
         F.lit("eu").alias("routing_key"),
     )
     planned = plan(rows, [DEFAULT, BINARY]).cache()
-    limits = {"waiting": 20_000, "queues": 100}
+    limits = {"waiting": 30_000, "queues": 100}
     return plan_figures(rows, planned, limits=limits, name="r.parquet")
 
 
 def test_the_figures_add_up_to_the_tasks_of_each_destination(whole):
     totals = {name: sum(each) for name, each in whole["due"].items()}
-    assert totals == {"mail <b>": 10_000, **dict.fromkeys(("shop/eu", "q1", "q2", "q3"), 5_000)}
+    assert totals == {"mail <b>": 20_000, **dict.fromkeys(("shop/eu", "q1", "q2", "q3"), 5_000)}
     place = int((NOON.timestamp() + 2400 - whole["start"]) // whole["width"])
     count, second = max(whole["herd"])
     assert whole["herd"][place] == [count, second]
     assert second == NOON.timestamp() + 2400
-    assert 10_005 <= count <= 10_006
+    assert 20_005 <= count <= 20_006
     assert {each["ladder"] for each in whole["ladders"]} == {DEFAULT.name, BINARY.name}
 
 
@@ -88,7 +88,7 @@ def test_the_page_says_when_and_what_it_costs_and_what_to_set(whole):
     assert '<span class="verdict bad">exceeds the limits</span>' in text
     assert f"Exceeds: waiting of {DEFAULT.name}, waiting of {BINARY.name}." in text
     assert "dead_letter_worker_consumer_prefetch: 512" in text
-    assert "10,00" in text
+    assert "20,00" in text
     option = '<span class="option">--limit hops_per_second=NUMBER</span>'
     assert f"No limit was given with {option}." in text
 
@@ -145,7 +145,7 @@ def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), pe
             {"load": [900.0], "carries": 1000, "herd": 20_000},
             ["dead_letter_worker_consumer_prefetch: 512"],
         ),
-        ({"load": [900.0], "carries": 9000, "busiest": 6000.0}, ["lanes: 3"]),
+        ({"load": [900.0], "carries": 9000, "busiest": 2.5 * measured.ONE_QUEUE}, ["lanes: 3"]),
         (
             {
                 "load": [1500.0],

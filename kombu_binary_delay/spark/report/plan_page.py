@@ -396,7 +396,7 @@ def _assumed() -> str:
         (
             "measured",
             (
-                "RabbitMQ 3.10.8 on two cores of 2.5 GHz, shared with publisher and consumer: "
+                "RabbitMQ 3.10.8 on two cores of an AMD EPYC, shared with publisher and consumer: "
                 f"measure your own, and give what it carries as {_OPTION}"
             ),
         ),
