@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     scale = Scale(given.quick, given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
-        recording = Recording(name, scale.turns, into)
+        recording = Recording(name, 1 if name in report.ONCE else scale.turns, into)
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
             result = recording.write(machine(broker), SECTIONS[name](broker, scale))
         print(report.table(name, result))

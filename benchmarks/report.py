@@ -80,6 +80,8 @@ _HERD = (
     Column("at most, MB", "peak_mb"),
     Column("missing", "missing"),
 )
+#: The sections that measure each figure once, however many rounds are asked for.
+ONCE = ("cluster", "waiting", "worker")
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,
@@ -161,7 +163,7 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = name.partition("-on-")[0]
-    if section in ("waiting", "worker", "cluster"):
+    if section in ONCE:
         text = _plain(result)
     elif section == "amendments":
         text = _by_figure(result)
