@@ -138,7 +138,8 @@ def journey(
         "cpu_us": sum(cpus) / came * 1e6,
         "publisher_us": sending / len(delays) * 1e6,
         "consumer_us": arrived.cpu / came * 1e6,
-        "busiest": max(cpus) / sum(cpus),
+        # A quick run may take less than the kernel counts.
+        "busiest": max(cpus) / (sum(cpus) or 1),
         **percentiles(arrived.lateness),
         # A millisecond is what the clocks of two processes may make of one moment.
         "early": sum(each < -1 for each in arrived.lateness),

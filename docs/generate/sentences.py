@@ -358,8 +358,10 @@ def _glance() -> list[Sentence]:
                 new[0],
             ),
             (
-                ("**99 of 100 come within {} ms** in the same burst on RabbitMQ 3.10, and within "
-                "{} s by Celery's native delivery; on 4.3 within {} ms, and {} s"),
+                (
+                    "**99 of 100 come within {} ms** in the same burst on RabbitMQ 3.10, and "
+                    "within {} s by Celery's native delivery; on 4.3 within {} ms, and {} s"
+                ),
                 *old[1:],
                 *new[1:],
             ),
