@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 
@@ -32,10 +31,9 @@ def raise_if_aborted(connection: Any, timeout: TimeoutError) -> None:
     except OSError:
         connection.collect()
         raise ConnectionAbortedError(
-            errno.ECONNABORTED,
             "the connection broke, as the broker took nothing for long; to wait longer, set "
             "socket.TCP_USER_TIMEOUT, 1000 ms by default, in the transport option "
-            "`socket_settings`",
+            "`socket_settings`"
         ) from timeout
 
 

@@ -248,10 +248,7 @@ class Environment:
 
     def proxied(self, proxy: Proxy) -> list[str]:
         """Write the URL of the broker behind a proxy."""
-        return [
-            self.broker.url.replace(f":{self.broker.ports[0]}/", f":{proxy.port}/")[:-1]
-            + self.vhost.name
-        ]
+        return [proxy.through(self.vhost.url)]
 
     # -- what is seen --------------------------------------------------------------------------
 

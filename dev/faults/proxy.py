@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from contextlib import AbstractContextManager, suppress
+from urllib.parse import urlsplit
 
 HOST = "127.0.0.1"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
@@ -35,6 +36,11 @@ class Proxy(AbstractContextManager["Proxy"]):
         self.reads = threading.Event()
         self.reads.set()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def through(self, url: str) -> str:
+        """Return the URL of a broker by way of this proxy."""
+        parts = urlsplit(url)
+        return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{self.port}").geturl()
 
     def hold(self) -> None:
         """Read nothing more, from now on."""

@@ -224,7 +224,7 @@ def _aside(ask: Questions) -> _Json:
 
 def _broker(ask: Questions) -> list[_Json]:
     free, floor, used, most = (
-        f"sum by (instance) (rabbitmq_{name}_bytes{{{ask.everywhere.removeprefix(',')}}})"
+        f"sum by (instance) ({ask.node(name)})"
         for name in (
             "disk_space_available",
             "disk_space_available_limit",

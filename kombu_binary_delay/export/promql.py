@@ -136,12 +136,13 @@ class Questions:
 
     # -- nodes -----------------------------------------------------------------------------------
 
+    def node(self, name: str) -> str:
+        """Return what each node reports under a name, in bytes."""
+        return f"rabbitmq_{name}_bytes{{{self.everywhere.removeprefix(',')}}}"
+
     def disk_fills(self) -> str:
         """Return the nodes near their limit of free disk, or there in four hours at this rate."""
-        free, limit = (
-            f"rabbitmq_disk_space_available_{name}{{{self.everywhere.removeprefix(',')}}}"
-            for name in ("bytes", "limit_bytes")
-        )
+        free, limit = map(self.node, ("disk_space_available", "disk_space_available_limit"))
         soon = f"predict_linear({free}[30m], {_AHEAD})"
         return f"{free} - {limit} < {LEAST_DISK}\nor {soon} - {limit} < 0"
 

@@ -206,9 +206,8 @@ def frozen(broker):
 @pytest.mark.parametrize("patience", [None, 60])
 def test_a_broker_that_reads_nothing_for_too_long_breaks_the_connection(vhost, outcomes, patience):
     # The kernel waits a second for it, which is py-amqp's TCP_USER_TIMEOUT.
-    parts = urlsplit(vhost.url)
-    with Proxy(parts.port or 5672) as proxy:
-        url = vhost.url.replace(f":{parts.port}", f":{proxy.port}")
+    with Proxy(urlsplit(vhost.url).port or 5672) as proxy:
+        url = proxy.through(vhost.url)
         with Connection(url, transport="kombu_binary_delay:Transport") as connection:
             batch = PublishBatch(connection.default_channel, on_outcome=outcomes.append)
             send(batch, "first", confirm_timeout=patience)

@@ -19,19 +19,19 @@ def held(vhost):
 
     By Kombu's transport, since operators' commands read by it too.
     """
-    parts = urlsplit(vhost.url)
-    with Proxy(parts.port or 5672) as proxy:
-        url = vhost.url.replace(f":{parts.port}", f":{proxy.port}")
-        with Connection(url) as connection:
-            inner = connection.connection
-            proxy.hold()
-            inner.sock.settimeout(0)
-            left = HEARTBEATS
-            with suppress(BlockingIOError):
-                while True:
-                    left = left[inner.sock.send(left) :] or HEARTBEATS
-            inner.sock.settimeout(None)
-            yield inner
+    with (
+        Proxy(urlsplit(vhost.url).port or 5672) as proxy,
+        Connection(proxy.through(vhost.url)) as connection,
+    ):
+        inner = connection.connection
+        proxy.hold()
+        inner.sock.settimeout(0)
+        left = HEARTBEATS
+        with suppress(BlockingIOError):
+            while True:
+                left = left[inner.sock.send(left) :] or HEARTBEATS
+        inner.sock.settimeout(None)
+        yield inner
 
 
 def test_a_connection_that_the_kernel_gave_up_is_broken_and_not_silent(held):

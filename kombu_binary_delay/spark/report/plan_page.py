@@ -233,8 +233,7 @@ def _ladders(figures: Figures) -> str:
         f"with a copy of them, by a measured {DISK_MORE:.0f} B more for each: have that free above "
         f"RabbitMQ's limit, or it blocks all publishers. CPU is the broker's: a measured "
         f"{ONE_WAIT * 1e6:.0f} µs for a task with one wait, and {FURTHER_WAIT * 1e6:.0f} µs for "
-        "each further wait; in a cluster of three, "
-        "some three times as much."
+        "each further wait; in a cluster of three, some three times as much."
     )
     return section(
         "What each ladder costs", note, table(f"<tr class=head><th>ladder</th>{head}</tr>{rows}")
@@ -391,13 +390,13 @@ def _assumed() -> str:
                 "application routes their task"
             ),
         ),
-        ("size", "one copy of each message, without what RabbitMQ keeps of it, which disk has"),
+        ("size", "one copy of each message; disk adds what RabbitMQ keeps of it"),
         ("due", "the plan has no processing time: a message leaves a queue when it is due"),
         (
             "measured",
             (
-                "RabbitMQ 3.10.8 on two cores of an AMD EPYC, shared with publisher and consumer: "
-                f"measure your own, and give what it carries as {_OPTION}"
+                "RabbitMQ 3.10.8, for disk 4.3.6, on two cores of an AMD EPYC, shared with "
+                f"publisher and consumer: measure your own, and give what it carries as {_OPTION}"
             ),
         ),
     )
