@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.rig import Peak, Row, Scale, broker_cpu, broker_memory, idle_cpu, in_turns, summary
-from benchmarks.travel import arrivals, inbox, send
+from benchmarks.travel import SIZE, arrivals, inbox, send
 from benchmarks.variants import (
+    INBOX,
     BareByMessage,
     CeleryNative,
     Floor,
@@ -65,20 +66,35 @@ TITLES["lanes"] = "ours, four lanes"
 FEW = ("floor", "bare-a-core", "ours", "celery-native")
 
 
-def herd(
+class Herd(NamedTuple):
+    """So many messages that are all due in one second.
+
+    size: the bytes of each body.
+    over: the seconds in which they are published.
+    more: how many seconds to wait, afterwards, for what comes twice.
+    """
+
+    count: int
+    size: int = SIZE
+    over: float = OVER
+    more: float = 0
+
+
+def measured(
     broker: Broker, scale: Scale, count: int, ways: Mapping[str, Callable[[], Variant]]
 ) -> dict[str, Row]:
     """Measure a herd of so many messages."""
 
     def measure(name: str) -> Row:
-        return release(broker, ways[name](), scale.pick(count, 200), scale)
+        return release(broker, ways[name](), Herd(count), scale)
 
     return summary(in_turns(list(ways), scale.turns, measure, "herd"), "bare-a-core")
 
 
-def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
-    """Publish messages that are all due in one second, and watch them come."""
-    over, ahead = scale.pick(OVER, 1), scale.pick(AHEAD, 1)
+def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
+    """Publish a herd, and watch it come."""
+    count, size, over, more = scale.pick(herd, Herd(200, herd.size, over=1))
+    ahead = scale.pick(AHEAD, 1)
     with (
         inbox(broker, variant) as channel,
         arrivals(broker, channel.connection.virtual_host, count) as arriving,
@@ -88,25 +104,34 @@ def release(broker: Broker, variant: Variant, count: int, scale: Scale) -> Row:
         due = time.time() + over + ahead
         at_once = isinstance(variant, Floor)
         if not at_once:
-            send(channel, variant, (_left(due, variant.tick) for _ in range(count)), count / over)
+            send(
+                channel,
+                variant,
+                (_left(due, variant.tick) for _ in range(count)),
+                count / over,
+                size,
+            )
         time.sleep(max(due - time.time(), 0))
         waiting, cpu_at_due = broker_memory(broker), broker_cpu(broker)
         with Peak(broker) as peak:
             if at_once:
-                send(channel, variant, [0] * count, None)
+                send(channel, variant, [0] * count, None, size)
             arrived = arriving()
-        took = time.monotonic() - start
-    release_cpu = broker_cpu(broker) - cpu_at_due - rest * (arrived.last - due)
+        took, cpu = time.monotonic() - start, broker_cpu(broker)
+        time.sleep(more)
+        # As many as were published have been consumed.
+        twice = channel.queue_declare(INBOX, passive=True).message_count
     return {
         "rate": len(arrived.lateness) / (arrived.last - due),
         "last_ms": (arrived.last - due) * 1000,
         "p99": sorted(arrived.lateness)[round((len(arrived.lateness) - 1) * 0.99)],
-        "cpu_us": (broker_cpu(broker) - before - rest * took) / count * 1e6,
-        "release_cpu_us": release_cpu / count * 1e6,
+        "cpu_us": (cpu - before - rest * took) / count * 1e6,
+        "release_cpu_us": (cpu - cpu_at_due - rest * (arrived.last - due)) / count * 1e6,
         "waiting_mb": waiting / 1e6,
         "peak_mb": peak.found / 1e6,
         "early": sum(each < -1 for each in arrived.lateness),
         "missing": count - len(arrived.lateness),
+        "twice": twice,
     }
 
 
@@ -118,7 +143,7 @@ def _left(due: float, tick: int) -> int:
 def sections() -> dict[str, Any]:
     """Name what can be measured here."""
     return {
-        "herd": lambda b, s: herd(b, s, 20_000, WAYS),
-        "herd-100000": lambda b, s: herd(b, s, 100_000, {name: WAYS[name] for name in FEW}),
-        "herd-parts": lambda b, s: herd(b, s, 20_000, PARTS),
+        "herd": lambda b, s: measured(b, s, 20_000, WAYS),
+        "herd-100000": lambda b, s: measured(b, s, 100_000, {name: WAYS[name] for name in FEW}),
+        "herd-parts": lambda b, s: measured(b, s, 20_000, PARTS),
     }

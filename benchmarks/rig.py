@@ -107,8 +107,10 @@ class Peak:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._over.wait(0.2):
+        while True:
             self.found = max(self.found, broker_memory(self._broker))
+            if self._over.wait(0.2):
+                return
 
 
 def disk(folder: Path) -> int:

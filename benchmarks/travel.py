@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from dev.broker import Broker
 
 DUE = struct.Struct("<d")
-BODY = b"x" * 292
+#: The bytes of a body, if not said otherwise.
+SIZE = 300
 #: py-amqp gives up after a second in which a busy broker reads nothing; milliseconds.
 PATIENT = {socket.TCP_USER_TIMEOUT: 120_000}
 
@@ -150,12 +151,19 @@ def journey(
 
 
 def send(
-    channel: amqp.Channel, variant: Variant, delays: Iterable[int], rate: float | None
+    channel: amqp.Channel,
+    variant: Variant,
+    delays: Iterable[int],
+    rate: float | None,
+    size: int = SIZE,
 ) -> None:
     """Publish a message for each delay in milliseconds, at so many a second or in a burst.
 
     A delay is taken when its message is sent.
+
+    :param size: the bytes of each body.
     """
+    filler = b"x" * (size - DUE.size)
     start = time.monotonic()
     drawn = iter(delays)
     for number in numbers():
@@ -165,7 +173,7 @@ def send(
         if delay is None:
             return
         route = variant.route(channel, delay)
-        body = DUE.pack(time.time() + route.wait / 1000) + BODY
+        body = DUE.pack(time.time() + route.wait / 1000) + filler
         message = amqp.Message(body, delivery_mode=2, application_headers=route.headers)
         if route.expiration is not None:
             message.properties["expiration"] = route.expiration
