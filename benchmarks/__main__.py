@@ -52,7 +52,7 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--quick", action="store_true", help="only see that it all runs")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured")
     parser.add_argument("--only", default="", help=f"some of {', '.join(SECTIONS)}")
     parser.add_argument("--into", type=Path, help="the folder to write to")
     given = parser.parse_args(arguments)
@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
     scale = Scale(given.quick, given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
-        recording = Recording(name, 1 if name in report.ONCE else scale.turns, into)
+        rounds = scale.pick(given.rounds, 1)
+        recording = Recording(name, 1 if name in report.ONCE else rounds, into)
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
             result = recording.write(machine(broker), SECTIONS[name](broker, scale))
         print(report.table(name, result))

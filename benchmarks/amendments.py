@@ -160,7 +160,7 @@ def _deliveries(broker: Broker, scale: Scale) -> dict[str, Row]:
         # The other has nothing to look for.
         return row if name == "kombu" else row | consumer.look(scale.pick(200, 2))
 
-    runs = in_turns(list(cases), scale.pick(scale.turns * 5, 1), measure, "deliveries")
+    runs = in_turns(list(cases), scale, measure, "deliveries", 5)
     for consumer in consumers.values():
         consumer.close()
     return summary(runs, "kombu")
@@ -184,7 +184,7 @@ def _catching_up(broker: Broker, scale: Scale) -> dict[str, Row]:
         read = _read_plainly if name == "reader" else _catch_up
         return _in_a_fresh_process(read, vhosts[name].url, count)
 
-    found = summary(in_turns(list(vhosts), scale.turns, measure, "catching up"), "reader")
+    found = summary(in_turns(list(vhosts), scale, measure, "catching up"), "reader")
     for name, size in disks.items():
         found[name]["disk_mb"] = {"median": size}
     # And what the setting amendments_max_age is chosen by.
@@ -192,7 +192,7 @@ def _catching_up(broker: Broker, scale: Scale) -> dict[str, Row]:
     _write(vhosts["twice"], _records(count))
     _rest(broker, scale)
     count *= 2
-    found |= summary(in_turns(["twice"], scale.turns, measure, "catching up"))
+    found |= summary(in_turns(["twice"], scale, measure, "catching up"))
     for name in ("together", "apart"):
         vhosts[name].delete()
     return found
@@ -275,7 +275,7 @@ def _lag(broker: Broker, scale: Scale) -> dict[str, Row]:
         late = percentiles((k - c) * 1000 for k, c in zip(known, confirmed, strict=True))
         return {"lag_p50_ms": late["p50"], "lag_p99_ms": late["p99"]}
 
-    return summary(in_turns(["light"], scale.turns, measure, "lag"))
+    return summary(in_turns(["light"], scale, measure, "lag"))
 
 
 def _watch(url: str, count: int, end: End) -> None:
@@ -309,8 +309,7 @@ def _publishing(broker: Broker, scale: Scale) -> dict[str, Row]:
     vhost = broker.vhost()
     for theirs, ours, count in (("kombu", "ours", 1000), ("celery", "celery-ours", 250)):
         counts = dict.fromkeys((ours, theirs), scale.pick(count, 10))
-        rounds = scale.pick(scale.turns * 10, 1)
-        runs = compare(broker, counts, scale.pick(300, 2), rounds, rest)
+        runs = compare(broker, counts, scale, 10, rest)
         counted = {name: [{"publish_instructions": _of_a_publish(vhost, name)}] for name in counts}
         few = summary(counted, theirs)
         for name, row in summary(runs, theirs).items():
@@ -346,9 +345,7 @@ def _revokes(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     for app in apps.values():
         app.control.revoke(_new_ids(1))
-    found = summary(
-        in_turns(list(apps), scale.pick(scale.turns * 3, 1), measure, "revokes"), "stock"
-    )
+    found = summary(in_turns(list(apps), scale, measure, "revokes", 3), "stock")
     pools.reset()
     vhost.delete()
     return found

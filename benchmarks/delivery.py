@@ -72,7 +72,7 @@ def delivery(broker: Broker, scale: Scale) -> dict[str, Row]:
     for pool in POOLS:
         names = [name for name in WORKERS if name.endswith(pool)]
         measure = partial(_worker, broker, scale)
-        runs = in_turns(names, scale.pick(scale.turns * 2, 1), measure, "delivery")
+        runs = in_turns(names, scale, measure, "delivery", 2)
         found |= summary(runs, names[0])
     return found
 
@@ -101,8 +101,7 @@ def _plain(broker: Broker, scale: Scale) -> dict[str, Row]:
                 counted = instructions(partial(consumer.drain, 10))
             return {"cpu_us": cpu / count * 1e6, "instructions": counted / 10}
 
-        rounds = scale.pick(scale.turns * 5, 1)
-        return summary(in_turns(list(consumers), rounds, measure, "delivery"), "kombu")
+        return summary(in_turns(list(consumers), scale, measure, "delivery", 5), "kombu")
 
 
 class _Consuming:

@@ -74,7 +74,7 @@ class Herd(NamedTuple):
     more: how many seconds to wait, afterwards, for what comes twice.
     """
 
-    count: int
+    messages: int
     size: int = SIZE
     over: float = OVER
     more: float = 0
@@ -88,7 +88,7 @@ def measured(
     def measure(name: str) -> Row:
         return release(broker, ways[name](), Herd(count), scale)
 
-    return summary(in_turns(list(ways), scale.turns, measure, "herd"), "bare-a-core")
+    return summary(in_turns(list(ways), scale, measure, "herd"), "bare-a-core")
 
 
 def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:

@@ -1,7 +1,8 @@
 """Purpose: what the prefetch of RabbitMQ's dead-letter workers costs, and what it buys a herd.
 
 In turns, each on a new broker with another `dead_letter_worker_consumer_prefetch`: a herd of 20,000
-messages by the default ladder, and then one of 2,000 messages of 64 KiB, for the memory.
+messages by the default ladder, and then one of 2,000 messages of 64 KiB, for the memory. Each is
+published at once, so that many wait in the same queues, and leave them together.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ PREFETCH = (32, 128, 512, 1024)
 DEFAULT = 32
 #: Seconds after which a message that is not confirmed is sent again.
 AGAIN = 5
-SMALL = Herd(20_000, over=15, more=2 * AGAIN + 2)
-LARGE = SMALL._replace(count=2_000, size=65_536)
+SMALL = Herd(20_000, over=1, more=2 * AGAIN + 2)
+LARGE = SMALL._replace(messages=2_000, size=65_536)
 
 
 def prefetch(_: Broker, scale: Scale) -> dict[str, Row]:
@@ -37,7 +38,7 @@ def prefetch(_: Broker, scale: Scale) -> dict[str, Row]:
             small, large = (release(broker, WAYS["ours"](), herd, scale) for herd in (SMALL, LARGE))
         return {**small, **{f"large_{key}": value for key, value in large.items()}}
 
-    return summary(in_turns(names, scale.turns, measure, "prefetch"), str(DEFAULT))
+    return summary(in_turns(names, scale, measure, "prefetch"), str(DEFAULT))
 
 
 def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:

@@ -220,7 +220,7 @@ def cost(broker: Broker, scale: Scale) -> Row:
     """Measure CPU and rate of each way, in turns of a few hundred messages."""
     count = scale.pick(1000, 20)
     counts = {name: count // 4 if "confirm" in name else count for name in WAYS}
-    return summary(compare(broker, counts, scale.pick(200, 2), scale.turns * 5), "kombu")
+    return summary(compare(broker, counts, scale, 5), "kombu")
 
 
 def pairs(broker: Broker, scale: Scale) -> Row:
@@ -229,7 +229,7 @@ def pairs(broker: Broker, scale: Scale) -> Row:
     for name, ((ours, many), (theirs, few)) in PAIRS.items():
         counts = {ours: scale.pick(many, 10), theirs: scale.pick(few, 10)}
         # Else one pays for what the other has left the broker to do.
-        runs = compare(broker, counts, scale.pick(300, 2), scale.turns * 10, let_rest)
+        runs = compare(broker, counts, scale, 10, let_rest)
         found[name] = summary(runs, theirs)[ours]
     return found
 
@@ -237,8 +237,8 @@ def pairs(broker: Broker, scale: Scale) -> Row:
 def compare(
     broker: Broker,
     counts: dict[str, int],
-    warm: int,
-    rounds: int,
+    scale: Scale,
+    times: int,
     before: Callable[[Broker], object] = lambda _: None,
 ) -> dict[str, list[Row]]:
     """Let ways publish in turns of so many messages each, and do something before each turn."""
@@ -258,8 +258,8 @@ def compare(
         }
 
     for way in ways.values():
-        way.run(warm)
-    runs = in_turns(list(ways), rounds, measure, "publish")
+        way.run(scale.pick(300, 2))
+    runs = in_turns(list(ways), scale, measure, "publish", times)
     for way in ways.values():
         way.close()
     vhost.delete()
@@ -308,7 +308,7 @@ def first(broker: Broker, scale: Scale) -> dict[str, Row]:
         vhost.delete()
         return row
 
-    return summary(in_turns([*ladders, "celery-native"], scale.turns, measure, "first"))
+    return summary(in_turns([*ladders, "celery-native"], scale, measure, "first"))
 
 
 def size(broker: Broker, scale: Scale) -> dict[str, Row]:

@@ -38,7 +38,7 @@ class Scale:
     """How much is measured: all of it, or just enough to see that it runs."""
 
     quick: bool = False
-    rounds: int = 3
+    rounds: int = 1
 
     def pick(self, full: Any, quick: Any) -> Any:
         return quick if self.quick else full
@@ -47,11 +47,6 @@ class Scale:
     def idle(self) -> float:
         """How long to watch an idle broker, in seconds."""
         return float(self.pick(1.5, 0.1))
-
-    @property
-    def turns(self) -> int:
-        """How often each is measured."""
-        return int(self.pick(self.rounds, 1))
 
 
 def broker_cpu(broker: Broker) -> float:
@@ -119,19 +114,21 @@ def disk(folder: Path) -> int:
 
 
 def in_turns(
-    names: Sequence[str], rounds: int, measure: Callable[[str], Row], what: str
+    names: Sequence[str], scale: Scale, measure: Callable[[str], Row], what: str, times: int = 1
 ) -> dict[str, list[Row]]:
-    """Measure each name once a round, every second round backwards.
+    """Measure each name once a turn, every second turn backwards, and each of them `undisturbed`.
 
-    So whatever else the machine does is spread evenly over them. With several rounds, each of them
-    is `undisturbed`.
+    So whatever else the machine does is spread evenly over them.
+
+    :param times: how many turns a round has; a quick run has one turn.
     """
     runs: dict[str, list[Row]] = {name: [] for name in names}
-    for number in range(rounds):
+    turns = scale.pick(scale.rounds * times, 1)
+    for number in range(turns):
         for name in list(names) if number % 2 == 0 else list(names)[::-1]:
-            row = undisturbed(partial(measure, name)) if rounds > 1 else measure(name)
+            row = measure(name) if scale.quick else undisturbed(partial(measure, name))
             runs[name].append(row)
-            say(f"{what} {number + 1}/{rounds} {name}: {brief(row)}")
+            say(f"{what} {number + 1}/{turns} {name}: {brief(row)}")
     return runs
 
 

@@ -43,7 +43,7 @@ def ticks(broker: Broker, scale: Scale) -> dict[str, Row]:
         return travel(broker, int(name), delays, scale.pick(QUIET, 0.1))
 
     names = scale.pick([str(tick) for tick in TICKS], ["1000", CHOSEN])
-    return summary(in_turns(names, scale.turns, measure, "tick"), CHOSEN)
+    return summary(in_turns(names, scale, measure, "tick"), CHOSEN)
 
 
 def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:

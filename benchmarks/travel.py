@@ -192,7 +192,7 @@ def burst(broker: Broker, scale: Scale, queue_type: str = "quorum") -> dict[str,
     ways = peers(queue_type)
     runs = in_turns(
         list(ways),
-        scale.turns,
+        scale,
         lambda n: journey([broker], ways[n], delays, None, scale.idle),
         "burst",
     )
@@ -207,7 +207,7 @@ def easy(broker: Broker, scale: Scale) -> dict[str, Row]:
     def measure(name: str) -> Row:
         return journey([broker], ways[name], delays, 300, scale.idle)
 
-    runs = in_turns(list(ways), scale.turns, measure, "easy")
+    runs = in_turns(list(ways), scale, measure, "easy")
     return summary(runs, "floor")
 
 
@@ -217,7 +217,7 @@ def long(broker: Broker, scale: Scale, most: int, what: str) -> dict[str, Row]:
     delays = seconds(scale.pick(10_000, 100), 1, most)
     runs = in_turns(
         list(ways),
-        scale.turns,
+        scale,
         lambda n: journey([broker], ways[n], delays, None, scale.idle),
         what,
     )
@@ -239,7 +239,7 @@ def hops(broker: Broker, scale: Scale) -> dict[str, Row]:
         variant, delay = ways[name]
         return journey([broker], variant, [delay] * count, 1000, scale.idle)
 
-    return summary(in_turns(list(ways), scale.turns, measure, "hops"), "floor")
+    return summary(in_turns(list(ways), scale, measure, "hops"), "floor")
 
 
 #: The steps of the search, as ratios: first to a rate that is too high, then back and up to it.
@@ -262,7 +262,7 @@ def sustained(broker: Broker, scale: Scale) -> dict[str, Row]:
     if scale.quick:
         return summary({name: [measure(name, 200)] for name in names})
     runs: dict[str, list[Row]] = {name: [] for name in names}
-    for number in range(scale.turns):
+    for number in range(scale.rounds):
         for name in names[:: -1 if number % 2 else 1]:
             look, known = partial(measure, name), runs[name]
             # The first round finds where to search.
@@ -292,7 +292,7 @@ def lanes(broker: Broker, scale: Scale) -> dict[str, Row]:
             nodes = [broker] if name == "one node" else cluster.nodes
             return journey(nodes, ways[name], delays, None, scale.idle)
 
-        return summary(in_turns(list(ways), scale.turns, measure, "lanes"), "1 lane")
+        return summary(in_turns(list(ways), scale, measure, "lanes"), "1 lane")
 
 
 def sections() -> dict[str, Any]:
