@@ -134,12 +134,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "size": (Column("bytes sent", "bytes"),),
     "prefetch": (
         Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
-        Column("last arrival", "last", "{:.2f}", of="ratio"),
-        Column("CPU, µs a message", "cpu_us"),
-        Column("last arrival, s", "last", "{:.1f}"),
-        Column("more memory, bytes", "more_memory", "{:,.0f}"),
-        Column("the same, 64 KiB", "large_more_memory", "{:,.0f}"),
+        Column("last arrival", "last_ms", "{:.2f}", of="ratio"),
+        *_HERD[2:8],
+        Column("at most with 64 KiB, MB", "large_peak_mb"),
         Column("twice", "twice"),
+        Column("missing", "missing"),
     ),
     "wal": (
         Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),

@@ -66,6 +66,7 @@ def sentences() -> list[Sentence]:
         *_publishing(),
         *_spark(),
         *_tick(),
+        *_prefetch(),
         *_wal(),
         *_amendments(),
         *_glance(),
@@ -420,6 +421,20 @@ def _tick() -> list[Sentence]:
             "Down to 125 ms, it costs up to {} more of the broker's CPU, and below that {} or more",
             (_share(max(more[:3])), _share(min(more[3:]))),
         ),
+    ]
+
+
+def _prefetch() -> list[Sentence]:
+    def both(name: str) -> list[str]:
+        ratios = (figure(each, "128", name, "ratio") for each in ("prefetch", "prefetch-on-4.3"))
+        return [f"{each:.2f}" for each in sorted(ratios)]
+
+    return [
+        Sentence(
+            "docs/how-to/configure-the-broker.md",
+            "the last message arrives in {} to {} of the time, for {} to {} of the CPU",
+            (*both("last_ms"), *both("cpu_us")),
+        )
     ]
 
 

@@ -600,7 +600,7 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     sender = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
     key = "k" if exchange else "full"
     producer = sender.Producer()
-    # More than a level's dead-letter worker has in hand: 32, or 512 as we recommend.
+    # More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
     for _ in range(600):
         producer.publish("m", key, exchange=exchange, headers={"x-delay": 1000})
     time.sleep(2)

@@ -7,7 +7,7 @@ from kombu import Exchange, Producer, Queue
 
 from tests.waits import drain_until, wait_until
 
-#: More than a level's dead-letter worker has in hand: 32, or 512 as we recommend.
+#: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
 REFUSED = 600
 #: In seconds. What a level with a stuck dead-letter worker holds up comes after 180.
 HELD_UP = 90

@@ -87,7 +87,7 @@ def test_the_page_says_when_and_what_it_costs_and_what_to_set(whole):
     assert "mail &lt;b&gt;" in text
     assert '<span class="verdict bad">exceeds the limits</span>' in text
     assert f"Exceeds: waiting of {DEFAULT.name}, waiting of {BINARY.name}." in text
-    assert "dead_letter_worker_consumer_prefetch: 512" in text
+    assert "dead_letter_worker_consumer_prefetch: 128" in text
     assert "20,00" in text
     option = '<span class="option">--limit hops_per_second=NUMBER</span>'
     assert f"No limit was given with {option}." in text
@@ -143,7 +143,7 @@ def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), pe
         ({"load": [900.0], "carries": 1000, "herd": 4000}, []),
         (
             {"load": [900.0], "carries": 1000, "herd": 20_000},
-            ["dead_letter_worker_consumer_prefetch: 512"],
+            ["dead_letter_worker_consumer_prefetch: 128"],
         ),
         ({"load": [900.0], "carries": 9000, "busiest": 2.5 * measured.ONE_QUEUE}, ["lanes: 3"]),
         (

@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.export.broker_config import ADVANCED, CONF, SETTINGS, broker_config
 
-SINCE_3_10 = {"dead_letter_worker_publisher_confirm_timeout": "5000"}
-SINCE_4_3 = {**SINCE_3_10, "dead_letter_worker_consumer_prefetch": "512"}
+SINCE_3_10 = {
+    "dead_letter_worker_consumer_prefetch": "128",
+    "dead_letter_worker_publisher_confirm_timeout": "5000",
+}
 WAL = {"raft.wal_max_size_bytes": "67108864"}
 
 
@@ -28,8 +30,8 @@ def export(*arguments: str):
         ("3.10", SINCE_3_10, WAL),
         ("3.10.8", SINCE_3_10, WAL),
         ("4.0", SINCE_3_10, {}),
-        ("4.3", SINCE_4_3, {}),
-        ("5.0", SINCE_4_3, {}),
+        ("4.3", SINCE_3_10, {}),
+        ("5.0", SINCE_3_10, {}),
     ],
 )
 def test_only_what_is_recommended_for_a_release_is_written_for_it(release, expected, conf):

@@ -84,7 +84,7 @@ def settings(figures: Figures) -> list[tuple[str, str]]:
             (
                 f"{PREFETCH.name}: {PREFETCH.value}",
                 (
-                    f"{count:,} tasks are due in one second, {moment(at)}. RabbitMQ 4.3 releases "
+                    f"{count:,} tasks are due in one second, {moment(at)}. RabbitMQ releases "
                     f"them sooner with this setting of its own, which 'kombu-binary-delay export "
                     f"broker-config' writes. If they may come some seconds later, the setting "
                     f"jitter spreads them."
