@@ -60,11 +60,10 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown := [name for name in only if name not in SECTIONS]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     into = given.into or (Path(tempfile.mkdtemp(prefix="bench-")) if given.quick else DOCS)
-    scale = Scale(given.quick, given.rounds)
+    scale = Scale(given.quick, 1 if given.quick else given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
-        rounds = scale.pick(given.rounds, 1)
-        recording = Recording(name, 1 if name in report.ONCE else rounds, into)
+        recording = Recording(name, 1 if name in report.ONCE else scale.rounds, into)
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
             result = recording.write(machine(broker), SECTIONS[name](broker, scale))
         print(report.table(name, result))
