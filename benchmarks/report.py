@@ -161,7 +161,7 @@ def table(name: str, result: Row) -> str:
 
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
-    section = name.partition("-on-")[0]
+    section = section_of(name)
     if section in ONCE:
         text = _plain(result)
     elif section == "amendments":
@@ -169,6 +169,11 @@ def table(name: str, result: Row) -> str:
     else:
         text = _table(section, result)
     return f"{text}\n{_footnote(result)}"
+
+
+def section_of(name: str) -> str:
+    """Return the section of a result such as ``burst-on-4.3`` or ``second-run/burst``."""
+    return name.rpartition("/")[2].partition("-on-")[0]
 
 
 def charts(results: Mapping[str, Row]) -> dict[str, str]:

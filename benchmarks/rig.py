@@ -29,7 +29,7 @@ Row = dict[str, Any]
 #: The share of the CPU that a host may take from its virtual machine in a measurement that counts,
 #: and how often it is measured at most.
 STOLEN, ATTEMPTS = 0.05, 4
-#: Seconds before it is measured again.
+#: Most seconds before it is measured again.
 PAUSE = 20
 
 
@@ -135,14 +135,19 @@ def in_turns(
 def undisturbed(measure: Callable[[], Row]) -> Row:
     """Measure, and again if the host of this virtual machine has taken much of its CPU meanwhile.
 
+    It pauses as long as an attempt takes: in a short one, a single tick of the kernel's clock is
+    a large share, and says little of the seconds to come.
+
     :returns: the row of the least disturbed attempt, and in it that share as ``stolen``.
     """
     best: Row | None = None
-    for attempt in range(ATTEMPTS):
-        time.sleep(PAUSE if attempt else 0)
-        before = ticks()
+    pause = 0.0
+    for _ in range(ATTEMPTS):
+        time.sleep(pause)
+        start, before = time.monotonic(), ticks()
         row = measure()
         row["stolen"] = stolen_since(before)
+        pause = min(time.monotonic() - start, PAUSE)
         if best is None or row["stolen"] < best["stolen"]:
             best = row
         if row["stolen"] <= STOLEN:
@@ -239,10 +244,12 @@ def _cpu(pid: int) -> float:
 
 
 def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    """Name the processor, with its family and model: a host may call several the same."""
+    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    said = {key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)}
+    if not said.keys() >= {"model name", "cpu family", "model"}:
+        return said.get("model name", platform.machine())
+    return f"{said['model name']} ({said['cpu family']}/{said['model']})"
 
 
 def _commit() -> str:

@@ -26,6 +26,7 @@ _WORDS = (
 README = "README.md"
 INDEX = "docs/index.md"
 PERFORMANCE = "docs/explanation/performance.md"
+ON_4 = "docs/explanation/performance-on-rabbitmq-4.md"
 GLANCE = "docs/explanation/at-a-glance.md"
 
 
@@ -116,6 +117,7 @@ def _performance() -> list[Sentence]:
     def of(name: str, key: str = "cpu_us") -> float:
         return figure("hops", name, key)
 
+    first, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "second-run/"))
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
     costs = {
         name: [to_default(each, name, "cpu_us") for each in _LADDERS_COMPARED]
@@ -133,6 +135,20 @@ def _performance() -> list[Sentence]:
         _said(
             "Two bits cost {} to {} times",
             [f"{min(costs['two-bits']):.2f}", f"{max(costs['two-bits']):.2f}"],
+        ),
+        _said(
+            "is of a machine that takes {} times the CPU for a message without a delay",
+            [f"{second / first:.1f}"],
+        ),
+        Sentence(
+            ON_4,
+            "it takes {} of native's CPU, and {} on 3.10",
+            tuple(f"{figure(run, 'ours', 'cpu_us', 'ratio'):.2f}" for run in ("day-on-4.3", "day")),
+        ),
+        Sentence(
+            ON_4,
+            "it held {}, and took nothing more",
+            (f"{figure('worker-on-4.3', 'celery', 'held'):,.0f}",),
         ),
         _said("cores carry {} a second of ours, by the CPU", [f"{steady():,.0f}"]),
         _said("but four bits have {} queues", [str(queues(Ladder.uniform(16)))]),
