@@ -65,6 +65,8 @@ class Reader:
         self._wanted: OrderedDict[Hashable, tuple[Callable[[], Any], float]] = OrderedDict()
         #: When the reading of the current result began, on the monotonic clock.
         self._began: dict[Hashable, float] = {}
+        #: When the value was changed, on the monotonic clock: a reading must begin after that.
+        self._changed_at: dict[Hashable, float] = {}
         #: The current reading, and when it began on the monotonic clock.
         self._reading: tuple[Hashable, float] | None = None
         self._thread: threading.Thread | None = None
@@ -83,11 +85,13 @@ class Reader:
         :param read: reads the value; may raise one of ``FAILURES``.
         :param age: seconds for which a result is new enough; at least ten times the reading's time.
         :param wait: seconds to wait for a first result.
-        :param since: also wait for a reading that began after this, on the monotonic clock.
+        :param since: the value was changed then, on the monotonic clock: start a reading after it,
+            even if nothing waits for it any more, and wait for that.
         """
         end = time.monotonic() + wait
         with self._changed:
             if since is not None and self._began.get(key, 0.0) < since:
+                self._changed_at[key] = since
                 self._next[key] = 0.0
             while True:
                 look = self._looks.get(key)
@@ -164,7 +168,9 @@ class Reader:
                 self._looks[key] = look
                 self._looks.move_to_end(key)
                 self._began[key] = began
-                self._next[key] = time.monotonic() + pause
+                # A change during this reading may not be in it.
+                stale = began < self._changed_at.pop(key, 0.0)
+                self._next[key] = 0.0 if stale else time.monotonic() + pause
                 while len(self._looks) > _REMEMBERED:
                     old, _ = self._looks.popitem(last=False)
                     self._next.pop(old, None)

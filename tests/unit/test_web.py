@@ -73,6 +73,25 @@ def test_what_was_read_stays_with_the_reason_why_there_is_nothing_newer(reader):
     assert (third.value, third.error) == ("figures", None)
 
 
+def test_what_was_changed_during_a_reading_is_read_again(reader):
+    begun, going = threading.Event(), threading.Event()
+
+    def before():
+        begun.set()
+        going.wait(60)
+        return "before"
+
+    reader.get("tasks", before, age=600)
+    begun.wait(60)
+    reader.get("tasks", lambda: "after", age=600, since=time.monotonic())
+    going.set()
+
+    end = time.monotonic() + 30
+    while reader.get("tasks", lambda: "after", age=600, wait=1).value != "after":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, monkeypatch):
     monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
     going = threading.Event()
