@@ -13,6 +13,7 @@ from kombu import Connection
 
 from benchmarks.rig import Row, Scale, broker_memory, disk, say
 from benchmarks.waiting import (
+    BODY,
     OURS,
     RESTART,
     WEEK,
@@ -48,7 +49,7 @@ def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
     vhost = first.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
-        publish(vhost.url, 10, lambda: WEEK)
+        publish(vhost.url, [(BODY, WEEK)] * 10)
     start = time.monotonic()
     publish_many(vhost, count, WEEK)
     found = {

@@ -22,7 +22,7 @@ from benchmarks.rig import (
     let_rest,
     summary,
 )
-from benchmarks.waiting import DAY, OURS, publish, publish_many, with_inbox
+from benchmarks.waiting import BODY, DAY, OURS, publish, publish_many, with_inbox
 from dev.broker import Broker
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def fill(broker: Broker, count: int) -> Row:
     vhost = broker.vhost()
     with Connection(vhost.url, transport=OURS) as connection:
         with_inbox(connection)
-        publish(vhost.url, 10, lambda: DAY)
+        publish(vhost.url, [(BODY, DAY)] * 10)
     let_rest(broker)
     before, began, empty = broker_cpu(broker), time.monotonic(), broker_memory(broker)
     publish_many(vhost, count, DAY)
