@@ -15,7 +15,7 @@ from kombu_binary_delay import Ladder, Topology
 from .markdown import table
 
 FOLDER = Path(__file__).parents[1] / "explanation" / "performance"
-#: By section, as in ``burst-on-4.3``; those of ``second-run/`` are of another day and machine.
+#: By section, as in ``burst-on-4.3``; those in a folder, as in ``second-run/burst``, are more runs.
 RESULTS: dict[str, dict[str, Any]] = {
     path.relative_to(FOLDER / "results").with_suffix("").as_posix(): json.loads(path.read_text())
     for path in sorted((FOLDER / "results").rglob("*.json"))

@@ -117,7 +117,7 @@ def _performance() -> list[Sentence]:
     def of(name: str, key: str = "cpu_us") -> float:
         return figure("hops", name, key)
 
-    first, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "second-run/"))
+    first, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "slower-machine/"))
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
     costs = {
         name: [to_default(each, name, "cpu_us") for each in _LADDERS_COMPARED]
@@ -137,7 +137,7 @@ def _performance() -> list[Sentence]:
             [f"{min(costs['two-bits']):.2f}", f"{max(costs['two-bits']):.2f}"],
         ),
         _said(
-            "is of a machine that takes {} times the CPU for a message without a delay",
+            "are of a machine that takes {} times the CPU for a message without a delay",
             [f"{second / first:.1f}"],
         ),
         Sentence(
@@ -181,7 +181,10 @@ def _herd() -> list[Sentence]:
     before = {
         way: of(way, "cpu_us") - of(way, "release_cpu_us") for way in ("ours", "celery-native")
     }
-    parts = [figure("herd-parts-on-4.3", way, "release_cpu_us") for way in ("with-headers", "ours")]
+    parts, old_parts = (
+        [f"{figure(run, way, 'release_cpu_us'):.0f}" for way in ("with-headers", "ours")]
+        for run in ("herd-parts-on-4.3", "second-run/herd-parts")
+    )
     return [
         _said(
             "Ours releases {} a second, {} of bare dead-lettering. What comes before, while "
@@ -192,14 +195,28 @@ def _herd() -> list[Sentence]:
                 _share(before["ours"] / before["celery-native"]),
             ],
         ),
+        _said("What is left, from {} to {} µs of the broker's CPU", parts),
         _said(
-            "What is left, from {} to {} µs of the broker's CPU", [f"{each:.0f}" for each in parts]
+            "with them the rate was {} of the first row, with seven queues {}. What is left there "
+            "is from {} to {} µs",
+            [
+                f"{figure('second-run/herd-parts', way, 'rate', 'ratio'):.2f}"
+                for way in ("with-headers", "bare-seven")
+            ]
+            + old_parts,
         ),
         _said(
             "the last of 100,000 comes after {} s, and after {} s by the native ladder",
             [
                 f"{figure('herd-100000-on-4.3', way, 'last_ms') / 1000:.0f}"
                 for way in ("ours", "celery-native")
+            ],
+        ),
+        _said(
+            "the last of 100,000 comes after {} s, by ours after {} s",
+            [
+                f"{figure('second-run/herd-100000', way, 'last_ms') / 1000:.0f}"
+                for way in ("celery-native", "ours")
             ],
         ),
     ]
