@@ -118,6 +118,10 @@ def _performance() -> list[Sentence]:
         return figure("hops", name, key)
 
     first, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "slower-machine/"))
+    rates = {
+        name: figure("sustained-on-4.3", name, "rate")
+        for name in ("ours", "nservicebus", "celery-native")
+    }
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
     costs = {
         name: [to_default(each, name, "cpu_us") for each in _LADDERS_COMPARED]
@@ -144,6 +148,15 @@ def _performance() -> list[Sentence]:
             ON_4,
             "it takes {} of native's CPU, and {} on 3.10",
             tuple(f"{figure(run, 'ours', 'cpu_us', 'ratio'):.2f}" for run in ("day-on-4.3", "day")),
+        ),
+        Sentence(
+            ON_4,
+            "Ours carries {} a second, {} times as many as NServiceBus's ladder and {} times as many",
+            (
+                f"{rates['ours']:,.0f}",
+                f"{rates['ours'] / rates['nservicebus']:.1f}",
+                f"{rates['ours'] / rates['celery-native']:.1f}",
+            ),
         ),
         Sentence(
             ON_4,
