@@ -25,6 +25,7 @@ from benchmarks.waiting import (
 )
 from dev.cluster import Cluster
 from dev.server import VHost
+from dev.service import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,12 @@ def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
     start = time.monotonic()
     first.kill()
     reachable(elsewhere)
+    # Until then, RabbitMQ 3.10 refuses a new channel's messages, for as long as the node is away.
+    wait_until(
+        lambda: all(row["node"] != first.node for row in elsewhere.queues()),
+        RESTART,
+        f"{first.node} still leads a queue",
+    )
     found["a node lost"] = {
         "usable_seconds": time.monotonic() - start,
         **_look(cluster, elsewhere, some),
