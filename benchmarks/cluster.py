@@ -62,7 +62,7 @@ def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
     reachable(elsewhere)
     # Until then, RabbitMQ 3.10 refuses a new channel's messages, for as long as the node is away.
     wait_until(
-        lambda: all(row["node"] != first.node for row in elsewhere.queues()),
+        lambda: all(row.get("node", first.node) != first.node for row in elsewhere.queues()),
         RESTART,
         f"{first.node} still leads a queue",
     )
