@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dev.broker import Broker
 
 FROZEN = 20.0  # seconds
+AWAY = 60.0
 # Nodes that do not answer are given up after 8 s, instead of 60 s.
 NOTICES_SOON = {"net_ticktime": 8}
 
@@ -32,6 +33,28 @@ def leader_killed(env: Environment) -> None:
     node.kill()
     time.sleep(5)
     node.start()
+
+
+def leader_away(env: Environment) -> None:
+    """Kill the leader, and let it come back after a minute."""
+    node = leader(env)
+    node.kill()
+    time.sleep(AWAY)
+    node.start()
+
+
+def others_restarted(env: Environment) -> None:
+    """Kill the leader, and restart the others, one after the other, before it comes back."""
+    if env.cluster is None:
+        raise ScenarioError("this scenario needs a cluster")
+    lost = leader(env)
+    lost.kill()
+    time.sleep(5)
+    for node in env.nodes:
+        if node is not lost:
+            node.restart()
+    time.sleep(AWAY)
+    lost.start()
 
 
 def leader_frozen(env: Environment) -> None:
@@ -75,6 +98,15 @@ def under_load(fault: Callable[[Environment], None], rounds: int) -> Callable[[E
 
 CASES = (
     Case("cluster of three", "leader killed", under_load(leader_killed, 3), nodes=3, short=True),
+    Case(
+        "cluster of three", "leader killed, away for a minute", under_load(leader_away, 1), nodes=3
+    ),
+    Case(
+        "cluster of three",
+        "leader killed, away for a minute, the others restarted",
+        under_load(others_restarted, 1),
+        nodes=3,
+    ),
     Case("cluster of three", "leader frozen for 20 s", under_load(leader_frozen, 2), nodes=3),
     Case(
         "cluster of three",
