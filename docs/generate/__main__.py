@@ -1,5 +1,7 @@
 """Purpose: write all generated parts of README and docs, as Markdown and SVG files to commit.
 
+And the measured figures that the code reckons with, in the one file that has them.
+
     python -m docs.generate [--check]
 
 So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the
@@ -54,7 +56,7 @@ def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
     texts = {
         page: sentences.write(fill(page.read_text(), MAKERS), page.relative_to(ROOT).as_posix())
-        for page in pages()
+        for page in (*pages(), ROOT / sentences.MEASURED)
     }
     texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
     texts |= {FOLDER / name: text for name, text in at_a_glance().items()}

@@ -1,4 +1,4 @@
-"""Purpose: the figures of measurements in the sentences of README and pages.
+"""Purpose: the figures of measurements in the sentences of README, pages and code.
 
 Each sentence below is in its page, word for word except for the figures, which are replaced with
 those of the recorded results. To change a sentence, change it in both places.
@@ -14,7 +14,7 @@ from benchmarks.waiting import BODY
 from kombu_binary_delay import Ladder
 
 from . import badges, conformance, faults
-from .benchmarks import LADDERS, figure, queues, to_default, waits
+from .benchmarks import LADDERS, RESULTS, figure, queues, to_default, waits
 
 #: A number, a word such as "seven", or a share such as "a tenth".
 _FIGURE = r"(?:\d[\d.,]*\d|\d|(?:[Aa]\s+)?[A-Za-z]+)(?:\s%)?"
@@ -28,6 +28,8 @@ INDEX = "docs/index.md"
 PERFORMANCE = "docs/explanation/performance.md"
 ON_4 = "docs/explanation/performance-on-rabbitmq-4.md"
 GLANCE = "docs/explanation/at-a-glance.md"
+#: What the report of a plan reckons with.
+MEASURED = "kombu_binary_delay/spark/report/measured.py"
 
 
 #: The scenarios in which something is killed, stopped, frozen or cut; the ladder is whole.
@@ -62,6 +64,7 @@ def sentences() -> list[Sentence]:
         *_performance(),
         *_herd(),
         *_ten_million(),
+        *_measured(),
         *_delivery(),
         *_on_paper(),
         *_publishing(),
@@ -290,6 +293,20 @@ def _ten_million() -> list[Sentence]:
                 for when in ("_after_restart", "_a_minute_later", "")
             ],
         ),
+    ]
+
+
+def _measured() -> list[Sentence]:
+    one, six = (figure("hops", f"ours-{each}", "cpu_us") for each in (1, 6))
+    waiting = RESULTS["waiting"]["found"].values()
+    queue = min(row["release_rate"] for row in waiting if "release_rate" in row)
+    disk = figure("waiting-on-4.3", "10000000", "disk_per_message") - len(BODY)
+    return [
+        Sentence(MEASURED, "FURTHER_WAIT = {}e-6, {}e-6", (f"{one:.0f}", f"{(six - one) / 5:.0f}")),
+        Sentence(MEASURED, "SUSTAINED = {}", (f"{steady():.1f}",)),
+        Sentence(MEASURED, "ONE_QUEUE = {}", (f"{queue:.1f}",)),
+        Sentence(MEASURED, "DISK_MORE = {}", (f"{disk:.1f}",)),
+        _said("one process a queue, [some {} a second]", [f"{round(queue, -2):,.0f}"]),
     ]
 
 
