@@ -2,8 +2,8 @@
 
 Messages are published over a minute, each with the delay that is left until one moment; peers that
 know whole seconds only round it up. Afterwards, the queue with everything in it is empty as soon as
-the broker can: so the rate of release is that of the ladder's last step, of the destination, and of
-the consumer, which share the machine.
+the broker can: so the rate of release is that of the ladder's last step, and of the destination. A
+consumer that reads the headers would be the limit, and not the broker: one part shows that.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ PARTS: dict[str, Callable[[], Variant]] = {
         "the same, with 600 bytes of headers", 7, Topology(), filler=600
     ),
     "ours": WAYS["ours"],
+    "headers-read": lambda: OnLadder("ours, by a consumer that reads the headers", Topology()),
 }
 TITLES = {name: make().title for name, make in (WAYS | PARTS).items()}
 TITLES["lanes"] = "ours, four lanes"
@@ -72,12 +73,14 @@ class Herd(NamedTuple):
     size: the bytes of each body.
     over: the seconds in which they are published.
     more: how many seconds to wait, afterwards, for what comes twice.
+    reads: what the consumer reads of each, as in `arrivals`.
     """
 
     messages: int
     size: int = SIZE
     over: float = OVER
     more: float = 0
+    reads: str = "headers"
 
 
 def measured(
@@ -86,18 +89,19 @@ def measured(
     """Measure a herd of so many messages."""
 
     def measure(name: str) -> Row:
-        return release(broker, ways[name](), Herd(count), scale)
+        reads = "headers" if name == "headers-read" else "bodies"
+        return release(broker, ways[name](), Herd(count, reads=reads), scale)
 
     return summary(in_turns(list(ways), scale, measure, "herd"), "bare-a-core")
 
 
 def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
     """Publish a herd, and watch it come."""
-    count, size, over, more = scale.pick(herd, Herd(200, herd.size, over=1))
+    count, size, over, more, reads = scale.pick(herd, Herd(200, herd.size, over=1))
     ahead = scale.pick(AHEAD, 1)
     with (
         inbox(broker, variant) as channel,
-        arrivals(broker, channel.connection.virtual_host, count) as arriving,
+        arrivals(broker, channel.connection.virtual_host, count, reads) as arriving,
     ):
         rest = idle_cpu([broker], scale.idle)[0]
         start, before = time.monotonic(), broker_cpu(broker)
@@ -126,6 +130,7 @@ def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
         "last_ms": (arrived.last - due) * 1000,
         "p99": sorted(arrived.lateness)[round((len(arrived.lateness) - 1) * 0.99)],
         "cpu_us": (cpu - before - rest * took) / count * 1e6,
+        "consumer_us": arrived.cpu / count * 1e6,
         "release_cpu_us": (cpu - cpu_at_due - rest * (arrived.last - due)) / count * 1e6,
         "waiting_mb": waiting / 1e6,
         "peak_mb": peak.found / 1e6,

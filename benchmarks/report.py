@@ -78,6 +78,7 @@ _HERD = (
     Column("of it, the release", "release_cpu_us"),
     Column("waiting, MB", "waiting_mb"),
     Column("at most, MB", "peak_mb"),
+    Column("consumer's CPU, µs", "consumer_us"),
     Column("missing", "missing"),
 )
 #: The sections that measure each figure once, however many rounds are asked for.

@@ -80,11 +80,16 @@ def inbox(broker: Broker, variant: Variant) -> Iterator[amqp.Channel]:
 
 
 @contextmanager
-def arrivals(broker: Broker, vhost: str, count: int) -> Iterator[Callable[[], Arrived]]:
-    """Start a process that consumes the inbox; yield what waits until it has so many messages."""
+def arrivals(
+    broker: Broker, vhost: str, count: int, reads: str = "headers"
+) -> Iterator[Callable[[], Arrived]]:
+    """Start a process that consumes the inbox; yield what waits until it has so many messages.
+
+    :param reads: ``headers``, or ``bodies`` for a consumer that takes less time for a message.
+    """
     address = f"127.0.0.1:{broker.ports[0]}"
     consumer = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.consumer", address, vhost, str(count)],
+        [sys.executable, "-m", "benchmarks.consumer", address, vhost, str(count), reads],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
