@@ -192,49 +192,52 @@ def _performance() -> list[Sentence]:
 
 
 def _herd() -> list[Sentence]:
-    def of(way: str, name: str, which: str = "median") -> float:
-        return figure("herd-on-4.3", way, name, which)
+    def of(run: str, way: str, name: str) -> str:
+        return f"{figure(run, way, name):,.0f}"
 
+    def to_bare(run: str) -> str:
+        return f"{figure(run, 'ours', 'rate', 'ratio'):.2f}"
+
+    split = "herd-parts-on-4.3"
     before = {
-        way: of(way, "cpu_us") - of(way, "release_cpu_us") for way in ("ours", "celery-native")
+        way: figure("herd-on-4.3", way, "cpu_us") - figure("herd-on-4.3", way, "release_cpu_us")
+        for way in ("ours", "celery-native")
     }
-    parts, old_parts = (
-        [f"{figure(run, way, 'release_cpu_us'):.0f}" for way in ("with-headers", "ours")]
-        for run in ("herd-parts-on-4.3", "second-run/herd-parts")
-    )
+    reads = [of(split, way, "consumer_us") for way in ("headers-read", "ours")]
+    parts = {
+        run: [of(run, way, "release_cpu_us") for way in ("with-headers", "ours")]
+        for run in (split, "herd-parts")
+    }
+    last = {
+        run: [f"{figure(run, way, 'last_ms') / 1000:.0f}" for way in ("ours", "celery-native")]
+        for run in ("herd-100000-on-4.3", "herd-100000")
+    }
     return [
         _said(
             "Ours releases {} a second, {} of bare dead-lettering. What comes before, while "
             "messages wait and walk, takes {} of the native ladder's CPU",
             [
-                f"{of('ours', 'rate'):,.0f}",
-                f"{of('ours', 'rate', 'ratio'):.2f}",
+                of("herd-on-4.3", "ours", "rate"),
+                to_bare("herd-on-4.3"),
                 _share(before["ours"] / before["celery-native"]),
             ],
         ),
-        _said("What is left, from {} to {} µs of the broker's CPU", parts),
         _said(
-            "with them the rate was {} of the first row, with seven queues {}. What is left there "
-            "is from {} to {} µs",
-            [
-                f"{figure('second-run/herd-parts', way, 'rate', 'ratio'):.2f}"
-                for way in ("with-headers", "bare-seven")
-            ]
-            + old_parts,
+            "for the rest of a message: {} µs a message in place of {}. So a consumer in Python is "
+            "slower than the broker: it takes {} a second",
+            [*reads, of(split, "headers-read", "rate")],
+        ),
+        _said("What is left, from {} to {} µs of the broker's CPU", parts[split]),
+        _said(
+            "what is left is more, from {} to {} µs. So ours releases {} of bare dead-lettering",
+            [*parts["herd-parts"], to_bare("herd")],
         ),
         _said(
             "the last of 100,000 comes after {} s, and after {} s by the native ladder",
-            [
-                f"{figure('herd-100000-on-4.3', way, 'last_ms') / 1000:.0f}"
-                for way in ("ours", "celery-native")
-            ],
+            last["herd-100000-on-4.3"],
         ),
         _said(
-            "the last of 100,000 comes after {} s, by ours after {} s",
-            [
-                f"{figure('second-run/herd-100000', way, 'last_ms') / 1000:.0f}"
-                for way in ("celery-native", "ours")
-            ],
+            "the last of 100,000 comes after {} s, by ours after {} s", last["herd-100000"][::-1]
         ),
     ]
 
