@@ -23,19 +23,22 @@ from benchmarks.amendments import instructions
 from benchmarks.publishing import BODY, OURS, STOCK
 from benchmarks.rig import Row, Scale, cpu_of, in_turns, let_rest, summary
 from benchmarks.travel import PATIENT
-from benchmarks.waiting import publish_tasks
+from benchmarks.waiting import WORKER_QUEUE, publish_tasks
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, cancel
+from kombu_binary_delay.model.address import Destination
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dev.broker import Broker
+    from dev.broker import Broker, VHost
 
 INBOX = Queue(
     "inbox", Exchange("inbox", "topic"), "inbox", queue_arguments={"x-queue-type": "quorum"}
 )
+#: The highest level of Celery's native delivery, where all of its messages enter.
+NATIVE = "celery_delayed_27"
 PATIENCE = 120.0
 #: Cancelled ids that a consumer knows, none of which comes.
 KNOWN = 1000
@@ -60,6 +63,7 @@ WORKERS = {
     for name, title in (
         ("celery", "Kombu's own transport"),
         ("celery-ours", "ours"),
+        ("celery-native", "Kombu's own, by Celery's native delivery"),
         ("celery-ours-delayed", "ours, delayed"),
     )
 }
@@ -155,7 +159,7 @@ class _Consuming:
                     )
                     if self._native:
                         key = calculate_routing_key(1, "inbox")
-                        batch.publish(message, exchange="celery_delayed_27", routing_key=key)
+                        batch.publish(message, exchange=NATIVE, routing_key=key)
                     else:
                         batch.publish(message, exchange="inbox", routing_key="inbox")
             end = time.monotonic() + PATIENCE
@@ -183,22 +187,38 @@ def _worker(broker: Broker, scale: Scale, name: str) -> Row:
     """Let a worker do tasks that do nothing, and return the CPU of all its processes for each."""
     count = scale.pick(2000, 10)
     way, _, pool = name.rpartition("-")
-    transport = STOCK if way == "celery" else OURS
-    delay = 1.0 if "delayed" in way else None
+    transport = OURS if "ours" in way else STOCK
     vhost = broker.vhost()
+    if way == "celery-native":
+        queue = WORKER_QUEUE.routing_key
+        _native_to(vhost, queue)
+        to = Destination(NATIVE, calculate_routing_key(1, queue))
+        publish = partial(publish_tasks, vhost, STOCK, delay=1.0, to=to)
+    else:
+        delay = 1.0 if way == "celery-ours-delayed" else None
+        publish = partial(publish_tasks, vhost, OURS, delay=delay)
     env = {"BENCH_BROKER": vhost.url, "BENCH_TRANSPORT": transport, "PYTHONPATH": "."}
     with Processes("bench") as processes:
         worker = Worker(processes, "benchmarks.worker_app", env, "-P", pool, "-c", "1")
-        publish_tasks(vhost, OURS, 10, delay)
+        publish(10)
         _wait_for(worker, 10)
         if not scale.quick:
             let_rest(broker)
         before = cpu_of(worker.pid)
-        publish_tasks(vhost, OURS, count, delay)
+        publish(count)
         _wait_for(worker, 10 + count)
         cpu = cpu_of(worker.pid) - before
     vhost.delete()
     return {"cpu_us": cpu / count * 1e6}
+
+
+def _native_to(vhost: VHost, name: str) -> None:
+    """Let Celery's native delivery lead to a queue, whatever exchange its tasks come by."""
+    with Connection(vhost.url, transport=STOCK) as connection:
+        declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+        channel = connection.default_channel
+        Queue(name)(channel).declare()
+        channel.queue_bind(name, "celery_delayed_delivery", f"#.{name}")
 
 
 def _wait_for(worker: Worker, count: int) -> None:

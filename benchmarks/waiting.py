@@ -25,6 +25,7 @@ from benchmarks.rig import Peak, Row, Scale, broker_memory, disk, percentiles, r
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
+from kombu_binary_delay.model.address import Destination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 OURS = "kombu_binary_delay:Transport"
 HOUR, DAY, WEEK = 3_600_000, 86_400_000, 604_800_000  # milliseconds
 BODY = "x" * 300
+#: The queue of worker_app.py, straight by the default exchange.
+WORKER_QUEUE = Destination("", "celery")
 #: The longest time that a restart may take, in seconds.
 RESTART = 900
 
@@ -247,7 +250,9 @@ def _task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[
         )
 
 
-def publish_tasks(vhost: VHost, transport: str, count: int, delay: float | None) -> None:
+def publish_tasks(
+    vhost: VHost, transport: str, count: int, delay: float | None, to: Destination = WORKER_QUEUE
+) -> None:
     """Publish tasks of worker_app.py, with a delay in seconds, if any."""
     with Connection(vhost.url, transport=transport) as connection:
         channel = connection.default_channel
@@ -260,7 +265,7 @@ def publish_tasks(vhost: VHost, transport: str, count: int, delay: float | None)
                     headers=headers,
                     properties={"delivery_mode": 2, "correlation_id": headers["id"]},
                 )
-                batch.publish(message, routing_key="celery")
+                batch.publish(message, exchange=to.exchange, routing_key=to.routing_key)
 
 
 def _held(vhost: VHost) -> int:
