@@ -23,11 +23,13 @@ from benchmarks.amendments import instructions
 from benchmarks.publishing import BODY, OURS, STOCK
 from benchmarks.rig import Row, Scale, cpu_of, in_turns, let_rest, summary
 from benchmarks.travel import PATIENT
+from benchmarks.variants import NATIVE
 from benchmarks.waiting import WORKER_QUEUE, publish_tasks
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, cancel
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.foreign import CELERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 INBOX = Queue(
     "inbox", Exchange("inbox", "topic"), "inbox", queue_arguments={"x-queue-type": "quorum"}
 )
-#: The highest level of Celery's native delivery, where all of its messages enter.
-NATIVE = "celery_delayed_27"
 PATIENCE = 120.0
 #: Cancelled ids that a consumer knows, none of which comes.
 KNOWN = 1000
@@ -218,7 +218,7 @@ def _native_to(vhost: VHost, name: str) -> None:
         declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
         channel = connection.default_channel
         Queue(name)(channel).declare()
-        channel.queue_bind(name, "celery_delayed_delivery", f"#.{name}")
+        channel.queue_bind(name, CELERY.delivery, f"#.{name}")
 
 
 def _wait_for(worker: Worker, count: int) -> None:

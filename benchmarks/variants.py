@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dev.broker import VHost
 
 INBOX = "inbox"
+#: The highest level of Celery's native delivery, where all of its messages enter.
+NATIVE = CELERY.level_name(CELERY.ladder.levels - 1)
 _TO_INBOX = {
     "x-queue-type": "quorum",
     "x-dead-letter-strategy": "at-least-once",
@@ -137,7 +139,7 @@ class CeleryNative(Variant):
 
     def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
-        return Route("celery_delayed_27", calculate_routing_key(delay // 1000, INBOX), {}, delay)
+        return Route(NATIVE, calculate_routing_key(delay // 1000, INBOX), {}, delay)
 
 
 @dataclass
