@@ -271,7 +271,7 @@ def first(broker: Broker, scale: Scale) -> dict[str, Row]:
     ladders: dict[str, dict[str, Any]] = {
         "ours, 4 levels": {"levels": 4},
         "ours, 8 levels": {"levels": 8},
-        "ours, 11 levels": {},
+        "ours, 16 levels": {},
         "ours, binary, 31 levels": {"radix": 2},
     }
 

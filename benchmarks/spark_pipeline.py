@@ -125,7 +125,7 @@ def reckoned(spark: SparkSession, rows: int) -> dict[str, Row]:
     times = {
         "plan": warm(
             lambda: summarize(
-                plan(events.withColumnRenamed("due", "eta"), Ladder.uniform())
+                plan(events.withColumnRenamed("due", "eta"), Ladder.default())
             ).collect()
         ),
         "audit": warm(lambda: _audit(events).groupBy("verdict").count().collect()),

@@ -77,7 +77,7 @@ def travel(broker: Broker, tick: int, delays: list[float], quiet: float) -> Row:
         cpu = broker_cpu(broker) - before - idle * (time.monotonic() - start)
     consumer.join()
     vhost.delete()
-    ladder = Ladder.uniform(tick=tick)
+    ladder = Ladder.default(tick=tick)
     late = percentiles(lateness)
     return {
         "waits": statistics.mean(hops(ladder.digits(delay * 1000)) for delay in delays),

@@ -277,12 +277,14 @@ class BareByMessage(Variant):
 def peers(queue_type: str) -> dict[str, Variant]:
     """Return all that are compared, by their names in the results."""
     ours = Topology(queue_type=queue_type)
+    three_bits = Topology(Ladder.uniform(8), queue_type=queue_type)
     two_bits = Topology(Ladder.uniform(4), queue_type=queue_type)
     binary = Topology(Ladder.binary(), queue_type=queue_type)
     skip = Topology(queue_type=queue_type, layout="skip")
     return {
         "floor": Floor(),
         "ours": OnLadder("ours: the default", ours),
+        "three-bits": OnLadder("ours: three bits a level", three_bits),
         "two-bits": OnLadder("ours: two bits a level", two_bits),
         "binary": OnLadder("ours: one bit a level", binary),
         "skip": OnLadder("ours: skip", skip),
@@ -298,7 +300,7 @@ def shortened(longest: int) -> dict[str, Variant]:
     """Return the peers on ladders, with no wait longer than ``longest`` milliseconds a queue."""
     # A ladder of ours is made and measured in the same way as the native one.
     ladders = peers("quorum") | {"celery-native": OnLadder("Celery's native delivery", CELERY)}
-    names = ("ours", "two-bits", "binary", "skip", "celery-native", "nservicebus")
+    names = ("ours", "three-bits", "two-bits", "binary", "skip", "celery-native", "nservicebus")
     return {name: replace(ladders[name], longest=longest) for name in names}  # type: ignore[type-var]
 
 

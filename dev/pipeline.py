@@ -114,7 +114,7 @@ class Pipeline:
         )
 
     def _plan(self, reminders: DataFrame) -> None:
-        ladder = Ladder.uniform()
+        ladder = Ladder.default()
         ladders = [Variant(ladder), Variant(Ladder.binary()), Variant(ladder, horizon=30)]
         plan(reminders, ladders, every=EVERY).write.parquet(self._path("plan"))
         planned = self._spark.read.parquet(self._path("plan"))
@@ -169,7 +169,7 @@ class Pipeline:
         found = figures(
             verdicts,
             thresholds=Thresholds(unknown=0, unpublished=0),
-            plan=planned.where(F.col("ladder") == Ladder.uniform().name),
+            plan=planned.where(F.col("ladder") == Ladder.default().name),
             depths=depths,
             jobs=["demo"],
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import LadderError, SettingsError
 from .model.foreign import FOREIGN_LADDERS
-from .model.ladder import RADIX, Ladder
+from .model.ladder import Ladder
 from .model.topology import LAYOUTS, QUEUE_TYPES, Topology
 
 DECLARE = ("lazy", "never")
@@ -51,12 +51,13 @@ class Settings:
     """The transport's settings. The defaults suit nearly every application.
 
     :param tick: the smallest delay in milliseconds; every delay is rounded up to whole ticks.
-    :param levels: the number of levels; the longest delay is ``(radix**levels - 1) * tick``. By
-        default, enough levels for ``2**31`` ticks (8.5 years with the default tick), or as many as
-        RabbitMQ's longest TTL allows.
-    :param radix: the number of values of the bits that a level reads: 8 is three bits a level; 2
-        is one bit a level, with three times as many levels and one queue instead of seven in each.
-        A list sets the radix of each level, highest first.
+    :param levels: the number of levels; with a ``radix``, the longest delay is ``(radix**levels -
+        1) * tick``. By default, enough levels for ``2**31`` ticks (8.5 years with the default
+        tick), or as many as RabbitMQ's longest TTL allows.
+    :param radix: the number of values of the bits that a level reads: 8 is three bits a level, with
+        seven queues; 2 is one bit a level, with one queue. A list sets the radix of each level,
+        highest first. By default, low levels read more bits than high ones:
+        :meth:`Ladder.default`.
     :param layout: ``"chain"`` or ``"skip"``. ``"chain"`` leads from each level to the next;
         ``"skip"`` leads straight to the next level where a message waits: fewer exchanges to pass,
         more bindings.
@@ -100,7 +101,7 @@ class Settings:
 
     tick: int = 125
     levels: int | None = None
-    radix: int | tuple[int, ...] = RADIX
+    radix: int | tuple[int, ...] | None = None
     layout: str = "chain"
     queue_per_delay: bool = False
     queue_type: str | None = None
@@ -178,6 +179,8 @@ class Settings:
         """The ladder that these settings describe."""
         if isinstance(self.radix, tuple):
             return Ladder(self.tick, self.radix)
+        if self.radix is None:
+            return Ladder.default(self.levels, self.tick)
         return Ladder.uniform(self.radix, self.levels, self.tick)
 
     def topology(self, *, can_quorum: bool = True) -> Topology:

@@ -35,10 +35,10 @@ def figure(result: str, row: str, name: str, of: str = "median") -> float:
 
 #: The ladders that are compared, by the row of the results.
 LADDERS = {
-    "ours": ("three bits a level", Ladder.uniform()),
+    "ours": ("the default", Ladder.default()),
     "two-bits": ("two bits a level", Ladder.uniform(4)),
     "binary": ("one bit a level", Ladder.binary()),
-    "skip": ("three bits, skip", Ladder.uniform()),
+    "skip": ("the default, skip", Ladder.default()),
 }
 
 

@@ -8,7 +8,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 from kombu_binary_delay.export.graph import human
 
-DELAY, AN_HOUR, QUEUE = 10_000, 3_600_000, "mail"  # ms
+TEN_SECONDS, FORTY_FIVE, AN_HOUR, QUEUE = 10_000, 45_000, 3_600_000, "mail"  # ms
 
 _STYLE = """
 text{font:13px sans-serif;fill:#222;text-anchor:middle}.title{font-weight:600}
@@ -27,7 +27,7 @@ _BOX, _GAP, _TOP, _TALL = 114, 40, 62, 54
 
 def ten_seconds() -> str:
     """Return the figure of ten seconds on a ladder of four levels, with all its parts."""
-    return svg(Topology(Ladder.uniform(4, 4)), DELAY, QUEUE) + "\n"
+    return svg(Topology(Ladder.uniform(4, 4)), TEN_SECONDS, QUEUE) + "\n"
 
 
 def an_hour() -> str:
@@ -36,20 +36,20 @@ def an_hour() -> str:
 
 
 def in_short() -> str:
-    """Return the figure of the same delay with only the queues in which the message waits."""
-    topology = Topology(Ladder.uniform(levels=3))
+    """Return the figure of forty-five seconds, with only the queues in which the message waits."""
+    topology = Topology(Ladder.default(3))
     ladder = topology.ladder
     waits = [
         int(digit, 2) * weight
-        for digit, weight in zip(ladder.digits(DELAY), ladder.weights, strict=True)
+        for digit, weight in zip(ladder.digits(FORTY_FIVE), ladder.weights, strict=True)
         if int(digit, 2)
     ]
-    bits = " ".join(ladder.digits(DELAY))
+    bits = " ".join(ladder.digits(FORTY_FIVE))
     boxes = [
-        ("your program", "countdown=10", "end"),
+        ("your program", f"countdown={FORTY_FIVE // 1000}", "end"),
         *((f"waits {human(wait)}", "a TTL queue", "") for wait in waits),
         (QUEUE, "the task's queue", ""),
-        ("a worker", f"at {human(DELAY)}", "end"),
+        ("a worker", f"at {human(FORTY_FIVE)}", "end"),
     ]
     left = (_WIDTH - len(boxes) * _BOX - (len(boxes) - 1) * _GAP) / 2
     drawn, middle = [], _TOP + _TALL / 2
@@ -65,7 +65,8 @@ def in_short() -> str:
             drawn.append(f'<path class="head" d="M{x - 10} {middle - 5}L{x - 1} {middle}l-9 5z"/>')
     first, last = left + _BOX + _GAP / 2, left + (len(boxes) - 1) * (_BOX + _GAP) - _GAP / 2
     inside = f'x="{first}" y="16" width="{last - first}" height="{_HEIGHT - 32}" rx="8"'
-    said = f"{human(DELAY)} = {DELAY // ladder.tick} ticks of {ladder.tick} ms = {bits} in binary"
+    ticks = FORTY_FIVE // ladder.tick
+    said = f"{human(FORTY_FIVE)} = {ticks} ticks of {ladder.tick} ms = {bits} in binary"
     drawn += [
         f'<rect class="broker" {inside}/>',
         _text((first + last) / 2, 38, "RabbitMQ", "title"),

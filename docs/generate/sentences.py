@@ -59,7 +59,7 @@ def sentences() -> list[Sentence]:
     ]
     return [
         *(each for page in (README, INDEX) for each in _two_numbers(page)),
-        Sentence(README, "one per distinct delay | up to {} |", (str(queues(Ladder.uniform())),)),
+        Sentence(README, "one per distinct delay | up to {} |", (str(queues(Ladder.default())),)),
         Sentence(INDEX, "RabbitMQ {} to {}, Celery {} to {}", (*tried[0], *tried[1])),
         *_performance(),
         *_herd(),

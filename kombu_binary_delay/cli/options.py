@@ -16,11 +16,12 @@ HELP = {
     "tick": "The smallest delay, in milliseconds; delays are rounded up to whole ticks.  "
     "[default: 125]",
     "levels": "How many levels the ladder has. Each more makes the longest delay as many times as "
-    "long as --radix says.  [default: for delays up to 2**31 ticks, or 10 years: 11 with the "
+    "long as --radix says.  [default: for delays up to 2**31 ticks, or 10 years: 16 with the "
     "default tick and radix, for 3,106 days]",
     "radix": "8 for three bits of the delay a level, with seven queues each; 2 for one bit a "
     "level, with one queue each, and three times as many levels. Or a list such as 2,4,4, with a "
-    "radix for each level, the highest first.  [default: 8]",
+    "radix for each level, the highest first.  [default: 8 on the lowest level, 16 on three, 4 on "
+    "four, 2 on the rest]",
     "layout": "'chain': what leaves a level passes all those below. 'skip': it goes straight to "
     "the next level in which it waits, by more bindings.  [default: chain]",
     "queue_per_delay": "Whether a delay that is asked for again gets a queue of its own; for "

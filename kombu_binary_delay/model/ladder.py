@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import chain, groupby, islice, repeat
 from operator import mul
+from typing import TYPE_CHECKING
 
 from kombu_binary_delay.errors import DelayError, LadderError
 
 from .durations import in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: RabbitMQ refuses an ``x-message-ttl`` above ten years of 365 days.
 MAX_TTL = 315_360_000_000
@@ -32,9 +36,11 @@ MAX_DIGITS = 78
 
 #: The longest delay of the default ladder, in ticks: 8.5 years in steps of 125 ms.
 REACH = 2**31
-#: Three bits a level: a third as many levels as with one bit, so fewer waits, and more queues in
-#: parallel for bursts. A fourth bit would need 112 queues for the default reach.
-RADIX = 8
+#: The radices of the default ladder's lowest levels, lowest first; those above have radix 2. Most
+#: delays are short, so low levels read many bits, and a message waits in few of them. Long delays
+#: are rare, so high levels have few queues: 72 in all. The lowest level ends at whole seconds, and
+#: in the delays that users write, it is zero.
+LOWEST = (8, 16, 16, 16, 4, 4, 4, 4)
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
 
@@ -79,7 +85,20 @@ class Ladder:
             weight *= radix
 
     @classmethod
-    def uniform(cls, radix: int = RADIX, levels: int | None = None, tick: int = 125) -> Ladder:
+    def default(cls, levels: int | None = None, tick: int = 125) -> Ladder:
+        """Return the ladder that is used if no radix is chosen.
+
+        It reads three bits on the lowest level, four on each of the next three, two on the next
+        four, and one on each above.
+
+        :param levels: the number of levels, N: the lowest of these. By default, enough for
+            ``2**31`` ticks, or as many as RabbitMQ's longest TTL allows.
+        :param tick: the smallest delay in milliseconds.
+        """
+        return cls._rising(chain(LOWEST, repeat(2)), levels, tick)
+
+    @classmethod
+    def uniform(cls, radix: int, levels: int | None = None, tick: int = 125) -> Ladder:
         """Return a ladder whose levels all have the same radix.
 
         :param radix: the number of digits of a level: 8 if it reads three bits. A level has a queue
@@ -88,14 +107,20 @@ class Ladder:
             as RabbitMQ's longest TTL allows; the highest level can then have a lower radix.
         :param tick: the smallest delay in milliseconds.
         """
+        return cls._rising(repeat(radix), levels, tick)
+
+    @classmethod
+    def _rising(cls, radices: Iterator[int], levels: int | None, tick: int) -> Ladder:
+        """Return the ladder of as many radices as are asked for, or needed; lowest level first."""
         if levels is not None:
             if not _whole(levels) or levels < 1:
                 raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
-            return cls(tick, (radix,) * levels)
+            return cls(tick, tuple(islice(radices, levels))[::-1])
         # One level runs every check that does not depend on the number of levels.
-        ladder = cls(tick, (radix,))
+        ladder = cls(tick, (next(radices),))
         while (reached := ladder.maximum // tick + 1) < REACH:
-            highest = min(radix, -(-REACH // reached), MAX_WAIT // (reached * tick) + 1)
+            longest = MAX_WAIT // (reached * tick) + 1
+            highest = min(next(radices), -(-REACH // reached), longest)
             if highest < 2:
                 break
             ladder = cls(tick, (highest, *ladder.radices))

@@ -65,7 +65,7 @@ _MAX_NAME_NOT_ASCII = 128
 class Topology:
     """A ladder as declared on a broker. Equal topologies have equal names on every machine.
 
-    :param ladder: the numeral system; by default :meth:`Ladder.uniform`.
+    :param ladder: the numeral system; by default :meth:`Ladder.default`.
     :param namespace: the first word of every name: letters, digits, ``-`` and ``_``.
     :param queue_type: ``"quorum"`` or ``"classic"``.
     :param layout: ``"chain"``, where a digit 0 is a binding to the level below, or ``"skip"``,
@@ -77,7 +77,7 @@ class Topology:
         up the others on RabbitMQ 4.0 to 4.2.
     """
 
-    ladder: Ladder = field(default_factory=Ladder.uniform)
+    ladder: Ladder = field(default_factory=Ladder.default)
     namespace: str = "kbd"
     queue_type: str = "quorum"
     layout: str = "chain"

@@ -97,7 +97,7 @@ def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, s
     assert scheduled.pop("at") >= before
     # 300 ms are three ticks, or fewer once the ladder has been declared: one digit.
     assert scheduled.pop("hops") == 1
-    ladder = Ladder.uniform().name
+    ladder = Ladder.default().name
     same = {"id": "m-1", "key": "mail"}
     assert scheduled == {"event": "scheduled", "ladder": ladder, **same}
     assert released == {"event": "released", **same}

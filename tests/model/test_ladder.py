@@ -12,18 +12,29 @@ from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_WAIT, hops
 
 
 def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
-    for ladder in (Ladder.uniform(), Ladder.binary()):
+    for ladder in (Ladder.default(), Ladder.binary()):
         assert ladder.maximum == (2**31 - 1) * 125
         assert ladder.maximum >= 8.5 * 365.25 * 86_400_000
 
     assert set(Ladder.binary().radices) == {2}
 
 
+def test_the_default_ladder_waits_little_for_short_delays_with_few_queues_for_long_ones():
+    assert Ladder.default().name == "125ms-2x8-4x4-16x3-8x1"
+    assert sum(radix - 1 for radix in Ladder.default().radices) == 72
+    # Another tick has the same lowest levels, and as many high ones as it needs or may have.
+    assert Ladder.default(tick=1000).name == "1000ms-2x6-4x4-16x3-8x1"
+    assert Ladder.default(tick=20_000).name == "20000ms-2x1-4x4-16x3-8x1"
+    assert Ladder.default(3).radices == (16, 16, 8)
+
+
 @pytest.mark.parametrize(
     ("ladder", "delay", "digits"),
     [
-        # 80 ticks, three bits a level.
-        (Ladder.uniform(), 10_000, "001 010 000"),
+        # 80 ticks: three bits, then four a level.
+        (Ladder.default(), 10_000, "1010 000"),
+        (Ladder.default(), 45_000, "0010 1101 000"),
+        (Ladder.uniform(8), 10_000, "001 010 000"),
         # Ten seconds on four levels of one second: eight, then two.
         (Ladder.binary(4, 1000), 10_000, "1 0 1 0"),
         # Radix 4 with a smallest delay of two seconds: 255 s round up to 2 * 128 s.
@@ -146,7 +157,7 @@ def test_what_is_no_name_of_a_ladder_is_refused(name):
 
 
 def test_a_delay_that_is_a_little_too_long_is_refused_to_the_millisecond():
-    ladder = Ladder.uniform()
+    ladder = Ladder.default()
 
     with pytest.raises(DelayError, match="268435455876 ms is longer than 268435455875 ms"):
         ladder.digits(ladder.maximum + 1)

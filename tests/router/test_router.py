@@ -361,7 +361,7 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
     assert connection.reached(*reversed(found.destination)) == ["images"]
 
 
-@pytest.mark.parametrize("exchange", ["other.v2.delivery", "other.v2-125ms-2x1-8x10.level-00"])
+@pytest.mark.parametrize("exchange", ["other.v2.delivery", "other.v2-125ms-2x31.level-00"])
 def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_own(
     broker, exchange
 ):

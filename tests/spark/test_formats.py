@@ -90,5 +90,5 @@ def test_a_table_of_theirs_is_input(spark, written, tmp_path):
     folder = str(tmp_path / "reminders")
     write_deltalake(folder, arrow(reminders))
     df = spark.createDataFrame(DeltaTable(folder).to_pandas())
-    [summary] = summarize(plan(df, [Ladder.uniform()])).collect()
+    [summary] = summarize(plan(df, [Ladder.default()])).collect()
     assert summary.at_once == ROWS  # they are due already

@@ -7,7 +7,7 @@ from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark.cli.table import FIGURES, show_plan
 from kombu_binary_delay.spark.plan import Variant
 
-DEFAULT = Ladder.uniform()
+DEFAULT = Ladder.default()
 NAMES = [
     Variant(DEFAULT).name,
     Variant(DEFAULT, queue_per_delay=True).name,

@@ -70,8 +70,11 @@ def test_the_queue_type_is_the_users_or_else_the_best_that_the_broker_has():
 @pytest.mark.parametrize(
     ("given", "ladder"),
     [
-        ({}, "125ms-2x1-8x10"),
-        ({"tick": 1000}, "1000ms-3x1-8x9"),
+        ({}, "125ms-2x8-4x4-16x3-8x1"),
+        ({"tick": 1000}, "1000ms-2x6-4x4-16x3-8x1"),
+        ({"levels": 5}, "125ms-4x1-16x3-8x1"),
+        ({"radix": 8}, "125ms-2x1-8x10"),
+        ({"radix": 8, "tick": 1000}, "1000ms-3x1-8x9"),
         ({"radix": 2}, "125ms-2x31"),
         ({"radix": 2, "levels": 28, "tick": 1000}, "1000ms-2x28"),
         ({"radix": [24, 60, 60], "tick": 1000}, "1000ms-24x1-60x2"),

@@ -31,7 +31,7 @@ def waiting(topology=TOPOLOGY, count=1234):
 
 
 LADDER = LadderStatus(TOPOLOGY.prefix, current=True, queues=waiting(), rate_in=12.5, rate_out=3.25)
-TROUBLES = tuple(f"kbd.v2-125ms-2x1-8x10.level-{i:02}.001: {'it is stuck ' * 9}" for i in range(15))
+TROUBLES = tuple(f"{TOPOLOGY.prefix}.level-{i:02}.001: {'it is stuck ' * 9}" for i in range(15))
 STATUS = Status(
     1.0,
     "4.3.6",

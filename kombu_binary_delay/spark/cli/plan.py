@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--ladder",
     "ladders",
     multiple=True,
-    default=[Ladder.uniform().name],
+    default=[Ladder.default().name],
     show_default=True,
     help="A ladder, as the names of its queues have it; repeat it to compare several.",
 )

@@ -113,8 +113,9 @@ def _chosen(figures: Figures) -> Figures:
     return first
 
 
-def _radix(ladder: str) -> int | None:
-    return next((each for each in _RADICES if Ladder.uniform(each).name == ladder), None)
+def _radix(ladder: str) -> str | None:
+    named = {Ladder.uniform(each).name: str(each) for each in _RADICES}
+    return (named | {Ladder.default().name: "None"}).get(ladder)
 
 
 def _rate(value: float) -> str:
