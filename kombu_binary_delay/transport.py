@@ -50,6 +50,7 @@ from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
+from .compat.hub import poll_at_once_if_ready
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
 from .errors import TopologyError
@@ -344,6 +345,11 @@ class TransportMixin(_Above):
             reading = {"_reads_bodies": True}
             connection.Channel = type("Protocol1Channel", (connection.Channel,), reading)
         return connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Read from the connection in an event loop, which does not wait while it has work."""
+        super().register_with_event_loop(connection, loop)
+        poll_at_once_if_ready(loop)
 
 
 class Channel(ChannelMixin, pyamqp.Channel):

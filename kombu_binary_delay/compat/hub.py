@@ -1,0 +1,31 @@
+"""Poll without waiting while the event loop of a worker has callbacks to run.
+
+Kombu's loop runs the callbacks of ``call_soon``, then its timers, and then waits for its sockets.
+A timer may run a task, with Celery's pool ``solo``, and add its acknowledgement to the callbacks.
+Kombu then waits up to two seconds before it acknowledges the task, and a worker at its prefetch
+limit gets no other task until then.
+
+The callbacks are not run before the poll: one of them may receive a message or set a timer, which
+would then wait instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .patch import replace
+
+
+def poll_at_once_if_ready(loop: Any) -> None:
+    """Make the loop's poller return at once if callbacks are ready.
+
+    Call it before the loop starts, and again after a reset, when the loop has a new poller.
+    """
+
+    def at_once_if_ready(poll: Any) -> Any:
+        def poll_at_once_if_ready(timeout: float | None) -> Any:
+            return poll(0 if getattr(loop, "_ready", None) else timeout)
+
+        return poll_at_once_if_ready
+
+    replace(getattr(loop, "poller", None), "poll", at_once_if_ready)
