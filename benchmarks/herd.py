@@ -47,7 +47,7 @@ WAYS: dict[str, Callable[[], Variant]] = {
     "celery-native": lambda: CeleryNative("Celery's native delivery"),
     "nservicebus": lambda: OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
 }
-#: From bare dead-lettering to ours, one step at a time; a level of our ladder has seven queues.
+#: From bare dead-lettering to ours, one step at a time; our lowest level has seven queues.
 PARTS: dict[str, Callable[[], Variant]] = {
     "bare-a-core": WAYS["bare-a-core"],
     "bare-seven": lambda: BareByMessage("the same, seven queues", 7),
@@ -141,8 +141,12 @@ def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
 
 
 def _left(due: float, tick: int) -> int:
-    """Return what is left until a time, in milliseconds, rounded up to ticks."""
-    return -(-math.ceil((due - time.time()) * 1000) // tick) * tick
+    """Return what is left until a time, in milliseconds, rounded up to ticks; at least one.
+
+    A broker that cannot keep up may hold a publisher up until then and longer.
+    """
+    left = math.ceil((due - time.time()) * 1000)
+    return max(-(-left // tick), 1) * tick
 
 
 def sections() -> dict[str, Any]:

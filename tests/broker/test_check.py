@@ -68,10 +68,10 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
     again = check("--json", options=(*arguments, "--journal", "stream", "--queue-per-delay"))
 
     assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
-    assert "declared 19 of the 19" in " ".join(first.output.split())
-    assert f"1 s in {topology.prefix}.level-01.001" in " ".join(first.output.split())
+    assert "declared 27 of the 27" in " ".join(first.output.split())
+    assert f"1 s in {topology.prefix}.level-01.0001" in " ".join(first.output.split())
     found = {each["what"]: each["said"] for each in json.loads(again.output)["findings"]}
-    assert found["topology"] == "all 19 parts that this delay needs existed already"
+    assert found["topology"] == "all 27 parts that this delay needs existed already"
     assert found["transport"] == "the app uses kombu_binary_delay.transport:Transport"
     part = topology.base + topology.levels[0] + topology.levels[1]
     assert {each["name"] for each in vhost.queues()} == {each.name for each in part.queues}
@@ -146,7 +146,7 @@ def test_parts_of_the_ladder_that_nobody_may_declare_are_missed(check, vhost, to
     found = check(options=("--declare", "never"))
 
     assert found.exit_code == 1, found.output
-    assert "1 of the 19 parts" in " ".join(found.output.split())
+    assert "1 of the 27 parts" in " ".join(found.output.split())
 
 
 def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, topology):
@@ -154,14 +154,14 @@ def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, top
 
     said = {each["what"]: each["said"] for each in json.loads(found.output)["findings"]}
     assert found.exit_code == 0, found.output
-    assert "declared 19 of the 19" in said["topology"]
+    assert "declared 27 of the 27" in said["topology"]
     assert "-lane" in said["way"]
 
 
 def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkeypatch):
     # given a ladder whose queue for a second holds its messages for a day
     assert check().exit_code == 0
-    held = f"{topology.prefix}.level-01.001"
+    held = f"{topology.prefix}.level-01.0001"
     arguments = {
         "x-queue-type": topology.queue_type,
         "x-message-ttl": 86_400_000,

@@ -419,9 +419,9 @@ def test_settings_come_from_options_and_the_environment(run):
 
     shown = (option, after, environment, radices)
     assert [json.loads(each.output)["ladder"] for each in shown] == [
-        "kbd.v2-1000ms-3x1-8x9",
-        "kbd.v2-1000ms-3x1-8x9",
-        "kbd.v2-500ms-5x1-8x9",
+        "kbd.v2-1000ms-2x6-4x4-16x3-8x1",
+        "kbd.v2-1000ms-2x6-4x4-16x3-8x1",
+        "kbd.v2-500ms-2x7-4x4-16x3-8x1",
         "kbd.v2-125ms-4x1-3x1-2x1",
     ]
 
@@ -447,8 +447,8 @@ def test_celery_has_the_command_with_the_settings_of_its_app(broker, vhost, monk
 
     assert by_celery.exit_code == 0, by_celery.output
     assert json.loads(by_celery.output)["vhost"] == vhost.name
-    assert json.loads(alone.output)["ladder"] == "shop.v2-250ms-2x1-8x10"
-    assert json.loads(after.output)["ladder"] == "shop.v2-500ms-5x1-8x9"
+    assert json.loads(alone.output)["ladder"] == "shop.v2-250ms-2x8-4x4-16x3-8x1"
+    assert json.loads(after.output)["ladder"] == "shop.v2-500ms-2x7-4x4-16x3-8x1"
 
 
 @pytest.mark.parametrize("subcommand", sorted(binary_delay.commands))

@@ -228,7 +228,7 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     ground = Ground(connect())
     part = ground.part(topology)
     ground.connection.Producer().publish(
-        "first", routing_key="a", headers={"x-delay": 64 * 125}
+        "first", routing_key="a", headers={"x-delay": 128 * 125}
     )  # makes three levels
     rogue = connect("amqp").default_channel
     doors = [topology.delivery]

@@ -16,7 +16,9 @@ from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import (
     DelayError,
+    Ladder,
     SettingsError,
+    Topology,
     TopologyError,
     Transport,
     TransportMixin,
@@ -26,6 +28,14 @@ from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as Declared
 from tests.waits import drain_until, wait_until
+
+BINARY = {"radix": 2}
+
+
+@pytest.fixture
+def binary(topology):
+    """The topology of :data:`BINARY`, on which short delays have several levels."""
+    return Topology(Ladder.binary(), queue_type=topology.queue_type)
 
 
 def ladder_names(vhost):
@@ -166,17 +176,17 @@ def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", [-1, 0, 2, 4], ids=["delivery", "lowest", "middle", "highest"])
 def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
-    connect, collect, topology, gone
+    connect, collect, binary, gone
 ):
     queue = Queue("q")
     # given: a ladder of five levels, and a publisher that knows it
-    old = connect(confirm_publish=True)
+    old = connect(confirm_publish=True, binary_delay=BINARY)
     with old.Producer() as producer:
         producer.publish(0, routing_key="q", headers={"x-delay": 17 * 125}, declare=[queue])
     # when: a part of it goes
-    connect("amqp").default_channel.exchange_delete(topology.level_name(gone))
+    connect("amqp").default_channel.exchange_delete(binary.level_name(gone))
     # and: one more publisher delays, and by as much as enters at other levels
-    new = connect(confirm_publish=True)
+    new = connect(confirm_publish=True, binary_delay=BINARY)
     for level in (4, 2, 0):
         for connection in (old, new):
             with connection.Producer() as producer:
@@ -206,22 +216,22 @@ def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
     assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
 
 
-def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, topology):
+def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, binary):
     queue = Queue("q")
     # given: a ladder of five levels, of which one goes
-    old = connect(confirm_publish=True)
+    old = connect(confirm_publish=True, binary_delay=BINARY)
     with old.Producer() as producer:
         producer.publish(0, routing_key="q", headers={"x-delay": 17 * 125}, declare=[queue])
-    connect("amqp").default_channel.exchange_delete(topology.level_name(2))
+    connect("amqp").default_channel.exchange_delete(binary.level_name(2))
     # when: it is made again by a publisher that did not know it
-    with connect(confirm_publish=True).Producer() as producer:
+    with connect(confirm_publish=True, binary_delay=BINARY).Producer() as producer:
         producer.publish(4, routing_key="q", headers={"x-delay": 4 * 125})
     # then: what enters above finds its way
-    with connect(confirm_publish=True).Producer() as producer:
+    with connect(confirm_publish=True, binary_delay=BINARY).Producer() as producer:
         producer.publish(20, routing_key="q", headers={"x-delay": 20 * 125})
         producer.publish(12, routing_key="q", headers={"x-delay": 12 * 125})
     collect(old, [queue], 3)
-    assert parked_in(connect, topology) <= 1  # the first, which was under way
+    assert parked_in(connect, binary) <= 1  # the first, which was under way
 
 
 @pytest.mark.parametrize("what", ["a level queue", "the parking queue"])
