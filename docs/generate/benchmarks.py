@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import report
 from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.model.ladder import hops
 
 from .markdown import table
 
@@ -36,6 +37,7 @@ def figure(result: str, row: str, name: str, of: str = "median") -> float:
 #: The ladders that are compared, by the row of the results.
 LADDERS = {
     "ours": ("the default", Ladder.default()),
+    "three-bits": ("three bits a level", Ladder.uniform(8)),
     "two-bits": ("two bits a level", Ladder.uniform(4)),
     "binary": ("one bit a level", Ladder.binary()),
     "skip": ("the default, skip", Ladder.default()),
@@ -47,12 +49,12 @@ def queues(ladder: Ladder) -> int:
     return sum(len(level.queues) for level in Topology(ladder).levels)
 
 
-def waits(ladder: Ladder, longest: int) -> float:
-    """Return the mean number of waits over all delays of whole seconds up to ``longest`` s."""
-    counts = [
-        sum(int(digit, 2) > 0 for digit in ladder.digits(1000 * second))
-        for second in range(1, longest + 1)
-    ]
+def waits(ladder: Ladder, longest: int, step: int = 1) -> float:
+    """Return the mean number of waits over delays of whole seconds up to ``longest`` s.
+
+    :param step: of so many seconds, one; for means over a long time.
+    """
+    counts = [hops(ladder.digits(1000 * second)) for second in range(1, longest + 1, step)]
     return sum(counts) / len(counts)
 
 
@@ -63,14 +65,11 @@ def to_default(result: str, row: str, name: str) -> float:
 
 def ladders(_: list[str], __: str) -> str:
     """Return a table of the ladders' costs, relative to the default one."""
-    head = ["", "Queues", "Waits, 12 s", "Waits, an hour"]
-    head += ["CPU, burst", "p99, burst", "CPU, hour", "p99, hour"]
+    head = ["", "Queues", "Waits, 12 s", "an hour", "a day", "CPU, 12 s", "an hour", "a day"]
     rows = []
     for name, (title, ladder) in LADDERS.items():
-        cells = [title, str(queues(ladder)), f"{waits(ladder, 12):.1f}"]
-        cells.append(f"{waits(ladder, 3600):.1f}")
-        for result in ("burst", "hour"):
-            cells.append(f"{to_default(result, name, 'cpu_us'):.2f}")
-            cells.append(f"{to_default(result, name, 'p99'):.1f}")
-        rows.append(cells)
+        means = [waits(ladder, 12), waits(ladder, 3600), waits(ladder, 86_400, 7)]
+        cells = [title, str(queues(ladder)), *(f"{mean:.1f}" for mean in means)]
+        costs = [to_default(result, name, "cpu_us") for result in ("burst", "hour", "day")]
+        rows.append([*cells, *(f"{cost:.2f}" for cost in costs)])
     return table(head, rows, text=1)

@@ -32,6 +32,7 @@ GLANCE = "docs/explanation/at-a-glance.md"
 MEASURED = "kombu_binary_delay/spark/report/measured.py"
 
 
+_YEAR = 365 * 86_400  # s
 #: The scenarios in which something is killed, stopped, frozen or cut; the ladder is whole.
 _KILLED = (
     *("broker killed", "publisher ends", "consumer ends", "Celery worker ends"),
@@ -39,7 +40,9 @@ _KILLED = (
 )
 _LEDGER = ("lost", "early", "confirmed")
 #: The results by which the default ladder was chosen.
-_LADDERS_COMPARED = ("burst", "burst-on-4.3", "hour", "hour-on-4.3")
+_LADDERS_COMPARED = tuple(
+    f"{each}{release}" for each in ("burst", "hour", "day") for release in ("", "-on-4.3")
+)
 #: One publish of ours beside one of a peer, on two releases.
 _PAIRS = ("pairs", "pairs-on-4.3")
 
@@ -128,7 +131,7 @@ def _performance() -> list[Sentence]:
     hop, bare = ((of(f"{each}-6") - of(f"{each}-1")) / 5 for each in ("ours", "bare"))
     costs = {
         name: [to_default(each, name, "cpu_us") for each in _LADDERS_COMPARED]
-        for name in ("binary", "two-bits")
+        for name in ("three-bits", "two-bits", "binary")
     }
     return [
         _said(
@@ -136,12 +139,14 @@ def _performance() -> list[Sentence]:
             [_word(figure("easy", "celery-native", "cpu_us", "ratio"))],
         ),
         _said(
-            "On RabbitMQ 3.10 and 4.3, it costs {} to {} times the broker's CPU",
-            [f"{min(costs['binary']):.2f}", f"{max(costs['binary']):.2f}"],
+            "Three bits on every level cost {} to {} times the broker's CPU of the default, two "
+            "bits {} to {} times, and one bit {} to {} times",
+            [f"{find(each):.2f}" for each in costs.values() for find in (min, max)],
         ),
         _said(
-            "Two bits cost {} to {} times",
-            [f"{min(costs['two-bits']):.2f}", f"{max(costs['two-bits']):.2f}"],
+            "Delays of months wait more often instead: up to a year {} times, and {} times with "
+            "three bits a level",
+            [f"{waits(LADDERS[each][1], _YEAR, 7919):.1f}" for each in ("ours", "three-bits")],
         ),
         _said(
             "are of a machine that takes {} times the CPU for a message without a delay",
@@ -168,7 +173,7 @@ def _performance() -> list[Sentence]:
             (f"{figure('worker-on-4.3', 'celery', 'held'):,.0f}",),
         ),
         _said("cores carry {} a second of ours, by the CPU", [f"{steady():,.0f}"]),
-        _said("but four bits have {} queues", [str(queues(Ladder.uniform(16)))]),
+        _said("four bits on every level have {}", [str(queues(Ladder.uniform(16)))]),
         _said(
             "A message with one wait costs the broker {} times what one without a delay does, one "
             "with two waits {} times. A further wait costs {} times a bare dead-letter: {} µs, "
@@ -343,7 +348,11 @@ def _on_paper() -> list[Sentence]:
     cores = 100 * hour * replicated
     times = ("whole", "a node lost", "the node back")
     rates = [figure("cluster", time, "release_rate") for time in times]
-    per_message = waits(LADDERS["ours"][1], 3600)
+    ladder = LADDERS["ours"][1]
+    per_message = waits(ladder, 3600)
+    passed = ladder.radices[-len(ladder.digits(3_600_000)) :]
+    written = figure("hour", "ours", "header_bytes") / 1000  # KB
+    steps = (per_message + 1) * written
     return [
         _said(
             "Delays of up to an hour take one node {} ms a message. A cluster of three replicates "
@@ -362,12 +371,19 @@ def _on_paper() -> list[Sentence]:
         ),
         _said(
             "A level queue of a cluster passes on {} to {} messages a second. With {} waits a "
-            "message",
+            "message there are {} to pass on, in {} queues of a ladder",
             [
                 f"{round(min(rates), -2):,.0f}",
                 f"{round(max(rates), -2):,.0f}",
                 f"{per_message:.1f}",
+                f"{round(per_message * 100_000, -4):,.0f}",
+                str(sum(passed) - len(passed)),
             ],
+        ),
+        _said(
+            "{} KB at most here. {} waits and the destination are {} KB a message on every node, "
+            "or {} MB a second",
+            [f"{written:.1f}", f"{per_message:.1f}", f"{steps:.1f}", _tens(100 * steps)],
         ),
     ]
 

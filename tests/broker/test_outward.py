@@ -109,7 +109,7 @@ def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
         calls = [call.args[1:3] for call in sent.call_args_list]
     # Open a channel; the base; the way to the queue; three levels and their queues; the bindings
     # of two; the message.
-    assert len(calls) <= 66
+    assert len(calls) <= 98
 
 
 def test_a_delay_that_is_refused_declares_nothing_and_the_channel_still_works(connect, vhost):

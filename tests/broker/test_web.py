@@ -245,7 +245,7 @@ def test_without_the_management_api_the_levels_are_counted_all_the_same(publish,
     now = until(client, "/now", 'id="waiting">1<', "Not all can be read", "By the journal")
 
     assert "does not answer" in now
-    assert "level 4" in now
+    assert "level 3" in now
 
 
 def test_the_pages_are_mounted_in_another_site(publish, vhost, broker):

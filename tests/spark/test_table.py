@@ -38,7 +38,7 @@ def test_a_plan_fits_the_terminal_with_the_whole_name_of_each_ladder(width):
         for part in name.split(", "):
             assert any(part in line for line in tables)
     assert " ".join(text.split()).count("exceeds waiting=5,000,000: 9,999,500,000") == len(NAMES)
-    assert text.count("hops_per_message") == {60: 3, 80: 2, 120: 1}[width]
+    assert text.count("hops_per_message") == {60: 4, 80: 2, 120: 2}[width]
 
 
 def test_a_plan_within_its_limits_says_which_those_are():

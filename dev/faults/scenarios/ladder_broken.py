@@ -20,8 +20,7 @@ from dev.faults.programs import TRANSPORT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SECOND = 1  # the level of 1 to 7 s
-HIGHEST = 2  # the level of 8 s and more: delays are shorter than 16 s
+LOWEST, HIGHEST = 0, 1  # delays are shorter than 16 s
 
 
 def delete(env: Environment, exchanges: Iterable[str]) -> None:
@@ -33,8 +32,8 @@ def delete(env: Environment, exchanges: Iterable[str]) -> None:
 
 
 def one_level(env: Environment) -> list[str]:
-    """Name the exchange of a level in the middle."""
-    return [env.topology.level_name(SECOND)]
+    """Name the exchange of the level that messages pass, or wait in, at last."""
+    return [env.topology.level_name(LOWEST)]
 
 
 def delivery(env: Environment) -> list[str]:
@@ -81,7 +80,7 @@ def otherwise(env: Environment) -> None:
     """Make a level queue with other arguments: a clear error, and nothing else is disturbed."""
     env.queue("inbox")
     env.declare_ladder("inbox", longest=1.0)
-    name = env.topology.levels[HIGHEST].queues[0].name
+    name = env.topology.levels[HIGHEST + 1].queues[0].name
     env.queue(name, x_message_ttl=1)
     env.consumer("inbox")
     short = env.publisher(["inbox"], 200, 100, (0.2, 0.9), name="short")
@@ -89,7 +88,7 @@ def otherwise(env: Environment) -> None:
         producer = connection.Producer()
         refused = ""
         try:
-            producer.publish("x", routing_key="inbox", headers={"x-delay": 9000})
+            producer.publish("x", routing_key="inbox", headers={"x-delay": 20_000})
         except KombuError as exc:
             refused = str(exc)
         env.notes["error"] = refused
