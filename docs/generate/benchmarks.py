@@ -52,7 +52,7 @@ def queues(ladder: Ladder) -> int:
 def waits(ladder: Ladder, longest: int, step: int = 1) -> float:
     """Return the mean number of waits over delays of whole seconds up to ``longest`` s.
 
-    :param step: of so many seconds, one; for means over a long time.
+    :param step: from one delay to the next, in seconds; more than one for a mean over a long time.
     """
     counts = [hops(ladder.digits(1000 * second)) for second in range(1, longest + 1, step)]
     return sum(counts) / len(counts)

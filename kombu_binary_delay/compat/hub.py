@@ -23,9 +23,9 @@ def poll_at_once_if_ready(loop: Any) -> None:
     """
 
     def at_once_if_ready(poll: Any) -> Any:
-        def poll_at_once_if_ready(timeout: float | None) -> Any:
+        def poll_in_time(timeout: float | None) -> Any:
             return poll(0 if getattr(loop, "_ready", None) else timeout)
 
-        return poll_at_once_if_ready
+        return poll_in_time
 
     replace(getattr(loop, "poller", None), "poll", at_once_if_ready)

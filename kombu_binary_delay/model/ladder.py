@@ -38,8 +38,8 @@ MAX_DIGITS = 78
 REACH = 2**31
 #: The radices of the default ladder's lowest levels, lowest first; those above have radix 2. Most
 #: delays are short, so low levels read many bits, and a message waits in few of them. Long delays
-#: are rare, so high levels have few queues: 72 in all. The lowest level ends at whole seconds, and
-#: in the delays that users write, it is zero.
+#: are rare, so high levels have few queues: 72 in all. With a tick of 125 ms, the lowest level ends
+#: at whole seconds, so delays of whole seconds do not wait in it.
 LOWEST = (8, 16, 16, 16, 4, 4, 4, 4)
 
 _NAME = re.compile(r"([1-9][0-9]*)ms((?:-[1-9][0-9]*x[1-9][0-9]*)+)")
