@@ -129,7 +129,7 @@ def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), pe
                 "ladders": (DEFAULT.name, BINARY.name),
                 "peaks": (900.0, 1500.0),
             },
-            ["radix: None", "a longer time, or more brokers"],
+            ["no radix, for the default ladder", "a longer time, or more brokers"],
         ),
         (
             {

@@ -53,11 +53,11 @@ def settings(figures: Figures) -> list[tuple[str, str]]:
     chosen, best = _chosen(figures), figures["ladders"][0]
     work, found = figures["work"][chosen["ladder"]], []
     peak, least = chosen["hops_per_second"], best["hops_per_second"]
-    radix = _radix(best["ladder"])
-    if peak > figures["carries"] and best is not chosen and least < 0.9 * peak and radix:
+    setting = _setting(best["ladder"])
+    if peak > figures["carries"] and best is not chosen and least < 0.9 * peak and setting:
         found.append(
             (
-                f"radix: {radix}",
+                setting,
                 (
                     f"The ladder {best['ladder']} has {_rate(least)} hops a second at its peak, "
                     f"and {chosen['ladder']} {_rate(peak)}, more than the "
@@ -113,9 +113,9 @@ def _chosen(figures: Figures) -> Figures:
     return first
 
 
-def _radix(ladder: str) -> str | None:
-    named = {Ladder.uniform(each).name: str(each) for each in _RADICES}
-    return (named | {Ladder.default().name: "None"}).get(ladder)
+def _setting(ladder: str) -> str | None:
+    named = {Ladder.uniform(each).name: f"radix: {each}" for each in _RADICES}
+    return (named | {Ladder.default().name: "no radix, for the default ladder"}).get(ladder)
 
 
 def _rate(value: float) -> str:
