@@ -23,6 +23,7 @@ from benchmarks import (
     prefetch,
     publishing,
     report,
+    spark_pipeline,
     tick,
     travel,
     waiting,
@@ -46,6 +47,8 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     **tick.sections(),
     **prefetch.sections(),
     **wal.sections(),
+    # The last, since what runs Spark stays in memory until we end.
+    **spark_pipeline.sections(),
 }
 
 

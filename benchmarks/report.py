@@ -169,7 +169,7 @@ def table(name: str, result: Row) -> str:
         text = _by_figure(result)
     else:
         text = _table(section, result)
-    return f"{text}\n{_footnote(result)}"
+    return f"{text}\n{_footnote(section, result)}"
 
 
 def section_of(name: str) -> str:
@@ -248,12 +248,13 @@ def _markdown(rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows) + "\n"
 
 
-def _footnote(result: Row) -> str:
+def _footnote(section: str, result: Row) -> str:
     on = result["machine"]
+    spark = f", PySpark {on['pyspark']}" if section == "spark" else ""
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
         f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"
-        f"{', PySpark ' + on['spark'] if 'spark' in on else ''}; {on['processor']}, "
+        f"{spark}; {on['processor']}, "
         f"{on['cores']} cores; rounds: {result['rounds']}; commit {on['commit']}, {on['date']}."
         f"{_stolen(result)}"
         f"{' No message is missing.' if _missing(result) == 0 else ''}"

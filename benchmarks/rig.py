@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
+
+from dev.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -213,18 +214,15 @@ def percentiles(values: Iterable[float]) -> Row:
 def machine(broker: Broker) -> Row:
     """Describe the machine and the software that all this ran on."""
     return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
+        **provenance(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": f"{platform.system()} {platform.release()}",
         "rabbitmq": broker.version,
         "erlang": broker.api("GET", "overview")["erlang_version"],
         "python": platform.python_version(),
-        **{name: version(name) for name in ("kombu", "amqp", "celery")},
-        "commit": _commit(),
+        **{name: version(name) for name in ("kombu", "amqp", "celery", "pyspark")},
         # Of the last fifteen minutes: what was measured here is a part of it.
         "load": round(os.getloadavg()[2], 1),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
@@ -241,24 +239,3 @@ def say(text: str) -> None:
 def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _processor() -> str:
-    """Name the processor, with its family and model: a host may call several the same."""
-    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    said = {key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)}
-    if not said.keys() >= {"model name", "cpu family", "model"}:
-        return said.get("model name", platform.machine())
-    return f"{said['model name']} ({said['cpu family']}/{said['model']})"
-
-
-def _commit() -> str:
-    """Return the commit that is measured; results that this run has written do not change it."""
-    git = ["git", "-C", str(Path(__file__).parents[1])]
-
-    def said(*words: str) -> str:
-        found = subprocess.run([*git, *words], capture_output=True, text=True, check=False)
-        return found.stdout.strip()
-
-    changed = said("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
-    return said("describe", "--always") + ("-dirty" if changed else "")

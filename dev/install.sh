@@ -4,7 +4,7 @@
 # distribution; for the tests, also Prometheus and Chromium. Whatever is there already is left as
 # it is; a second run does nothing.
 #
-#   dev/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, test, docs, dev
+#   dev/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, bench, test, ...
 #   dev/install.sh GROUP system       only what is outside of .venv, for tox, which has its own
 #   PYTHON=python3.12 dev/install.sh test
 set -eu
@@ -40,7 +40,7 @@ missing_packages() {
         command -v chromium >/dev/null || ! grep -q '^ID=debian' /etc/os-release || echo chromium
     esac
     # Spark runs on Java.
-    case $group in pipeline | test | dev)
+    case $group in pipeline | bench | test | dev)
         command -v java >/dev/null || echo default-jre-headless
     esac
     # Debian has this part of the standard library in a package of its own.

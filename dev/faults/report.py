@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from dev.provenance import provenance
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -45,6 +47,7 @@ def to_row(outcome: Outcome) -> Row:
             for check in outcome.checks
         ],
         "notes": {name: _finite(value) for name, value in outcome.notes.items()},
+        **provenance(),
     }
 
 

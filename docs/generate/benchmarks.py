@@ -1,6 +1,6 @@
 """Purpose: recorded measurements as tables, charts and single figures.
 
-`make bench` and `python -m benchmarks.spark_pipeline` recorded them.
+`make bench` recorded them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ from benchmarks.__main__ import main
 from benchmarks.report import table
 
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
-SAMPLE = ["size", "publishing", "burst", "waiting", "worker", "amendments", "delivery", "herd"]
+SAMPLE = [
+    *("size", "publishing", "burst", "waiting", "worker"),
+    *("amendments", "delivery", "herd", "spark"),
+]
 
 
 @pytest.mark.slow
