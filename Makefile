@@ -16,7 +16,7 @@ pipeline-demo: ## forty thousand delayed tasks from Spark, and a report that pro
 	@exec .venv/bin/python -m dev.pipeline
 
 faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" runs the scenarios of that name
-	@dev/install.sh demo
+	@dev/install.sh pipeline
 	@exec .venv/bin/python -m dev.faults $(ARGS)
 
 test: ## all tests on private brokers old and new, style, types and documentation; ARGS="-k word" goes to pytest alone
