@@ -79,6 +79,13 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Do nothing for a time, in seconds. Answer: DONE."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Warn:
     """Write a warning to the log. Answer: DONE.
 
@@ -89,6 +96,6 @@ class Warn:
     once: bool = False
 
 
-Command: TypeAlias = Ensure | Look | AskType | Unbind | Delete | Warn
+Command: TypeAlias = Ensure | Look | AskType | Unbind | Delete | Pause | Warn
 #: A generator of commands. It receives an answer for each; a refusal is thrown as TopologyError.
 Steps: TypeAlias = Generator[Command, Any, None]

@@ -6,6 +6,7 @@ runs each command and returns the answer. It must not import the router or the t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +24,7 @@ from amqp.exceptions import (
 from kombu.log import get_logger
 
 from .buffering import FrameBuffer
-from .commands import Answer, AskType, Command, Delete, Ensure, Look, Steps, Unbind, Warn
+from .commands import Answer, AskType, Command, Delete, Ensure, Look, Pause, Steps, Unbind, Warn
 from .errors import BinaryDelayError, TopologyError
 from .model.parts import Binding, Part
 
@@ -106,6 +107,8 @@ class Executor:
                 logger.warning("%s", command.text)
             if command.once:
                 _warned.add(command.text)
+        elif isinstance(command, Pause):
+            time.sleep(command.seconds)
         elif isinstance(command, AskType):
             return self._ask_type(command.exchange)
         elif isinstance(command, Look):

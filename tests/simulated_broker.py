@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Unbind, Warn
+from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Pause, Unbind, Warn
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.simulate import Wait, route_message
 
@@ -68,6 +68,8 @@ class SimulatedBroker:
         """Do one command, and return its answer."""
         if isinstance(command, Warn):
             self.warnings.append(command.text)
+        elif isinstance(command, Pause):
+            pass  # nothing happens by itself here
         elif isinstance(command, AskType):
             exchange = self.exchanges.get(command.exchange)
             return Answer.MISSING if exchange is None else exchange.type

@@ -394,10 +394,11 @@ def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Out
         env = Environment(broker, processes, short=short)
         if env.broker.release < case.since:
             return None
+        version = env.broker.version  # of the one that it begins with, which may be gone at the end
         case.run(env)
         return Outcome(
             case,
-            env.broker.version,
+            version,
             env.verdict(),
             tuple(env.checks),
             env.notes,

@@ -282,6 +282,7 @@ class Router(DeliverySide):
             "direct": self._serve,
         }
         for _ in range(ATTEMPTS):
+            yield from self._settle()
             for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
                 yield from makers[each[0]](*each[1:])
             if BINDINGS in self.existing:

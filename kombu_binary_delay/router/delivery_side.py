@@ -191,6 +191,7 @@ class DeliverySide(LadderSide):
         if (yield Look(tuple(dict.fromkeys(exchanges)), tuple(queues))) is Answer.DONE:
             return Answer.MISSING
         self.lost()
+        yield from self._settle()
         yield from self._lay_base()
         return (yield command)
 

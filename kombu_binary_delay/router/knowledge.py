@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kombu_binary_delay.commands import Delete, Look, Steps, Warn
+from kombu_binary_delay.commands import Delete, Look, Pause, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
@@ -14,6 +14,11 @@ from kombu_binary_delay.settings import Settings
 
 #: How often to start again if the ladder is deleted while it is declared.
 ATTEMPTS = 3
+#: Seconds from the news that something was deleted until it is declared again. Who deletes one part
+#: deletes others next, and RabbitMQ 4.3 can lose the route of a binding that is made while its
+#: exchange is deleted: the binding is listed, another declaration changes nothing, and messages
+#: for it are parked.
+SETTLE = 0.5
 
 #: The types of the exchanges that exist in every virtual host.
 _BUILT_IN: dict[str, str | None] = {
@@ -93,6 +98,8 @@ class Knowledge:
         self._looks = 0
         #: Whether an existing level proves that everything below it exists.
         self._trusts = True
+        #: Whether something was deleted, and nothing was declared since.
+        self._disturbed = False
         self._published = 0
         self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
         self._warned: set[str] = set()
@@ -102,6 +109,13 @@ class Knowledge:
         self.existing.clear()
         self._delays.clear()
         self._trusts = False
+        self._disturbed = True
+
+    def _settle(self) -> Steps:
+        """Pause, once, after something was deleted."""
+        if self._disturbed:
+            yield Pause(SETTLE)
+            self._disturbed = False
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
         """Return the command that checks whether levels, and what they need, exist.
@@ -111,8 +125,9 @@ class Knowledge:
         exchanges, queues = names_of(base)
         for lane, height in heights.items():
             ladder = self._ladders[lane]
-            exchanges += [ladder.level_name(level) for level in range(height + 1)]
-            queues += [each.name for part in ladder.levels[: height + 1] for each in part.queues]
+            for part in ladder.levels[: height + 1]:
+                exchanges += [each.name for each in part.exchanges]
+                queues += [each.name for each in part.queues]
             if self._queue_per_delay:
                 exchanges += names_of(ladder.direct_base)[0]
         return Look(tuple(exchanges), tuple(queues))

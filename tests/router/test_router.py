@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from kombu_binary_delay import DelayError, Settings, TopologyError
-from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Unbind
+from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Pause, Unbind
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
+from kombu_binary_delay.router.knowledge import SETTLE
 from tests.simulated_broker import SimulatedBroker
 
 SERVER = {"product": "RabbitMQ", "version": "4.3.0"}
@@ -196,15 +197,19 @@ def test_what_is_deleted_of_the_ladder_is_made_again_at_the_next_look(broker, ba
     connection.publish(delay=60 * SECOND)
     ladder = connection.topology
     before = {*broker.exchanges, *broker.queues}
-    parts = ladder.base + sum(ladder.levels[1:5], ladder.levels[0])
-    names = [*(each.name for each in parts.queues), ladder.delivery, ladder.to_queues]
-    names += [ladder.level_name(level) for level in range(5)]
-    for name in names:
-        broker.delete_queue(name)
-        if name in (ladder.delivery, ladder.to_queues, *map(ladder.level_name, range(5))):
-            broker.delete_exchange(name)
+    levels = [each for each in ladder.levels if each.queues[0].name in broker.queues]
+    assert len(levels) == 3
+    # An exchange and its queue have one name.
+    names = [("queue", each.name) for part in (ladder.base, *levels) for each in part.queues]
+    names += [("exchange", each.name) for level in levels for each in level.exchanges]
+    names += [("exchange", ladder.delivery), ("exchange", ladder.to_queues)]
+    for kind, name in names:
+        (broker.delete_queue if kind == "queue" else broker.delete_exchange)(name)
         connection.now += -LOOK_AGAIN if back else LOOK_AGAIN
 
+        done, _ = connection.publish(delay=60 * SECOND)
+
+        assert Pause(SETTLE) in done, "whoever deletes it may delete more"
         assert connection.reached(delay=60 * SECOND) == ["q"], name
         assert {*broker.exchanges, *broker.queues} == before
 
