@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     Destination = tuple[str, str, list[str]]
 
 COUNT, RATE, DELAYS = 150, 50.0, (0.3, 4.0)
-# Enough to fill the hands of a dead-letter worker with RabbitMQ's own prefetch, 32.
-FEW_IN_HAND = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}]."
+# The bad messages of each level queue fill the hands of its dead-letter worker, which is to take no
+# more than these. RabbitMQ's own prefetch is 32.
+FEW_IN_HAND = """
+[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000},
+           {dead_letter_worker_consumer_prefetch, 4}]}].
+"""
 #: Seconds after the last due time in which a good message is waited for.
 PATIENCE = 15.0
 
@@ -107,7 +111,7 @@ def scenario_of(
     """Make the scenario of one kind of bad destination.
 
     :param relay: whether the publisher's settings name the bad queue in `relays`.
-    :param limit: whether the promise is made; else what happens is only written down.
+    :param limit: whether the promise is made; else it must be seen not to hold.
     """
 
     def scenario(env: Environment) -> None:
@@ -141,6 +145,11 @@ def compare(
     if limit:
         cost = max(among) - alone
         env.check_time("seconds that the bad destination cost the good one", cost, 1.0)
+    else:
+        # Otherwise the promise would hold whatever the ladder does, and show nothing. On RabbitMQ
+        # 3.10, messages for a classic queue on a node that is down are parked.
+        harmless = not env.notes["good not there in time"] and not env.parked()
+        env.check("the same without a relay did no harm", int(harmless), 0)
     if bad[2]:
         # The bad destination takes its messages again: none of them is lost.
         for node in env.nodes:
