@@ -40,6 +40,7 @@ from kombu_binary_delay import AmendmentError, on_dropped
 from kombu_binary_delay.amendments.record import KEY
 
 TRANSPORT = "kombu_binary_delay:Transport"
+QUORUM = {"x-queue-type": "quorum"}
 RETRY = {"max_retries": None, "interval_start": 0, "interval_step": 0.1, "interval_max": 1}
 PATIENCE = 15  # seconds that a publisher waits for a confirm before it tries again
 
@@ -69,6 +70,8 @@ class Publishing:
     clock_step: float = 0.0
     #: Message n has the key n modulo this number; 0 for no keys.
     keys: int = 0
+    #: The quorum queues that it declares itself, at its start.
+    declares: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ def publish(options: Publishing) -> None:
     dying = _Dying(book, options.dies_of)
     with _connect(options.urls, options.settings) as connection:
         producer = connection.Producer()
+        for each in options.declares:
+            Queue(each, queue_arguments=QUORUM)(connection.default_channel).queue_declare()
         start = time.monotonic()
         for number in range(options.first, options.first + options.count):
             since = number - options.first
