@@ -35,7 +35,7 @@ def faults(scenarios: list[str], _: str) -> str:
     missing = set(scenarios) - {row["scenario"] for row in rows}
     if missing:
         raise ValueError(f"no figures of {sorted(missing)} in {FIGURES.name}")
-    return table(HEAD, [_row(row) for row in rows], text=2)
+    return table(HEAD, [_row(row) for row in rows], text=2) + _source(rows)
 
 
 def bad_destinations(_: list[str], __: str) -> str:
@@ -49,16 +49,26 @@ def bad_destinations(_: list[str], __: str) -> str:
         found.setdefault(row["case"], {})[row["broker"]] = f"{notes['worst alone']:.2f} s → {cell}"
     brokers = sorted({row["broker"] for row in rows}, key=lambda each: [*map(int, each.split("."))])
     head = ("Bad destination", *(f"RabbitMQ {broker}" for broker in brokers))
-    return table(
-        head, [[case, *(cells.get(each, "") for each in brokers)] for case, cells in found.items()]
-    )
+    cells = [[case, *(by.get(each, "") for each in brokers)] for case, by in found.items()]
+    return table(head, cells) + _source(rows)
 
 
 def amended(_: list[str], __: str) -> str:
     """Return a table of the outcomes of amended messages."""
     names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
     rows = [row for row in runs() if row["scenario"] == "amended"]
-    return table(AMENDED, [[row["case"], *(str(row[name]) for name in names)] for row in rows])
+    cells = [[row["case"], *(str(row[name]) for name in names)] for row in rows]
+    return table(AMENDED, cells) + _source(rows)
+
+
+def _source(rows: list[dict[str, Any]]) -> str:
+    """Return the line below a table: where and when its rows were recorded, and of what commit."""
+    sources: dict[str, dict[str, None]] = {}
+    for row in rows:
+        commits = sources.setdefault(f"{row['processor']}, {row['cores']} cores", {})
+        commits[f"commit {row['commit']}, {row['date']}"] = None
+    lines = ("; ".join((machine, *commits)) for machine, commits in sources.items())
+    return "\n\n" + " ".join(f"{line}." for line in lines)
 
 
 def _row(row: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.waiting import BODY
 from kombu_binary_delay import Ladder
@@ -74,6 +74,7 @@ def sentences() -> list[Sentence]:
         *_spark(),
         *_tick(),
         *_prefetch(),
+        *_faults(),
         *_wal(),
         *_amendments(),
         *_glance(),
@@ -537,6 +538,44 @@ def _prefetch() -> list[Sentence]:
             "the last message arrives in {} to {} of the time, for {} to {} of the CPU",
             (*both("last_ms"), *both("cpu_us")),
         )
+    ]
+
+
+def _faults() -> list[Sentence]:
+    """Return the sentences with the worst lateness around a frozen node, and on amendments."""
+
+    def run(case: str, broker: str) -> dict[str, Any]:
+        [found] = (
+            row for row in faults.runs() if row["case"] == case and row["broker"].startswith(broker)
+        )
+        return found
+
+    def seconds(value: float) -> str:
+        return f"{value:.1f}"
+
+    frozen, many = "leader frozen for 20 s", "100,000 amendments at the start"
+    waits = [run(many, each)["notes"]["seconds until the first message"] for each in ("4.3", "3.1")]
+    worst = [
+        f"{run(case, broker)['late'][-1]:.0f}"
+        for case, broker in (
+            (frozen, "4.3"),
+            (f"{frozen}, net_ticktime 8 s", "4.3"),
+            (frozen, "3.1"),
+        )
+    ]
+    return [
+        Sentence(
+            "docs/how-to/configure-the-broker.md",
+            "messages were late by up to {} s when their leader was frozen for 20 s, and by up to "
+            "{} s with a `net_ticktime` of 8 s ([table](../explanation/faults.md#a-cluster-of-"
+            "three)). On 3.10, they were late by up to {} s with",
+            tuple(worst),
+        ),
+        Sentence(
+            "docs/explanation/faults.md",
+            "had its first message {} s after its process began on RabbitMQ 4.3, and after {} s on",
+            tuple(map(seconds, waits)),
+        ),
     ]
 
 

@@ -9,8 +9,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from dev.faults.scenarios import CASES
 from docs.generate.__main__ import ROOT, pages
 from docs.generate.benchmarks import RESULTS
+from docs.generate.faults import runs
 from docs.generate.pages import fill
 from docs.generate.sentences import Sentence, insert
 
@@ -45,6 +47,15 @@ def test_what_is_committed_is_what_the_command_writes():
 def test_a_published_figure_is_of_a_recorded_run_of_a_commit(name):
     commit = RESULTS[name]["machine"]["commit"]
     assert re.fullmatch(r"[0-9a-f]{7,}", commit), f"{name} is of {commit}: measure it again"
+
+
+def test_each_fault_is_recorded_and_names_its_commit():
+    rows = runs()
+
+    unknown = [row for row in rows if not re.fullmatch(r"[0-9a-f]{7,}", row.get("commit", ""))]
+    assert not unknown
+    recorded = {(row["scenario"], row["case"]) for row in rows}
+    assert recorded == {(case.scenario, case.name) for case in CASES}
 
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.name)
