@@ -153,7 +153,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("Late, p99, ms", "p99"),
         Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
     ),
-    "spark": (Column("tasks", "tasks", "{:,.0f}"), Column("tasks a second", "rate", "{:,.0f}")),
+    "spark": (
+        Column("tasks", "tasks", "{:,.0f}"),
+        Column("tasks a second", "rate", "{:,.0f}"),
+        Column("least", "rate", "{:,.0f}", of="least"),
+        Column("most", "rate", "{:,.0f}", of="most"),
+    ),
 }
 
 
