@@ -55,6 +55,7 @@ from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
 from .errors import TopologyError
 from .executor import Executor
+from .header_frames import leave_out_deaths
 from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
@@ -273,6 +274,8 @@ class ChannelMixin(AmendingChannel):
 
     #: Kombu checks this before it asks for a batch.
     supports_batch_publish = True
+    #: See :mod:`.header_frames`.
+    removes_deaths = True
     _reads_bodies = False
     #: Actions for after the confirm; None while no publish waits for one.
     _afterwards: list[Callable[[], object]] | None = None
@@ -339,6 +342,7 @@ class TransportMixin(_Above):
             journal = Journal(settings, router.topology, executor, server)
         amendments = Amendments(connection, router, executor, settings, server)
         connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
+        leave_out_deaths(connection, router.topology.owns)
         executor.run(router.opened())
         if settings.protocol_1:
             # For this connection only.

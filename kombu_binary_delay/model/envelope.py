@@ -21,18 +21,18 @@ from .delay import X_DELAY
 
 HEADER = "x-binary-delay"
 _HEADERS = "application_headers"
-_DEATHS = "x-death"
+DEATHS = "x-death"
 #: The newest death comes first in the list; these headers repeat its first and last entry.
 _ENDS = {
     f"x-{end}-death-{part}": (position, part)
     for end, position in (("first", -1), ("last", 0))
     for part in ("exchange", "queue", "reason")
 }
-_DEATH_HEADERS = (_DEATHS, *_ENDS)
+DEATH_HEADERS = (DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
-_RARE = frozenset({HEADER, *_DEATH_HEADERS, *COPIES})
+_RARE = frozenset({HEADER, *DEATH_HEADERS, *COPIES})
 
 Owns = Callable[[object], bool]
 
@@ -59,7 +59,7 @@ def wrap(
     headers.pop(X_DELAY, None)
     if not _RARE.isdisjoint(headers):
         _take_off(headers, owns)
-        deaths = {name: headers.pop(name) for name in _DEATH_HEADERS if name in headers}
+        deaths = {name: headers.pop(name) for name in DEATH_HEADERS if name in headers}
         if deaths:
             packed["death"] = deaths
         for name, keys in _copies(headers):
@@ -126,7 +126,7 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
         headers["CC"] = packed["cc"]
     deaths = packed.get("death")
     if isinstance(deaths, dict):
-        _put_back(headers, {name: deaths[name] for name in _DEATH_HEADERS if name in deaths})
+        _put_back(headers, {name: deaths[name] for name in DEATH_HEADERS if name in deaths})
 
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -139,17 +139,17 @@ def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:
     """Remove our header and every death on a ladder; other deaths stay, in their order."""
     headers.pop(HEADER, None)
-    deaths = headers.get(_DEATHS)
+    deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return
     kept = [each for each in deaths if not (isinstance(each, dict) and owns(each.get("queue")))]
     if len(kept) == len(deaths):
         return
     if not kept:
-        for name in _DEATH_HEADERS:
+        for name in DEATH_HEADERS:
             headers.pop(name, None)
         return
-    headers[_DEATHS] = kept
+    headers[DEATHS] = kept
     for name, (position, part) in _ENDS.items():
         if headers.pop(name, None) is not None and isinstance(kept[position], dict):
             headers[name] = kept[position].get(part)
@@ -157,10 +157,10 @@ def _take_off(headers: dict[str, Any], owns: Owns) -> None:
 
 def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
     """Put the deaths from before the ladder behind those that came after it."""
-    newer = headers.get(_DEATHS)
-    if isinstance(newer, list) and isinstance(deaths.get(_DEATHS), list):
+    newer = headers.get(DEATHS)
+    if isinstance(newer, list) and isinstance(deaths.get(DEATHS), list):
         last = {name: headers[name] for name in _ENDS if "last" in name and name in headers}
-        deaths = {**deaths, _DEATHS: newer + deaths[_DEATHS], **last}
+        deaths = {**deaths, DEATHS: newer + deaths[DEATHS], **last}
     headers.update(deaths)
 
 

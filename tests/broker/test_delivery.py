@@ -2,11 +2,14 @@
 
 import threading
 import time
+from functools import partial
 from statistics import median
 
+import amqp
 import pytest
 from kombu import Exchange, Producer, Queue
 
+from kombu_binary_delay.model.envelope import HEADER
 from tests.waits import wait_until
 
 
@@ -225,6 +228,23 @@ def test_a_consumer_without_the_transport_gets_the_message_and_can_send_it_on_th
     assert (arrival.exchange, arrival.key, arrival.headers) == ("", "q", {})
     assert len(raw.key) < 100
     assert len(raw.headers["x-death"]) < 5
+
+
+def test_the_waits_are_read_by_plain_channels_of_a_connection_and_not_by_ours(connect):
+    connection = connect()
+    queues = declare(connection, Queue("for-ours"), Queue("for-plain"))
+    plain = amqp.Channel(connection.connection)
+    plain.open()
+    for queue in queues:
+        # After two waits, and with a header that looks like a part of a death.
+        publish(connection, "", key=queue.name, delay=1125, headers={"mine": "\x05queueS"})
+
+    ours = wait_until(partial(connection.default_channel.basic_get, "for-ours", no_ack=True))
+    raw = wait_until(partial(plain.basic_get, "for-plain", no_ack=True))
+
+    assert sorted(ours.headers) == ["mine", HEADER]
+    assert {HEADER, "mine", "x-death", "x-first-death-queue"} <= raw.headers.keys()
+    assert len(raw.headers["x-death"]) == 2
 
 
 def test_garbage_on_the_ladder_is_parked_and_garbage_in_a_queue_is_delivered(

@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 from dev.broker import Broker, VHost
 from kombu_binary_delay import Transport, TransportMixin, register
 from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.spark.journal import _Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
@@ -92,7 +93,7 @@ def deliver(connection: Connection) -> bool:
     while (message := channel.basic_get("q", no_ack=True)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert message.headers.get("x-death"), "it was not delayed"
+    assert message.headers.get(HEADER), "it was not delayed"
     assert isinstance(connection.transport, TransportMixin)
     return isinstance(connection.connection.sock, ssl.SSLSocket)
 
