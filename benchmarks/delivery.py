@@ -50,10 +50,11 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-amendments": ("ours, a thousand amendments known", {"known": KNOWN}),
     "ours-journal": ("ours, with the journal", {"journal": "stream"}),
     "kombu-native": ("Kombu's own, by Celery's native delivery", {"native": True}),
-    "ours-delayed": ("ours, delayed", {"delayed": True}),
+    "ours-delayed": ("ours, delayed", {"delayed": 125}),
+    "ours-delayed-twice": ("ours, delayed, after two waits", {"delayed": 1125}),
     "ours-delayed-journal": (
         "ours, delayed, with the journal",
-        {"delayed": True, "journal": "stream"},
+        {"delayed": 125, "journal": "stream"},
     ),
 }
 POOLS = ("solo", "prefork")
@@ -109,7 +110,10 @@ def _plain(broker: Broker, scale: Scale) -> dict[str, Row]:
 
 
 class _Consuming:
-    """A plain consumer on a virtual host of its own."""
+    """A plain consumer on a virtual host of its own.
+
+    delayed: milliseconds: 125 is one wait of the default ladder, 1125 are two.
+    """
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class _Consuming:
         *,
         known: int = 0,
         native: bool = False,
-        delayed: bool = False,
+        delayed: int = 0,
         **settings: str,
     ) -> None:
         self._vhost = broker.vhost()
@@ -149,7 +153,7 @@ class _Consuming:
             INBOX(channel).declare()
             with PublishBatch(channel) as batch:
                 for _ in range(count):
-                    headers = {"x-delay": 125} if self._delayed else {}
+                    headers = {"x-delay": self._delayed} if self._delayed else {}
                     message = channel.prepare_message(
                         BODY,
                         content_type="text/plain",

@@ -3,7 +3,7 @@
 Messages are published over a minute, each with the delay that is left until one moment; peers that
 know whole seconds only round it up. Afterwards, the queue with everything in it is empty as soon as
 the broker can: so the rate of release is that of the ladder's last step, and of the destination. A
-consumer that reads the headers would be the limit, and not the broker: one part shows that.
+consumer that reads the headers would be the limit, and not the broker: two parts show that.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ PARTS: dict[str, Callable[[], Variant]] = {
     ),
     "ours": WAYS["ours"],
     "headers-read": lambda: OnLadder("ours, by a consumer that reads the headers", Topology()),
+    "transport-reads": lambda: OnLadder("ours, by a consumer on this transport", Topology()),
 }
+#: What the consumer reads, as in `arrivals`, of parts that are about that.
+READS = {"headers-read": "headers", "transport-reads": "ours"}
 TITLES = {name: make().title for name, make in (WAYS | PARTS).items()}
 TITLES["lanes"] = "ours, four lanes"
 
@@ -89,7 +92,7 @@ def measured(
     """Measure a herd of so many messages."""
 
     def measure(name: str) -> Row:
-        reads = "headers" if name == "headers-read" else "bodies"
+        reads = READS.get(name, "bodies")
         return release(broker, ways[name](), Herd(count, reads=reads), scale)
 
     return summary(in_turns(list(ways), scale, measure, "herd"), "bare-a-core")

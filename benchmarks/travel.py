@@ -85,7 +85,8 @@ def arrivals(
 ) -> Iterator[Callable[[], Arrived]]:
     """Start a process that consumes the inbox; yield what waits until it has so many messages.
 
-    :param reads: ``headers``, or ``bodies`` for a consumer that takes less time for a message.
+    :param reads: ``headers``; ``bodies`` for a consumer that takes less time for a message; or
+        ``ours`` for one on this project's transport.
     """
     address = f"127.0.0.1:{broker.ports[0]}"
     consumer = subprocess.Popen(
