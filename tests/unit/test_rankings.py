@@ -38,7 +38,6 @@ CLAIMS = [
     ("herd", "rate", "lanes < ours"),
     ("herd-100000", "rate", "celery-native < ours < bare-a-core"),
     ("herd-parts", "rate", "headers-read < ours < bare-seven"),
-    ("herd-parts", "rate", "ours < bare-a-core"),
     ("herd-parts", "consumer_us", "ours < headers-read"),
     ("prefetch", "last_ms", "128 < 32"),
     ("prefetch", "cpu_us", "128 < 32"),
