@@ -38,6 +38,7 @@ CLAIMS = [
     ("herd", "rate", "lanes < ours"),
     ("herd-100000", "rate", "celery-native < ours < bare-a-core"),
     ("herd-parts", "rate", "headers-read < ours < bare-seven"),
+    ("herd-parts", "release_cpu_us", "with-headers < ours"),
     ("herd-parts", "consumer_us", "ours < headers-read"),
     ("prefetch", "last_ms", "128 < 32"),
     ("prefetch", "cpu_us", "128 < 32"),
