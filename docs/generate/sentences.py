@@ -231,10 +231,10 @@ def _herd() -> list[Sentence]:
             ],
         ),
         _said(
-            "To read them as well takes py-amqp {} µs a message in place of {}. RabbitMQ records each "
-            "wait in them; this transport leaves out the records of its own waits, which takes {} "
-            "µs. So one consumer in Python is slower than the broker: it takes {} a second, and {} "
-            "on this transport",
+            "To read them as well takes py-amqp {} µs a message in place of {}. RabbitMQ records "
+            "each wait in them; this transport leaves out the records of its own waits, which "
+            "takes {} µs. So one consumer in Python is slower than the broker: it takes {} a "
+            "second, and {} on this transport",
             [*cpu, *rates],
         ),
         _said("What is left, from {} to {} µs of the broker's CPU", rest),
