@@ -1,17 +1,17 @@
 #!/bin/sh
 # Purpose: what is checked beside the tests. `make`, tox and dev/test.sh run these same commands, with
-# the tools that come first in PATH. All run, even if one fails.
+# the tools that come first in PATH. All run, even if one fails; the last line then says which.
 #
 #   dev/check.sh lint           style, types, the import contract and spelling
 #   dev/check.sh docs FOLDER    the documentation, built into a folder; a warning is an error
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:?lint or docs?}
-failed=0
+failed=
 
 run() {
     echo "\$ $*"
-    "$@" || failed=1
+    "$@" || failed="$failed, $1"
 }
 
 case $what in
@@ -29,4 +29,4 @@ docs) run sphinx-build --fail-on-warning --keep-going --quiet docs "${2:?into wh
     exit 2
     ;;
 esac
-exit $failed
+[ -z "$failed" ] || { echo "check: failed: ${failed#, }" >&2 && exit 1; }
