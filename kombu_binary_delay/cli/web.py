@@ -115,8 +115,6 @@ def web(
         hosts={*guard.LOCAL_HOSTS, host} if authenticate is None else None,
     )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"http://{shown}:{port}/  Ctrl-C ends it.", err=True)
     uvicorn.run(
         app,
         host=host,

@@ -15,7 +15,7 @@ from kombu import Queue
 from playwright.sync_api import expect, sync_playwright
 
 from dev.processes import Processes
-from dev.service import free_ports, listens, wait_until
+from dev.service import wait_until
 from kombu_binary_delay import PublishBatch
 from kombu_binary_delay.web import passwords
 
@@ -52,17 +52,21 @@ def serve(vhost, tmp_path):
     with Processes("web") as processes:
 
         def serve(*options, **env):
-            (port,) = free_ports(1)
             place = ["-b", vhost.url, "-m", vhost.broker.management_url]
             command = [sys.executable, "-m", "kombu_binary_delay.cli", *place, "web"]
             log = tmp_path / "web.log"
             process = processes.spawn(
-                [*command, "--source", "journal", "--port", str(port), *options],
+                [*command, "--source", "journal", "--port", "0", *options],
                 {**os.environ, "PYTHONPATH": str(ROOT), **env},
                 log,
             )
-            wait_until(lambda: listens(port), 60, "the pages are not served", process)
-            return f"http://127.0.0.1:{port}", log
+
+            def addresses():
+                return re.findall(r"running on (http://\S*:[1-9]\d*) ", log.read_text())
+
+            wait_until(lambda: bool(addresses()), 60, "the pages are not served", process)
+            [address] = addresses()
+            return address, log
 
         yield serve
 
