@@ -17,7 +17,7 @@ from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.send import Sender, Target
+from kombu_binary_delay.spark.send import WINDOW, Sender, Target
 from tests.waits import wait_until
 
 ETA = datetime.now(timezone.utc) + timedelta(days=2)
@@ -297,7 +297,8 @@ def test_a_rate_is_kept(vhost):
 def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
     rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(3500)]
     parts = list(Sender(Target(vhost.url)).send(rows))
-    assert len(parts) > 2
+    # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
+    assert max(map(len, parts)) < 3 * WINDOW < len(rows)
     sent = [str(each.row["task_id"]) for part in parts for each in part]
     assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
 
