@@ -124,7 +124,7 @@ def _performance() -> list[Sentence]:
     def of(name: str, key: str = "cpu_us") -> float:
         return figure("hops", name, key)
 
-    first, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "slower-machine/"))
+    here, second = (figure(f"{run}burst", "floor", "cpu_us") for run in ("", "second-run/"))
     rates = {
         name: figure("sustained-on-4.3", name, "rate")
         for name in ("ours", "nservicebus", "celery-native")
@@ -154,8 +154,9 @@ def _performance() -> list[Sentence]:
             [f"{waits(LADDERS[each][1], _YEAR, 7919):.1f}" for each in ("ours", "three-bits")],
         ),
         _said(
-            "are of a machine that takes {} times the CPU for a message without a delay",
-            [f"{second / first:.1f}"],
+            "The burst of that run is of a machine that takes {} of the CPU for a message without "
+            "a delay",
+            [_share(second / here)],
         ),
         Sentence(
             ON_4,
