@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kombu import Connection
 
-from benchmarks.rig import Row, Scale, broker_memory, disk, say
+from benchmarks.rig import Row, Scale, broker_memory, disk, say, summary
 from benchmarks.waiting import (
     BODY,
     OURS,
@@ -41,8 +41,12 @@ def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
 def lose_a_node(_: Broker, scale: Scale) -> dict[str, Row]:
     """Let messages wait, kill the node that leads all of the cluster's queues, and start it."""
     count, some = scale.pick((1_000_000, 10_000), (1000, 20))
-    with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
-        return _lose_a_node(cluster, count, some)
+    runs: dict[str, list[Row]] = {}
+    for _round in range(scale.rounds):
+        with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
+            for when, row in _lose_a_node(cluster, count, some).items():
+                runs.setdefault(when, []).append(row)
+    return summary(runs)
 
 
 def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:

@@ -81,8 +81,10 @@ _HERD = (
     Column("consumer's CPU, µs", "consumer_us"),
     Column("missing", "missing"),
 )
-#: The sections that measure each figure once, however many rounds are asked for.
-ONCE = ("cluster", "waiting", "worker")
+#: The sections whose tables have a row for each figure.
+BY_FIGURE = ("cluster", "waiting", "worker")
+#: Of them, what measures each figure once, however many rounds are asked for.
+ONCE = ("waiting",)
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,
@@ -168,10 +170,10 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = section_of(name)
-    if section in ONCE:
-        text = _plain(result)
-    elif section == "amendments":
+    if section in BY_FIGURE:
         text = _by_figure(result)
+    elif section == "amendments":
+        text = _amendments(result)
     else:
         text = _table(section, result)
     return f"{text}\n{_footnote(section, result)}"
@@ -180,6 +182,11 @@ def table(name: str, result: Row) -> str:
 def section_of(name: str) -> str:
     """Return the section of a result such as ``burst-on-4.3`` or ``second-run/burst``."""
     return name.rpartition("/")[2].partition("-on-")[0]
+
+
+def value_of(figure: Row | float, of: str = "median") -> float:
+    """Return the median of a figure, or what ``of`` names. A figure measured once is its value."""
+    return float(figure[of] if isinstance(figure, dict) else figure)
 
 
 def charts(results: Mapping[str, Row]) -> dict[str, str]:
@@ -219,19 +226,19 @@ def _table(name: str, result: Row) -> str:
     return _markdown(rows)
 
 
-def _plain(result: Row) -> str:
+def _by_figure(result: Row) -> str:
     """Turn a table round: figures are rows, cases are columns."""
     found = result["found"]
     figures = list(dict.fromkeys(figure for row in found.values() for figure in row))
     rows = [["", *found], ["---"] + ["--:"] * len(found)]
     for figure in figures:
         cells = [figure.replace("_", " ")]
-        cells += [_number(row[figure]) if figure in row else "" for row in found.values()]
+        cells += [_number(value_of(row[figure])) if figure in row else "" for row in found.values()]
         rows.append(cells)
     return _markdown(rows)
 
 
-def _by_figure(result: Row) -> str:
+def _amendments(result: Row) -> str:
     """Write a row for each case of each figure."""
     rows = [["", "", "median", "least", "most", "ratio"], ["---", "---"] + ["--:"] * 4]
     for figure, title in FIGURES.items():

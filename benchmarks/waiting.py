@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu import Connection, Queue
 
-from benchmarks.rig import Peak, Row, Scale, broker_memory, disk, percentiles, resident, say
+from benchmarks.rig import (
+    Peak,
+    Row,
+    Scale,
+    broker_memory,
+    disk,
+    in_turns,
+    percentiles,
+    resident,
+    say,
+    summary,
+)
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
@@ -89,33 +100,34 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
 def worker(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Let tasks wait for an hour, and weigh the worker that will run them."""
     count = scale.pick(100_000, 100)
-    found = {}
-    for name, transport in (("celery", "pyamqp"), ("ours", OURS)):
+    transports = {"celery": "pyamqp", "ours": OURS}
+
+    def measure(name: str) -> Row:
         vhost = broker.vhost()
         with Processes("bench") as processes:
             env = {
                 "BENCH_BROKER": vhost.url,
-                "BENCH_TRANSPORT": transport,
+                "BENCH_TRANSPORT": transports[name],
                 "PYTHONPATH": os.pathsep.join(["."]),
             }
             process = Worker(processes, "benchmarks.worker_app", env, "-P", "solo")
             empty = process.memory()
-            publish_tasks(vhost, transport, count, 3600)
+            publish_tasks(vhost, transports[name], count, 3600)
             end = time.monotonic() + scale.pick(240, 10)
             while name == "celery" and time.monotonic() < end and _held(vhost) < count:
                 time.sleep(1)
             time.sleep(scale.pick(3, 0))
             held, memory = _held(vhost), resident(process.pid)
-            found[name] = {
-                "held": held,
-                "empty": empty,
-                "memory": memory,
-                # A worker may not have taken all of them yet; where it takes none, all wait.
-                "per_task": (memory - empty) / (held or count),
-            }
-        say(f"worker {name}: {found[name]}")
         vhost.delete()
-    return found
+        return {
+            "held": held,
+            "empty": empty,
+            "memory": memory,
+            # A worker may not have taken all of them yet; where it takes none, all wait.
+            "per_task": (memory - empty) / (held or count),
+        }
+
+    return summary(in_turns(list(transports), scale, measure, "worker"))
 
 
 def with_inbox(connection: Connection) -> None:

@@ -30,8 +30,7 @@ def benchmark(arguments: list[str], _: str) -> str:
 
 def figure(result: str, row: str, name: str, of: str = "median") -> float:
     """Return one figure of a result: its median, or the one that ``of`` names."""
-    found = RESULTS[result]["found"][row][name]
-    return float(found[of] if isinstance(found, dict) else found)
+    return report.value_of(RESULTS[result]["found"][row][name], of)
 
 
 #: The ladders that are compared, by the row of the results.
