@@ -229,7 +229,9 @@ def _table(name: str, result: Row) -> str:
 def _by_figure(result: Row) -> str:
     """Turn a table round: figures are rows, cases are columns."""
     found = result["found"]
-    figures = list(dict.fromkeys(figure for row in found.values() for figure in row))
+    # What the host took is said below the table, where it is too much.
+    named = (figure for row in found.values() for figure in row if figure != "stolen")
+    figures = list(dict.fromkeys(named))
     rows = [["", *found], ["---"] + ["--:"] * len(found)]
     for figure in figures:
         cells = [figure.replace("_", " ")]
