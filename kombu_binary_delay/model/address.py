@@ -156,6 +156,20 @@ def key_words(routing_key: str) -> str:
     return "".join("." + _escape(word) for word in routing_key.split("."))
 
 
+def key_forms(routing_key: str) -> list[str]:
+    """Write a key in each form that it has in addresses: it depends on the exchange's word.
+
+    An exchange may be bound to others, with shorter and longer names.
+    """
+    words, longest = key_words(routing_key), len(MARK) + 1 + _MAX_EXCHANGE_WORD
+    forms = []
+    if len(MARK) + 2 + _length(words) <= ROOM:
+        forms.append(words)
+    if longest + _length(words) > ROOM:
+        forms.append(f".{digest(routing_key)}")
+    return forms
+
+
 def pattern_words(binding_key: str) -> str:
     """Write the words of a topic binding key, wildcards kept, each with a dot before it."""
     if not binding_key:

@@ -33,6 +33,7 @@ from .address import (
     digest,
     exchange_word,
     format_address,
+    key_forms,
     pattern_words,
     read_address,
     route,
@@ -403,8 +404,7 @@ class Topology:
         # The exchange's word may be that of another exchange, which is bound to this one.
         behind = f"{MARK}.*"
         if not topic:
-            whole = route(Destination(exchange, key))
-            return [f"#.{behind}{whole.removeprefix(f'{MARK}.{exchange_word(exchange)}')}"]
+            return [f"#.{behind}{words}" for words in key_forms(key)]
         words = pattern_words(key)
         if words.split(".").count("#") < 2:
             patterns = [f"#.{behind}{words}"]

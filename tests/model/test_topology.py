@@ -3,7 +3,7 @@
 import pytest
 
 from kombu_binary_delay import AddressError, Ladder, Topology
-from kombu_binary_delay.model.address import Destination, format_address
+from kombu_binary_delay.model.address import ROOM, Destination, format_address
 from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS
 from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL, MAX_WAIT
 from kombu_binary_delay.model.parts import Binding, Part
@@ -232,6 +232,32 @@ def test_a_message_for_a_destination_that_is_gone_is_parked():
 def test_a_topic_pattern_too_long_to_stand_behind_the_digits_is_refused():
     with pytest.raises(AddressError, match="1 bytes too long"):
         Topology().mirror_bindings("x", "topic", "q", "k" * 250, to_queue=True)
+
+
+@pytest.mark.parametrize("length", [1, 108, 109, 112, 130, 170, 173, 174, 176, 255])
+@pytest.mark.parametrize("inner", ["b", "b" * 60, "b" * 255])
+@pytest.mark.parametrize(
+    ("outer", "kind"),
+    [("a", "direct"), ("a" * 255, "direct"), ("a" * 64, "fanout"), ("a", "topic")],
+)
+def test_a_key_of_any_length_passes_exchanges_with_names_of_any_length(outer, kind, inner, length):
+    topology, key = Topology(), "k" * length
+    digits = topology.ladder.digits(1000)
+    bindings = topology.mirror_bindings(
+        outer, kind, inner, "#" if kind == "topic" else key, to_queue=False
+    ) + topology.mirror_bindings(inner, "direct", "q", key, to_queue=True)
+    mirrors = topology.mirror(outer) + topology.mirror(inner)
+    way = topology.whole + mirrors + Part(bindings=bindings)
+    if kind == "topic" and length > ROOM - len("@.a."):
+        # It must be readable for wildcards.
+        with pytest.raises(AddressError, match="use a shorter key"):
+            format_address(digits, Destination(outer, key), topic=True)
+        return
+
+    address = format_address(digits, Destination(outer, key), topic=kind == "topic")
+    path = walk(way, topology.entry_exchange(digits), address)
+
+    assert path.arrived == {"q"}
 
 
 def test_no_binding_key_has_more_than_the_two_hashes_that_rabbitmq_takes():
