@@ -34,6 +34,8 @@ logger = get_logger(__name__)
 _warned: set[str] = set()
 #: The types to ask an exchange for, the most common first.
 _TYPES = ("direct", "topic", "fanout", "headers")
+#: What RabbitMQ's error says, before it names the exchange, if that has another type.
+_OTHER_TYPE = "inequivalent arg 'type'"
 #: RabbitMQ refuses a declaration with a number in place of the alternate exchange's name, whether
 #: the exchange exists or not. So such a declaration reads the type and never changes anything.
 _NO_NAME = {"alternate-exchange": 1}
@@ -48,7 +50,7 @@ class Executor:
     """
 
     def __init__(self, connection: Any, namespace: str) -> None:
-        self._connection = connection
+        self.connection = connection
         self._namespace = namespace
         self._buffer: FrameBuffer = getattr(connection, "frame_buffer", None) or FrameBuffer(
             connection
@@ -183,11 +185,10 @@ class Executor:
                     channel.exchange_declare(exchange, kind, durable=True, arguments=_NO_NAME)
                 except PreconditionFailed as exc:
                     refusal = str(exc.reply_text)
-            names = (exchange, getattr(self._connection, "virtual_host", None))
-            # The error names what differs: the type that was given, or another property.
-            if refusal.count(f"'{kind}'") <= names.count(kind):
+            # The error begins with what differs, the type or another property; its end may be cut.
+            if not refusal.partition(" for exchange ")[0].endswith(_OTHER_TYPE):
                 return kind
-            # It also names the type that the exchange has: try that one next.
+            # It ends with the type that the exchange has: try that one next.
             left.sort(key=lambda each: f"'{each}'" not in refusal)
         return None
 
@@ -201,11 +202,11 @@ class Executor:
     # -- the channel ---------------------------------------------------------------------------
 
     def _open(self) -> Any:
-        if self._connection.channels is None:
+        if self.connection.channels is None:
             raise RecoverableConnectionError("the connection is closed")
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel, which would follow these declarations.
-            self._channel = _DeclarationChannel(self._connection, self._refused)
+            self._channel = _DeclarationChannel(self.connection, self._refused)
             self._channel.open()
         return self._channel
 

@@ -12,6 +12,8 @@ QUORUM_SINCE = (3, 10)
 STREAMS_SINCE = (3, 9)
 #: The most bytes of the text of a broker's error.
 MAX_REPLY = 255
+#: A name as long as any of an exchange's type: RabbitMQ's plugins have up to 17 characters.
+_LONGEST_TYPE = "x-consistent-hash"
 #: The lowest priority that quorum queues treat as high; they have two priorities.
 URGENT = 5
 
@@ -42,7 +44,21 @@ def can_be_denied(name: str, vhost: str) -> bool:
     ASCII, RabbitMQ 4.3 closes the connection instead, and earlier releases can cut within the
     character, so that no client can read the text.
     """
-    text = f"NOT_FOUND - no exchange '{name}' in vhost '{vhost}'"
+    return _is_whole(f"NOT_FOUND - no exchange '{name}' in vhost '{vhost}'")
+
+
+def can_have_type_told(exchange: str, vhost: str) -> bool:
+    """Whether a broker can report that an exchange of this name has another type.
+
+    For the reason, see :func:`can_be_denied`; this text is longer.
+    """
+    return _is_whole(
+        f"PRECONDITION_FAILED - inequivalent arg 'type' for exchange '{exchange}' in vhost "
+        f"'{vhost}': received 'headers' but current is '{_LONGEST_TYPE}'"
+    )
+
+
+def _is_whole(text: str) -> bool:
     return text.isascii() or len(text.encode()) <= MAX_REPLY
 
 

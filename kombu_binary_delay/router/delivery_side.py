@@ -10,7 +10,7 @@ from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, S
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE
-from kombu_binary_delay.model.versions import can_be_denied
+from kombu_binary_delay.model.versions import can_be_denied, can_have_type_told
 
 from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
 from .ladder_side import LadderSide
@@ -198,6 +198,12 @@ class DeliverySide(LadderSide):
     def _type_of(self, exchange: str) -> Any:
         """Ask for the type of an exchange, unless this connection has declared it."""
         if exchange not in self._types:
+            if not can_have_type_told(exchange, self._vhost):
+                raise TopologyError(
+                    f"the exchange {exchange!r} has a name of {len(exchange.encode())} bytes that "
+                    f"is not ASCII, too long for RabbitMQ to report its type; declare the exchange "
+                    f"on this connection before you bind or delay to it"
+                )
             answer = yield AskType(exchange)
             if answer is Answer.MISSING:
                 return answer

@@ -176,3 +176,36 @@ def test_a_long_name_that_the_broker_could_not_deny_is_refused_at_the_publish(co
     channel.queue_declare(name, durable=True, auto_delete=False)
     channel.basic_publish(delayed, "", name)
     assert channel.message_to_python(get(channel, name)).delivery_info["routing_key"] == name
+
+
+@pytest.mark.parametrize("kind", ["topic", "headers", "fanout", "direct"])
+def test_the_type_of_an_exchange_with_a_long_name_is_read_from_the_broker(connect, kind):
+    """The text of the broker's answer is cut before the type."""
+    name = "x" * 200
+    connect("amqp").default_channel.exchange_declare(name, kind, durable=True, auto_delete=False)
+    connection = connect()
+    channel = connection.default_channel
+    channel.queue_declare("mail", durable=True, auto_delete=False)
+    channel.queue_bind("mail", name, "a.*" if kind == "topic" else "a.b")
+
+    delayed = amqp.Message("m", application_headers={"x-delay": 1})
+    connect().default_channel.basic_publish(delayed, name, "a.b")
+
+    assert get(channel, "mail").body == "m"
+
+
+def test_a_long_name_of_which_the_broker_cannot_tell_the_type_costs_no_connection(connect, caplog):
+    name = "é" * 100
+    connect("amqp").default_channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
+    channel = connect().default_channel
+    channel.queue_declare("mail", durable=True, auto_delete=False)
+    channel.queue_bind("mail", name, "#")
+
+    channel.basic_publish(amqp.Message("at once"), name, "a")
+    assert get(channel, "mail").body == "at once"
+    assert "200 bytes that is not ASCII, too long for RabbitMQ to report its type" in caplog.text
+
+    channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
+    channel.queue_bind("mail", name, "#")
+    channel.basic_publish(amqp.Message("m", application_headers={"x-delay": 1}), name, "a")
+    assert get(channel, "mail").body == "m"
