@@ -351,7 +351,8 @@ def _forget_failed(spark: SparkSession, receipts: str, job_id: str) -> None:
     condition = (
         "t.job_id = s.job_id AND t.key = s.key AND t.action <=> s.action "
         f"AND t.status NOT IN ('{s.PUBLISHED}', '{s.RECORDED}') "
-        "AND (s.done OR t.published_at < s.last)"
+        # A rescheduling that was recorded does not replace a later one that failed.
+        f"AND (s.done AND NOT s.action <=> '{s.RESCHEDULE}' OR t.published_at < s.last)"
     )
     try:
         delete_matched(found, receipts, condition)

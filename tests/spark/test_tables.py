@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.journal import export_journal, read_journal
-from kombu_binary_delay.spark.publish import publish
+from kombu_binary_delay.spark.publish import _forget_failed, publish
 from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
 from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
 
@@ -338,6 +338,36 @@ def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
     result = tool("plan", f"{lake}.reminders", "--output", f"{lake}.plan", "--limit", "waiting=99")
     assert result.exit_code == 0, result.output
     assert read(spark, f"{lake}.plan").count() > 0
+
+
+def test_only_failures_that_something_has_replaced_are_deleted(spark, lakes):
+    place, day = f"table:{lakes['merging']}.tried", timedelta(days=1)
+    rows = [
+        ("again", s.PUBLISH, s.RETURNED, SOON),
+        ("again", s.PUBLISH, s.PUBLISHED, SOON + day),
+        ("worse", s.RESCHEDULE, s.RECORDED, SOON),
+        ("worse", s.RESCHEDULE, s.REFUSED, SOON + day),
+        ("twice", s.RESCHEDULE, s.REFUSED, SOON),
+        ("twice", s.RESCHEDULE, s.NACKED, SOON + day),
+        ("better", s.RESCHEDULE, s.REFUSED, SOON),
+        ("better", s.RESCHEDULE, s.RECORDED, SOON + day),
+    ]
+    receipts = [
+        ("j", key, key, "t", "mail", SOON, at, 1, 0, 0, status, None, action)
+        for key, action, status, at in rows
+    ]
+    append(spark.createDataFrame(receipts, s.RECEIPTS), place)
+
+    _forget_failed(spark, place, "j")
+
+    left = read(spark, place, s.RECEIPTS).select("key", "status").collect()
+    assert Counter(map(tuple, left)) == {
+        ("again", s.PUBLISHED): 1,
+        ("worse", s.RECORDED): 1,
+        ("worse", s.REFUSED): 1,
+        ("twice", s.NACKED): 1,
+        ("better", s.RECORDED): 1,
+    }
 
 
 @pytest.mark.parametrize("name", ["plain", "spark"])
