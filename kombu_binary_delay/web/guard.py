@@ -179,7 +179,10 @@ class Tokens:
         """
         site = request.headers.get("sec-fetch-site", "same-origin")
         body = await request.body()
-        form = parse_qs(body.decode("utf-8", "replace"), max_num_fields=2000)
+        # A blank value is said, too: no exchange is the default exchange.
+        form = parse_qs(
+            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000
+        )
         given = form.get(FIELD, [""])[0]
         has_cookie = _COOKIE in request.cookies
         if site != "same-origin" or not has_cookie or not given.isascii():

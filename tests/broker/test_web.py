@@ -238,6 +238,20 @@ def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhos
     assert vhost.waiting("gone") == {"gone": 2}
 
 
+def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, topology):
+    connection = publish("one")
+    connection.Producer().publish("late", routing_key="gone", headers={"x-delay": 1})
+    connection.Producer().publish("?", exchange=topology.parking, routing_key="no address")
+    client = pages(allow_changes=True)
+    now = until(client, "/now", "<dt>parked</dt><dd>2<")
+
+    some = {"action": "redrive", "exchange": "", "key": "", "token": token(now)}
+    planned = client.post("/plan", data=some)
+
+    assert "Redrive 1 message<" in planned.text
+    assert "parked for no address" in planned.text
+
+
 def test_without_the_management_api_the_levels_are_counted_all_the_same(publish, pages):
     publish("one")
     client = pages(management="http://127.0.0.1:1")
