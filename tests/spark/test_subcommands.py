@@ -12,12 +12,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import amqp
+import click
 import pytest
 from click.testing import CliRunner
 
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.asked import Asked
 from kombu_binary_delay.spark import follow
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.cli.shared import given_broker
 from kombu_binary_delay.spark.follow import audit_due
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +30,8 @@ SOON = datetime.now(timezone.utc) + timedelta(hours=1)
 @pytest.fixture
 def tool(spark):
     def tool(*arguments):
-        return CliRunner().invoke(binary_delay, ["spark", *map(str, arguments)])
+        words = [*map(str, arguments)]
+        return CliRunner().invoke(binary_delay, words if "spark" in words else ["spark", *words])
 
     return tool
 
@@ -61,6 +65,10 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("audit-follow -b amqp:// --journal PATH --output o --job-id j", "give --receipts"),
         ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
+        ("-A shop spark publish PATH --job-id j --receipts r", "name it after 'publish', with"),
+        ("-A shop spark journal-export --output j", "The app before 'spark' does not count here"),
+        ("--tick 250 spark publish PATH --job-id j --receipts r --app a:a", "tick is given before"),
+        ("--tick x spark plan PATH", "'x' is not a whole number"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
@@ -71,6 +79,42 @@ def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["reminders"]
+
+
+def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tmp_path):
+    planned = tool("--radix", "2", "spark", "plan", reminders)
+    assert "125ms-2x31" in planned.output
+
+    given = ["--job-id", "j", "--receipts", tmp_path / "r", "--settings", '{"radix": 4}']
+    done = tool("-b", vhost.url, "--namespace", "shop", "spark", "publish", reminders, *given)
+    assert done.exit_code == 0, done.output
+    names = {each["name"] for each in vhost.queues() if "125ms" in each["name"]}
+    assert {name.partition(".")[0] for name in names} == {"shop"}
+    assert all("-4x" in name for name in names)
+
+    audit = "audit", "--journal", gone, "--output", tmp_path / "o"
+    for words in (
+        ("--namespace", "shop", "spark", *audit),
+        ("spark", *audit, "--namespace", "shop"),
+    ):
+        assert "0 tasks are judged" in tool(*words).output
+
+
+def test_the_broker_before_spark_is_taken_as_it_is_given():
+    url = "amqps://rabbit//?ssl_ca_certs=/ca.pem"
+    with click.Context(binary_delay, obj=Asked(broker=url)):
+        assert given_broker(None) == url
+
+
+def test_a_plan_that_compares_ladders_is_not_drawn_as_one(tool, gone, reminders, tmp_path):
+    tool("plan", reminders, "--horizon", "600", "--output", tmp_path / "plan")
+    given = ["--journal", gone, "--output", tmp_path / "o", "--plan", tmp_path / "plan"]
+
+    refused = tool("audit", *given)
+
+    assert refused.exit_code == 2
+    assert "compares 125ms-" in refused.output
+    assert not (tmp_path / "o").exists()
 
 
 def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):

@@ -22,6 +22,7 @@ from .shared import (
     job_id,
     late_after,
     local,
+    namespace,
     needs_spark,
     numbers,
     spark_session,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     metavar="TABLE OR URL",
     help="What journal-export has written, a folder of the journal's files, or a broker's URL.",
 )
+@namespace
 @click.option("--output", required=True, metavar="PATH", help="A folder for the results.")
 @click.option(
     "--verdicts",
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
 def audit(
     receipts: str | None,
     journal: str,
+    namespace: str,
     output: str,
     kept: str | None,
     job_id: str | None,
@@ -112,6 +115,7 @@ def audit(
     thresholds = Thresholds(**numbers(allow, Thresholds))
     check_before(conf, reads=(receipts, journal, planned, depths), writes=(output, kept))
     session = spark_session(conf)
+    plan = _plan(session, planned)
     table = None
     if receipts is not None:
         table = read(session, receipts, s.RECEIPTS)
@@ -120,7 +124,7 @@ def audit(
     with usage():
         judged = audit(
             table,
-            read_journal(session, journal),
+            read_journal(session, journal, namespace=namespace),
             late_after=late_after,
             patience=patience,
             until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
@@ -141,7 +145,7 @@ def audit(
                 if not merge(verdicts, kept, ("task_id", "retries")):
                     overwrite(verdicts, kept)
         phase("drawing the report")
-        summary = _report(session, verdicts, page, planned, depths, thresholds, _jobs(table))
+        summary = _report(session, verdicts, page, plan, depths, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     show_counts(summary)
     console().print(str(page))
@@ -180,6 +184,7 @@ def report(
     file = local(output)
     check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
+    plan = _plan(session, planned)
     is_folder = str(Place.parse(path)) == f"parquet:{path}"
     if is_folder and is_followed(session, path):
         verdicts = read_verdicts(session, path)
@@ -189,7 +194,7 @@ def report(
     thresholds, jobs = _judged(path) if is_folder else (None, [])
     with following(session) as phase:
         phase("drawing the report")
-        _report(session, verdicts, file, planned, depths, thresholds, jobs)
+        _report(session, verdicts, file, plan, depths, thresholds, jobs)
     console().print(str(file))
 
 
@@ -197,7 +202,7 @@ def _report(
     session: SparkSession,
     verdicts: DataFrame,
     output: Path,
-    planned: str | None,
+    plan: DataFrame | None,
     depths: str | None,
     thresholds: Any,
     jobs: list[str],
@@ -209,7 +214,7 @@ def _report(
     found = figures(
         verdicts,
         thresholds=thresholds,
-        plan=read(session, planned) if planned else None,
+        plan=plan,
         depths=read(session, depths) if depths else None,
         jobs=jobs,
     )
@@ -217,6 +222,26 @@ def _report(
     output.write_text(page(found), encoding="utf-8")
     summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
     return summary
+
+
+def _plan(session: SparkSession, table: str | None) -> DataFrame | None:
+    """Return a plan; None without one.
+
+    :raises click.UsageError: if it compares ladders, of which only one can be in the chart.
+    """
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415 - see above
+
+    if table is None:
+        return None
+    plan = read(session, table)
+    rows = plan.select("ladder").distinct().sort("ladder").limit(3).collect()
+    if len(rows) > 1:
+        raise click.UsageError(
+            f"{table} compares {' with '.join(row['ladder'] for row in rows)}: give the plan of "
+            f"the one that is used, which spark plan writes with one --ladder and nothing else to "
+            f"compare"
+        )
+    return plan
 
 
 def _jobs(receipts: DataFrame | None) -> list[str]:

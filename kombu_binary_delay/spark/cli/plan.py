@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.settings import KEY, Settings
 
 from .before import check_before
 from .progress import following
@@ -20,6 +21,7 @@ from .shared import (
     local,
     needs_spark,
     numbers,
+    settings_before,
     spark_session,
     usage,
 )
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
     "--ladder",
     "ladders",
     multiple=True,
-    default=[Ladder.default().name],
-    show_default=True,
+    default=lambda: [_ladder_before().name],
+    show_default=Ladder.default().name,
     help="A ladder, as the names of its queues have it; repeat it to compare several.",
 )
 @click.option(
@@ -124,6 +126,11 @@ def plan(
         console().print(str(page))
     if not all(each["passed"] for each in verdicts):
         sys.exit(FAILED)
+
+
+def _ladder_before() -> Ladder:
+    with usage():
+        return Settings.from_transport_options({KEY: settings_before()}).topology().ladder
 
 
 def _report(

@@ -17,6 +17,8 @@ from .shared import (
     console,
     given_broker,
     needs_spark,
+    refuse_app_before,
+    settings_before,
     spark_session,
     usage,
 )
@@ -98,11 +100,11 @@ def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
+    refuse_app_before(options["app"])
     if options["app"] is None:
         options["broker"] = given_broker(options["broker"])
     with usage():
-        if options["settings"] is not None:
-            options["settings"] = json.loads(options["settings"])
+        options["settings"] = _settings(options["settings"], options["app"])
         for name in ("max_rate", "horizon"):
             if options[name] is not None:
                 check_number(name, options[name])
@@ -129,6 +131,20 @@ def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
         )
     if done.failed or done.rejected:
         sys.exit(FAILED)
+
+
+def _settings(given: str | None, app: str | None) -> dict[str, Any] | None:
+    """Return the settings of the transport; None for those of the app, or the defaults."""
+    before = settings_before()
+    if before and app is not None and given is None:
+        raise click.UsageError(
+            f"the app has its own settings, and {', '.join(before)} is given before 'spark' or in "
+            f"the environment: say with --settings which count"
+        )
+    settings = None if given is None else json.loads(given)
+    if before and app is None and isinstance(settings or {}, dict):
+        return {**before, **(settings or {})}
+    return settings
 
 
 def _rows(progress: Progress) -> str:

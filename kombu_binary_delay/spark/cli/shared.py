@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -33,8 +33,17 @@ conf = click.option(
     "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
 )
 
+
+def settings_before() -> dict[str, Any]:
+    """Return the settings from the tool's options before ``spark``, and from the environment."""
+    return dict(getattr(click.get_current_context().obj, "given", {}))
+
+
 namespace = click.option(
-    "--namespace", default="kbd", show_default=True, help="The namespace of the ladder."
+    "--namespace",
+    default=lambda: settings_before().get("namespace", "kbd"),
+    show_default="kbd",
+    help="The namespace of the ladder.",
 )
 job_id = click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 late_after = click.option(
@@ -139,8 +148,27 @@ def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
 
 
 def given_broker(broker: str | None) -> str:
-    """Return the broker's URL, from the subcommand or from the tool's options before it."""
-    url = broker or getattr(click.get_current_context().obj, "url", None)
+    """Return the broker's URL as it was given: to the subcommand, or before ``spark``."""
+    url = broker or getattr(click.get_current_context().obj, "broker", None)
     if url is None:
-        raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
+        raise click.UsageError(
+            f"say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER{_app_is_not_enough()}"
+        )
     return str(url)
+
+
+def refuse_app_before(app: str | None) -> None:
+    """Raise a usage error for an app before ``spark``: executors import theirs by its name."""
+    if app is None and _has_app_before():
+        raise click.UsageError(
+            "the app is named before 'spark', and executors cannot import it: name it after "
+            "'publish', with --app MODULE:NAME"
+        )
+
+
+def _app_is_not_enough() -> str:
+    return ". The app before 'spark' does not count here" if _has_app_before() else ""
+
+
+def _has_app_before() -> bool:
+    return getattr(click.get_current_context().obj, "app", None) is not None
