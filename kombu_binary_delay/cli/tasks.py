@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from contextlib import ExitStack, suppress
+from itertools import chain
 from typing import Any
 
 import click
@@ -114,11 +115,17 @@ def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
         body = f'"count_by": "{count_by}", "counts": {json.dumps(counts)}'
         click.echo(f"{head}, {body}, {_foot(passed, found)}}}")
         return
+    listed = iter(admin.earliest(passed, limit) if limit else passed)
+    # Before anything is printed: an error is an object of its own.
+    first = next(listed, None)
     click.echo(f'{head}, "tasks": [', nl=False)
-    comma = ""
-    for task in admin.earliest(passed, limit) if limit else passed:
-        click.echo(f"{comma}{json.dumps(words_of(task))}", nl=False)
-        comma = ", "
+    try:
+        for task in chain([first] if first else [], listed):
+            comma = ", " * (task is not first)
+            click.echo(f"{comma}{json.dumps(words_of(task))}", nl=False)
+    except BaseException:
+        click.echo('], "complete": false}')
+        raise
     click.echo(f"], {_foot(passed, found)}}}")
 
 

@@ -557,6 +557,23 @@ def test_the_command_lists_counts_and_tells_of_one_task(
         assert all(line.isprintable() for line in done.output.splitlines())
 
 
+@pytest.mark.parametrize("limit", ["0", "50"])
+def test_what_may_not_be_read_is_one_object_with_an_error(journalling, vhost, limit):
+    publish(journalling, ("waits", HOUR))
+    settle(vhost, 1)
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+    rights = {"configure": ".*", "write": ".*", "read": "mail"}
+    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", rights)
+
+    words = ["tasks", "--source", "journal", "--json", "--limit", limit]
+    done = CliRunner().invoke(binary_delay, ["-b", vhost.url_of(name, "x"), *words])
+    vhost.broker.api("DELETE", f"users/{name}")
+
+    assert done.exit_code != 0
+    assert "refused" in json.loads(done.stdout)["error"]
+
+
 class Named:
     def __init__(self, task):
         self.id = task["id"]
