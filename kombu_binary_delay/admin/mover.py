@@ -32,6 +32,9 @@ WINDOW = 500
 #: The most messages in this program. It is larger than the window, so that the broker delivers the
 #: next messages while it confirms the last.
 PREFETCH = 4 * WINDOW
+#: The longest time to wait for a confirm, in seconds: a queue without a majority gives none, and a
+#: broker that is short of memory or disk reads nothing.
+PATIENCE = 60.0
 #: Half of RabbitMQ's default delivery limit of quorum queues.
 _MAX_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
@@ -249,12 +252,13 @@ class Mover:
         self, batch: PublishBatch, what: Send, message: Any, *, stays: bool = False
     ) -> None:
         try:
-            with self._reachable():
+            with self._reachable(batch):
                 batch.publish(
                     what.message,
                     what.exchange,
                     what.routing_key,
                     mandatory=what.mandatory,
+                    confirm_timeout=PATIENCE,
                     tag=(message, what.count, stays),
                 )
         except UnreachableError:
@@ -265,11 +269,11 @@ class Mover:
     def _flush(self) -> None:
         # In this order: messages that the target refused may be published again by ``aside``.
         try:
-            with self._reachable():
+            with self._reachable(self._onward):
                 self._onward.flush()
         finally:
             try:
-                with self._reachable():
+                with self._reachable(self._aside):
                     self._aside.flush()
             finally:
                 self._sync()
@@ -303,15 +307,22 @@ class Mover:
             self._acks.keep(message.delivery_tag)
 
     @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        """Raise UnreachableError if a broker went away."""
+    def _reachable(self, batch: PublishBatch) -> Iterator[None]:
+        """Raise UnreachableError if a broker went away, or confirms nothing."""
         try:
             yield
         except UnconfirmedError as exc:
+            abandon(batch.channel)
             raise UnreachableError(
                 f"the broker went away or refused: {exc.__cause__ or exc}; {self._done} "
                 f"messages were sent on, the unconfirmed ones are in their queue; run it again"
             ) from exc
+
+
+def abandon(channel: Any) -> None:
+    """Drop a channel's connection: who does not confirm would not answer to its close either."""
+    if channel.connection is not None:
+        channel.connection.collect()
 
 
 def _never(message: Any, count: str) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -25,7 +26,7 @@ from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .mover import Decision, Keep, Mover, Send, Write, as_new, max_deliveries
+from .mover import PATIENCE, Decision, Keep, Mover, Send, Write, abandon, as_new, max_deliveries
 from .probe import Probe
 from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
@@ -203,6 +204,7 @@ class _Refilling:
         channel = connection.channel()
         with (
             Probe(connection) as probe,
+            _abandoned_if_unconfirmed(channel),
             PublishBatch(channel, on_outcome=self._on_outcome) as batch,
         ):
             obstacle = cache(partial(_obstacle, probe))
@@ -214,8 +216,14 @@ class _Refilling:
                 if why:
                     self._failed(number, why)
                 else:
-                    key = place.routing_key
-                    batch.publish(message, place.exchange, key, mandatory=True, tag=number)
+                    batch.publish(
+                        message,
+                        place.exchange,
+                        place.routing_key,
+                        mandatory=True,
+                        confirm_timeout=PATIENCE,
+                        tag=number,
+                    )
 
     def stop(self, lines: Iterator[tuple[int, str]]) -> None:
         for line in self._pending.values():
@@ -233,6 +241,15 @@ class _Refilling:
     def _failed(self, number: int, why: str) -> None:
         self._left(self._pending.pop(number))
         self.reasons[why] += 1
+
+
+@contextmanager
+def _abandoned_if_unconfirmed(channel: Any) -> Iterator[None]:
+    try:
+        yield
+    except UnconfirmedError:
+        abandon(channel)
+        raise
 
 
 def _look_at(file: IO[str]) -> None:

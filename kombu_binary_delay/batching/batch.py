@@ -43,6 +43,8 @@ _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
 #: Later than any due time, in microseconds since the epoch.
 _EVER = 2**63
+#: Why the outcome of a message that the broker has taken is unknown.
+_UNRECORDED = "it was published, but not recorded, so what it supersedes is delivered as well"
 #: The timeout for closing a channel after the broker failed to answer, in seconds.
 _LAST_WORD = 1.0
 
@@ -58,7 +60,8 @@ class Outcome:
         * ``nacked``: the broker refused it; a full queue that rejects does so.
         * ``returned``: it was mandatory, and no queue matched. The broker has dropped it.
         * ``unknown``: it was sent, but the connection or the channel closed, or the timeout
-          expired, before an answer came. Another publish may duplicate it.
+          expired, before an answer came, or before what it supersedes was recorded. Another publish
+          may duplicate it.
         * ``discarded``: it was never sent. Another publish cannot duplicate it.
 
     :param reply_code: the broker's reply code, if it gave one; otherwise 0.
@@ -285,13 +288,18 @@ class PublishBatch:
         with self._lock:
             discarded, self._over = self._over == "discarded", "closed"
             channel, self._confirm_channel = self._confirm_channel, None
-            if channel is not None:
-                self._note()
-                self._close(channel)
-            self._record_rest("it was not flushed", "the batch was closed before its confirm came")
-            self._report()
-            if discarded:
-                self._unconfirmed.clear()
+            try:
+                if channel is not None:
+                    self._wait_to_record(channel)
+                    self._note()
+                    self._close(channel)
+            finally:
+                self._record_rest(
+                    "it was not flushed", "the batch was closed before its confirm came"
+                )
+                self._report()
+                if discarded:
+                    self._unconfirmed.clear()
             self._complain()
 
     def __enter__(self) -> PublishBatch:  # noqa: PYI034 - typing.Self is not in Python 3.10
@@ -415,13 +423,27 @@ class PublishBatch:
             pending = self._to_note.popleft()
             if self._journal is not None:
                 self._journal.scheduled(*pending.written)
-        records = []
+        done = []
         while self._to_record and self._to_record[0].state:
             pending = self._to_record.popleft()
             if pending.state == CONFIRMED:
-                records += pending.records
-        if records:
-            self.channel.record_generations(records)
+                done.append(pending)
+        if done:
+            self._write_records(done)
+
+    def _write_records(self, done: list[_Pending]) -> None:
+        """Record what confirmed messages supersede; only then is their outcome complete."""
+        try:
+            self.channel.record_generations([each for pending in done for each in pending.records])
+        except BaseException as exc:
+            for pending in done:
+                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
+            if isinstance(exc, (OSError, amqp.AMQPError)) and self._is_lost():
+                self._fail(exc)
+            raise
+        for pending in done:
+            pending.records = []
+            self._record(pending, CONFIRMED)
 
     def _time_to_write(self, seconds: float) -> Any:
         return self._connection.transport.having_timeout(seconds)
@@ -439,12 +461,12 @@ class PublishBatch:
                 left = None if end is None else max(end - time.monotonic(), 0.001)
                 try:
                     drain(self._connection, left)
-                except TimeoutError as exc:
+                except TimeoutError:
                     if end is not None and time.monotonic() < end:
                         # From a callback.
                         raise
-                    limit = f"{patience} s" if patience else "the connection's read timeout"
-                    self._fail(exc, f"no confirm came within {limit}")
+                    limit = f"{patience:g} s" if patience else "the connection's read timeout"
+                    self._fail(TimeoutError(f"no confirm came within {limit}"))
                 except Exception as exc:
                     # Otherwise it comes from a callback of the user's, and the batch goes on.
                     if self._is_lost():
@@ -486,6 +508,18 @@ class PublishBatch:
             with suppress(OSError, amqp.AMQPError):
                 channel.wait(spec.Channel.CloseOk, timeout=limit)
 
+    def _wait_to_record(self, channel: ConfirmChannel) -> None:
+        """Wait a moment for the confirms of messages whose records are still to be written."""
+        end = time.monotonic() + _LAST_WORD
+        with suppress(TimeoutError, OSError, amqp.AMQPError):
+            while (
+                self._failed is None
+                and channel.connection is not None
+                and not all(each.state for each in self._to_record)
+                and time.monotonic() < end
+            ):
+                drain(self._connection, _LAST_WORD)
+
     def _patience(self) -> float | None:
         """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
         if not self._is_timed:
@@ -511,17 +545,21 @@ class PublishBatch:
                 "the publish batch cannot be used after a failure; make a new one"
             ) from self._failed
 
-    def _fail(self, cause: BaseException, reason: str = "") -> None:
+    def _fail(self, cause: BaseException) -> None:
         """End the batch, and raise an error that names all unconfirmed messages."""
-        failed = self._end(cause, reason)
+        failed = self._end(cause)
         failed, self._unconfirmed = self._unconfirmed or failed, []
         raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
 
-    def _end(self, cause: BaseException, reason: str = "") -> list[tuple[_Pending, Outcome]]:
+    def _end(self, cause: BaseException) -> list[tuple[_Pending, Outcome]]:
         """End the batch; the outcomes of the sent messages are unknown."""
         self._failed = cause
-        reason = reason or str(cause) or type(cause).__name__
+        reason = str(cause) or type(cause).__name__
         self._record_rest(f"it was not sent: {reason}", reason)
+        for pending in self._to_record:
+            if pending.state == CONFIRMED:
+                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
+        self._to_record.clear()
         failed = [each for each in self._unreported if each[1].state != CONFIRMED]
         self._report()
         return failed
@@ -571,8 +609,8 @@ class PublishBatch:
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)
         pending.state = state
-        if state == CONFIRMED and self._on_outcome is None:
-            # There is no handler and no callback.
+        if state == CONFIRMED and (self._on_outcome is None or pending.records):
+            # There is no handler and no callback; or what it supersedes is to be recorded first.
             return
         self._unreported.append((pending, Outcome(pending.tag, state, code, text)))
 

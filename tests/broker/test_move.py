@@ -259,6 +259,34 @@ def test_what_a_full_disk_did_not_take_stays_parked(parked, operator, small, tmp
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, PLR0917
+    parked, operator, small, own_broker, monkeypatch, by_file
+):
+    for module in (mover, sys.modules[redrive.__module__]):
+        monkeypatch.setattr(module, "PATIENCE", 2.0)
+    with operator.plain() as connection:
+        Queue("gone")(connection.default_channel).declare()
+
+    def act():
+        with operator.plain() as connection:
+            if by_file:
+                refill(connection, io.StringIO(line("gone") * 1000))
+            else:
+                redrive(operator.plain, small)
+
+    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        with pytest.raises(UnreachableError, match="no confirm came within 2 s"):
+            act()
+    finally:
+        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+
+    if not by_file:
+        sent = redrive(operator.plain, small).sent
+        assert sent + operator.vhost.waiting("gone")["gone"] >= 3
+
+
 def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
     Queue("elsewhere")(parked.channel()).declare()
 
