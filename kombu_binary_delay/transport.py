@@ -40,7 +40,7 @@ from typing import Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import AccessRefused, NotFound
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from .amendments.celery import BROADCASTS
@@ -49,6 +49,7 @@ from .amendments.record import GENERATION, KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
+from .commands import Steps
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.hub import poll_at_once_if_ready
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
@@ -118,7 +119,8 @@ class ChannelMixin(AmendingChannel):
         now = time.time_ns() // 1000
         due = self.due(msg.properties, asked, now)
         # amqp also writes None as an empty name.
-        plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now)
+        limit = timeout or self._confirm_timeout
+        plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now, limit)
         # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
         delayed = amqp.Message(msg.body)
         delayed.properties = plan.properties
@@ -169,7 +171,13 @@ class ChannelMixin(AmendingChannel):
         return jittered, {**asked, **jitter}
 
     def plan(
-        self, properties: dict[str, Any], due: int | None, exchange: str, routing_key: str, now: int
+        self,
+        properties: dict[str, Any],
+        due: int | None,
+        exchange: str,
+        routing_key: str,
+        now: int,
+        timeout: float | None = None,
     ) -> Plan:
         """Return the properties, exchange and routing key for a delayed publish.
 
@@ -177,17 +185,29 @@ class ChannelMixin(AmendingChannel):
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: microseconds since the epoch, by this machine's clock.
+        :param timeout: how long to wait for each answer of the broker, in seconds.
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
+        :raises RecoverableConnectionError: if the broker does not answer in time.
         """
         router = self._router
         destination = Destination(exchange, routing_key)
         plan = router.publish(properties, due, destination, now)
         if plan.needs:
-            self._run(router.prepare(plan.needs, now))
+            self._run_within(timeout, router.prepare(plan.needs, now))
             # That took time, which is a part of the delay; at least one tick remains.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
             plan = router.publish(properties, due, destination, now, plan.lane)
         return plan
+
+    def _run_within(self, timeout: float | None, steps: Steps) -> None:
+        try:
+            with self.connection.transport.having_timeout(timeout):
+                self._run(steps)
+        except TimeoutError as exc:
+            # As py-amqp says it of a publish, so that Kombu connects again.
+            raise RecoverableConnectionError(
+                f"the broker did not answer within {timeout:g} s what a delayed message needs"
+            ) from exc
 
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         """Publish as :meth:`basic_publish`, and wait for the confirm.
@@ -215,10 +235,13 @@ class ChannelMixin(AmendingChannel):
         # The actions afterwards talk to the broker. Before the confirm, they would take the frame
         # with the confirm.
         before, self._afterwards = self._afterwards, []
+        # py-amqp does not pass it on.
+        self._confirm_timeout = kwargs.get("confirm_timeout")
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
         finally:
             actions, self._afterwards = self._afterwards, before
+            self._confirm_timeout = None
         for action in actions or ():
             action()
         return result
@@ -277,6 +300,8 @@ class ChannelMixin(AmendingChannel):
     #: See :mod:`.header_frames`.
     removes_deaths = True
     _reads_bodies = False
+    #: How long the publish that waits for its confirm may wait, in seconds.
+    _confirm_timeout: float | None = None
     #: Actions for after the confirm; None while no publish waits for one.
     _afterwards: list[Callable[[], object]] | None = None
 
@@ -288,9 +313,20 @@ class ConnectionMixin(BufferingConnection):
     #: Whether the broker blocks its publishes, because of a memory or disk alarm.
     is_blocked = False
 
+    def drain_events(self, timeout: float | None = None) -> Any:
+        """Handle the next event of the broker, and what an alarm has held up before."""
+        mechanism = self.delay_mechanism
+        if mechanism is not None and mechanism.amendments.is_holding:
+            mechanism.amendments.release()
+        return super().drain_events(timeout)
+
     def _on_blocked(self) -> Any:
         self.is_blocked = True
-        return super()._on_blocked()
+        result = super()._on_blocked()
+        mechanism = self.delay_mechanism
+        if mechanism is not None and mechanism.journal is not None:
+            mechanism.journal.blocked()
+        return result
 
     def _on_unblocked(self) -> Any:
         self.is_blocked = False

@@ -12,6 +12,7 @@ import amqp
 from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
 
+from kombu_binary_delay import alarms
 from kombu_binary_delay.batching.confirm import ConfirmChannel
 from kombu_binary_delay.draining import drain, raise_if_aborted
 from kombu_binary_delay.errors import AmendmentError
@@ -29,12 +30,14 @@ PATIENCE = 30.0
 _QUIET = 0.25
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
 PLAIN: Mapping[str, Any] = {}
-#: When a broker last blocked a connection of this process for a marker, by its address.
-blocked: dict[str, float] = {}
 
 
 class BlockedError(Exception):
     """The broker blocks publishers, so a publish would stop the consumer."""
+
+
+class UnansweredError(AmendmentError):
+    """The broker has not answered in time."""
 
 
 class AmendmentChannel(ConfirmChannel):
@@ -94,14 +97,7 @@ class AmendmentChannel(ConfirmChannel):
         while self._unconfirmed:
             self.wait_for_next()
             if or_blocked and self.connection.is_blocked:
-                # The broker does not read acks from a blocked connection. So a marker would stop a
-                # consumer until the alarm ends, which may need the consumer.
-                blocked[self.connection.host] = time.monotonic()
-                self.connection.collect()
-                raise RecoverableConnectionError(
-                    "the broker has a memory or disk alarm and blocks connections that publish; "
-                    "connect again to consume without a publish"
-                )
+                alarms.end(self.connection)
         returned, self._returned = self._returned, set()
         nacked, self._nacked = self._nacked, 0
         if nacked:
@@ -119,7 +115,7 @@ class AmendmentChannel(ConfirmChannel):
                 drain(self.connection, patience)
         except TimeoutError as exc:
             self._unconfirmed.clear()
-            raise AmendmentError(f"RabbitMQ did not answer within {patience:g} s") from exc
+            raise UnansweredError(f"RabbitMQ did not answer within {patience:g} s") from exc
         if self.refusal is not None:
             raise self.refusal
         if self.connection is None:

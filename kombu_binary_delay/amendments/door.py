@@ -19,6 +19,7 @@ import amqp
 from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
+from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
@@ -235,7 +236,8 @@ class AmendingChannel(FollowingChannel):
                 return None
             message.delivery_info["no_ack"] = no_ack
             verdict = self._amendments.verdict(message.properties)
-            if verdict is None or not self._keep_to(verdict, message):
+            again = None if no_ack else partial(self._put_back, message)
+            if verdict is None or not self._keep_to(verdict, message, again):
                 return message
 
     def _deliver(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
@@ -255,8 +257,18 @@ class AmendingChannel(FollowingChannel):
             self._leave_to_worker(verdict, dispatch, message)
         else:
             message.delivery_info["no_ack"] = tag in self.no_ack_consumers
-            if not self._keep_to(verdict, message):
+            again = partial(self._deliver_again, judge, dispatch, tag, message)
+            if not self._keep_to(verdict, message, again):
                 dispatch(message)
+
+    def _deliver_again(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
+        # A channel that has closed has given its messages back.
+        if self.is_open:
+            self._deliver(judge, dispatch, tag, message)
+
+    def _put_back(self, message: Any) -> None:
+        if self.is_open:
+            self.basic_reject(message.delivery_info["delivery_tag"], requeue=True)
 
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
         """Dispatch a task so that Celery's worker discards it as revoked."""
@@ -272,10 +284,17 @@ class AmendingChannel(FollowingChannel):
             celery.revoke_here(name)
             dispatch(message)
 
-    def _keep_to(self, verdict: Verdict, message: Any) -> bool:
-        """Drop a message or delay it again; return False if the latter was not possible."""
+    def _keep_to(self, verdict: Verdict, message: Any, again: Callable[[], object] | None) -> bool:
+        """Drop a message or delay it again; return False if the latter was not possible.
+
+        :param again: does this once more, for when the broker blocks publishers; None if that
+            cannot be done.
+        """
         if verdict.reason != POSTPONED:
             self._drop(verdict, message)
+            return True
+        if again is not None and alarms.is_recent(self.connection):
+            self._amendments.hold(again)
             return True
         try:
             self._delay_again(message, verdict.due * 1000)

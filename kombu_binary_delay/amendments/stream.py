@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import amqp
-from amqp.exceptions import AccessRefused, NotFound, ResourceError
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError, ResourceError
 from kombu.log import get_logger
 
+from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
@@ -31,7 +32,7 @@ from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
-from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, blocked
+from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, UnansweredError
 from .memory import Memory, Verdict
 from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
 from .record import MAX_BYTES, Cancel, Record, to_line
@@ -42,6 +43,8 @@ logger = get_logger(__package__)
 #: and reaches the stream shortly before. So consumers remember only what is due soon.
 FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
+#: How to cancel what is due later than the stream keeps records.
+_ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
 _LOOK_EVERY = 1.0
 #: The same after a failure that is not a missing permission.
@@ -53,8 +56,6 @@ _AWAITED = 1.0
 
 #: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: For how long to append no marker on a broker that blocked publishers, in seconds.
-_BLOCKED = 300.0
 #: How long a node that has just started takes to make its streams available, in seconds.
 _RECOVERY = 5.0
 
@@ -113,6 +114,8 @@ class Amendments:
         self._can_read = self.is_possible
         self._can_write = False
         self._looked = float("-inf")
+        #: What to do again when the broker does not block publishers any more.
+        self._held: list[Callable[[], object]] = []
 
     @property
     def is_reading(self) -> bool:
@@ -194,16 +197,20 @@ class Amendments:
             raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
 
-    def require_remembered(self, due: int, now: int) -> None:
+    def require_remembered(
+        self, due: int, now: int, what: str = "a cancellation", instead: str = _ALONE
+    ) -> None:
         """Raise an error if the stream would drop a record before its due time.
 
+        :param what: the record, for the error.
+        :param instead: the remedy, beside a longer ``amendments_max_age``.
         :raises AmendmentError: names the time, the limit and the remedy.
         """
         if due - now > self.max_age:
             raise AmendmentError(
-                f"a cancellation for a due time in {(due - now) // 1000} s would expire before, "
-                f"since records are kept for {self.max_age // 1000} s; cancel each task with its "
-                f"own eta, on a connection that may declare the ladder, or raise amendments_max_age"
+                f"{what} for a due time in {(due - now) // 1000} s would expire before, "
+                f"since records are kept for {self.max_age // 1000} s; {instead}, or raise "
+                f"amendments_max_age"
             )
 
     def _write(self, lines: list[_Written]) -> None:
@@ -278,14 +285,36 @@ class Amendments:
         """Publish a message that is not an amendment; return when it is confirmed.
 
         :raises AmendmentError: if the broker refuses it.
+        :raises RecoverableConnectionError: if the broker does not answer, or blocks publishers.
+            This ends the connection, since nobody knows whether it has the message.
         """
         try:
             with self._buffer.closed():
                 channel = self._open()
                 channel.send_message(message, exchange, routing_key, mandatory=False)
-                channel.wait_for_confirms()
+                channel.wait_for_confirms(or_blocked=True)
+        except UnansweredError as exc:
+            self._connection.collect()
+            raise RecoverableConnectionError(str(exc)) from exc
         except amqp.ChannelError as exc:
             raise AmendmentError(f"RabbitMQ refused it: {exc.reply_text}") from exc
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether :meth:`release` has something to do."""
+        return bool(self._held)
+
+    def hold(self, again: Callable[[], object]) -> None:
+        """Call ``again``, with a message that cannot be delayed again now, when that may work."""
+        self._held.append(again)
+
+    def release(self) -> None:
+        """Try again with what is held, unless the broker may still block publishers."""
+        # Not in the middle of a declaration: this can run the program's own code.
+        if not (alarms.is_recent(self._connection) or self._buffer.declaring):
+            held, self._held = self._held, []
+            for again in held:
+                again()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -300,7 +329,7 @@ class Amendments:
             return
         now = time.monotonic()
         first, last = _lost.get(self._streams_of, (now, now))
-        if last - first > _LOOK_AGAIN and now - last < _BLOCKED:
+        if last - first > _LOOK_AGAIN and now - last < alarms.PAUSE:
             # It was no start of a node. Only a later connection tries again: this one consumes.
             self._can_read = False
             self._warn(
@@ -378,10 +407,11 @@ class Amendments:
         while True:
             try:
                 self._begin_to_read(end)
-            except (amqp.ChannelError, BinaryDelayError) as exc:  # noqa: PERF203 - a retry
-                # Reading on after a failure would read each record twice.
+            except BaseException as exc:  # noqa: PERF203 - a retry
+                # Reading on after a failure, or an interrupt, would read each record twice.
                 self._leave()
-                if _NO_REPLICA not in str(exc) or time.monotonic() > end:
+                is_starting = isinstance(exc, amqp.ChannelError) and _NO_REPLICA in str(exc)
+                if not is_starting or time.monotonic() > end:
                     raise
                 time.sleep(0.2)
             else:
@@ -398,7 +428,7 @@ class Amendments:
             except (AccessRefused, BlockedError) as exc:
                 # Without the permission to append a marker, read until no more records come.
                 streams, markers = self._streams, 0
-                self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else _BLOCKED
+                self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else alarms.PAUSE
             channel = self._open()
             # What was read before counts until everything is read again.
             channel.begin(Memory(self.max_age), self._exchange, marker.encode())
@@ -451,7 +481,7 @@ class Amendments:
 
         :raises BlockedError: if the broker has recently blocked publishers.
         """
-        if time.monotonic() - blocked.get(self._connection.host, float("-inf")) < _BLOCKED:
+        if alarms.is_recent(self._connection):
             raise BlockedError
         channel = self._open()
         read = channel.streams

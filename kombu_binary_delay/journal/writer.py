@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import amqp
 from kombu.log import get_logger
 
+from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import BinaryDelayError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.address import Destination
@@ -21,6 +23,9 @@ from . import events, files
 from .stream import Stream
 
 logger = get_logger(__package__)
+
+#: The most events to keep in memory while the broker blocks publishers.
+_MOST_LATER = 10_000
 
 
 class Journal:
@@ -42,7 +47,12 @@ class Journal:
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
         self._arguments = settings.journal_arguments
+        self._connection = executor.connection
         self._failed = False
+        #: Whether the stream has got events of this connection's consumers.
+        self._follows = False
+        #: Such events that wait until the broker does not block publishers any more.
+        self._later: deque[dict[str, Any]] = deque(maxlen=_MOST_LATER)
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
             warn_once(f"this broker has no streams: the journal is written to {self.folder}")
@@ -58,14 +68,11 @@ class Journal:
             self._topology, properties, exchange, key, arguments=self._arguments
         )
         if event is not None:
-            self._note(events.SCHEDULED, event)
+            self._note(_dated(events.SCHEDULED, event))
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message; its properties still have the ladder's header."""
-        self._note(
-            events.RELEASED,
-            events.about(properties, destination.exchange, destination.routing_key),
-        )
+        self._follow(events.RELEASED, properties, destination)
 
     def received(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message from no ladder, if it was due when published."""
@@ -81,10 +88,15 @@ class Journal:
 
         :param again: whether it is delayed again.
         """
-        self._note(
-            events.POSTPONED if again else events.CANCELLED,
-            events.about(properties, destination.exchange, destination.routing_key),
-        )
+        self._follow(events.POSTPONED if again else events.CANCELLED, properties, destination)
+
+    def blocked(self) -> None:
+        """End the connection if the events of its consumers are why the broker blocks it.
+
+        :raises RecoverableConnectionError: then; see :mod:`~kombu_binary_delay.alarms`.
+        """
+        if self._follows:
+            alarms.end(self._connection)
 
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.
@@ -97,11 +109,26 @@ class Journal:
         else:
             self.stream.publish(event)
 
-    def _note(self, kind: str, event: dict[str, Any]) -> None:
+    def _follow(self, kind: str, properties: dict[str, Any], destination: Destination) -> None:
+        """Note an event of a consumer, now or when the broker does not block publishers."""
+        event = _dated(
+            kind, events.about(properties, destination.exchange, destination.routing_key)
+        )
+        if self.folder is None and alarms.is_recent(self._connection):
+            if len(self._later) == _MOST_LATER:
+                warn_once(f"the journal misses events: an alarm held up more than {_MOST_LATER}")
+            self._later.append(event)
+            return
+        self._follows = self.folder is None
+        while self._later:
+            self._note(self._later.popleft())
+        self._note(event)
+
+    def _note(self, event: dict[str, Any]) -> None:
         if self._failed:
             return
         try:
-            self.write({"event": kind, "at": time.time_ns() // 1000, **event})
+            self.write(event)
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is published; an error of the connection will show by itself.
             self._failed = True
@@ -109,6 +136,10 @@ class Journal:
         except (TypeError, ValueError) as exc:
             # Only for this message, because of a value in its properties.
             warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")
+
+
+def _dated(kind: str, event: dict[str, Any]) -> dict[str, Any]:
+    return {"event": kind, "at": time.time_ns() // 1000, **event}
 
 
 _warned: set[str] = set()

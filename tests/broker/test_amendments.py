@@ -6,6 +6,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,9 +19,18 @@ from kombu import Exchange, Producer, Queue
 from kombu.mixins import ConsumerMixin
 
 from dev.broker import Broker
-from kombu_binary_delay import AmendmentError, PublishBatch, cancel, on_dropped, reschedule
-from kombu_binary_delay.amendments import channel, door, parts, stream
+from kombu_binary_delay import (
+    AmendmentError,
+    PublishBatch,
+    UnconfirmedError,
+    alarms,
+    cancel,
+    on_dropped,
+    reschedule,
+)
+from kombu_binary_delay.amendments import channel, door, memory, parts, stream
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
+from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
 from tests.waits import drain_until, wait_until
 
@@ -286,6 +296,36 @@ def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
     assert remembered(consumer) == 4
 
 
+def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publisher, monkeypatch):
+    """Otherwise records would be read twice, and a key's latest message could be dropped."""
+    amendments = consumer.connection.delay_mechanism.amendments
+    now = time.time_ns() // 1_000_000
+    # More than the broker sends ahead.
+    names = [f"{number}" for number in range(5000)]
+    publisher.connection.delay_mechanism.amendments.write(Cancel((name,), now) for name in names)
+    with monkeypatch.context() as patched:
+        patched.setattr(channel.AmendmentChannel, "read_until", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            amendments.catch_up()
+
+    read: list[tuple[memory.Memory, str]] = []
+    learn = memory.Memory.learn
+
+    def learned(self, record, *given):
+        read.extend((self, name) for name in record.names)
+        learn(self, record, *given)
+
+    monkeypatch.setattr(memory.Memory, "learn", learned)
+    amendments._looked = float("-inf")  # noqa: SLF001 - as a second later
+    amendments.catch_up()
+    assert amendments.lag() is not None
+    assert [name for where, name in read if where is amendments.memory] == names
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
     connect, publisher, consumer, collect
 ):
@@ -515,6 +555,45 @@ def test_a_batch_records_what_its_messages_supersede(consumer, publisher, collec
     assert len(dropped) == 19
 
 
+def test_what_a_batch_has_sent_is_recorded_even_if_its_block_ends_with_an_error(
+    consumer, publisher, collect
+):
+    producer = Producer(publisher.default_channel)
+    outcomes: list[Outcome] = []
+    with (
+        suppress(ZeroDivisionError),
+        PublishBatch(publisher.default_channel, 100, outcomes.append) as batch,
+    ):
+        for number in range(120):
+            batch.publish(prepared(producer, f"{number}", {KEY: "x"}), "", "mail", tag=number)
+        raise ZeroDivisionError
+    publish(publisher, "end", delay=1500)
+
+    # The last twenty were buffered.
+    assert Counter(each.state for each in outcomes) == {"confirmed": 100, "discarded": 20}
+    assert set(bodies(collect(consumer, [QUEUE], 2))) == {"99", "end"}
+
+
+def test_a_batch_tells_what_was_published_and_not_recorded_when_the_connection_broke(
+    consumer, publisher, monkeypatch
+):
+    producer, connection = Producer(publisher.default_channel), publisher.connection
+    outcomes: list[Outcome] = []
+    batch = PublishBatch(publisher.default_channel, 10, outcomes.append)
+    batch.publish(prepared(producer, "a", {KEY: "x"}), "", "mail", tag="a")
+
+    def broken(_):
+        connection.collect()
+        raise RecoverableConnectionError("gone")
+
+    monkeypatch.setattr(connection.delay_mechanism.amendments, "write", broken)
+    with pytest.raises(UnconfirmedError, match=r"'a' unknown .it was published, but not recorded"):
+        batch.flush()
+    batch.close()
+
+    assert [(each.tag, each.state) for each in outcomes] == [("a", "unknown")]
+
+
 def prepared(producer, name, headers, body=None):
     return producer.channel.prepare_message(
         body or name,
@@ -641,6 +720,41 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(
 
 @pytest.mark.own_broker
 @pytest.mark.slow
+def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
+    consumer, publisher, own_broker, monkeypatch
+):
+    """To delay it again needs a publish, which the broker does not take then."""
+    monkeypatch.setattr(alarms, "_blocked", {})
+    monkeypatch.setattr(alarms, "PAUSE", 5.0)
+    arrived: list[tuple[str, float]] = []
+    publish(publisher, "postponed", delay=2000)
+    publish(publisher, "other", delay=2500)
+    reschedule("postponed", countdown=6, connection=publisher)
+    due = time.time() + 6
+
+    def take(body, message):
+        arrived.append((body, time.time()))
+        message.ack()
+
+    def consume(until):
+        while not until():
+            with (
+                suppress(*consumer.recoverable_connection_errors),
+                consumer.Consumer(QUEUE, callbacks=[take]),
+            ):
+                drain_until(consumer, until)
+
+    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        consume(lambda: arrived and time.time() > due - 2)
+    finally:
+        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    consume(lambda: len(arrived) > 1)
+
+    assert [body for body, _ in arrived][:2] == ["other", "postponed"]
+    assert arrived[1][1] >= due - 0.01
+
+
 def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect):
     monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
     with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:

@@ -7,6 +7,7 @@ from statistics import median
 
 import amqp
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay.model.envelope import HEADER
@@ -287,3 +288,38 @@ def test_urgent_messages_hold_up_no_others(connect, collect, topology):
     # Waiting for two urgent ones each, they would be late by seconds. Of those of one priority, a
     # few may be late by chance.
     assert median(late[0]) < median(late[9]) + 1
+
+
+@pytest.mark.parametrize(
+    ("confirm", "limit"),
+    [(False, {"timeout": 1}), (True, {"timeout": 1}), (True, {"confirm_timeout": 1})],
+)
+def test_a_publish_waits_for_what_the_delay_needs_no_longer_than_it_may(
+    connect, own_broker, confirm, limit
+):
+    """A broker that is frozen does not answer whether a queue of others exists."""
+    declare(connect("amqp"), Queue("new"))
+    connection = connect(confirm_publish=confirm)
+    channel = connection.default_channel
+    declare(connection, Queue("warm"))
+    publish(connection, "m", key="warm", delay=1000)
+
+    own_broker.freeze()
+    try:
+        with pytest.raises(RecoverableConnectionError, match="did not answer within 1 s"):
+            channel.basic_publish(
+                amqp.Message("m", application_headers={"x-delay": 9000}), "", "new", **limit
+            )
+    finally:
+        own_broker.thaw()
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
+    connection = connect(confirm_publish=confirm)
+    (queue,) = declare(connection, Queue("q"))
+    message = amqp.Message("m", application_headers={"x-delay": 300})
+
+    connection.default_channel.basic_publish(message, "", "q", timeout=30)
+
+    assert [each.body for each in collect(connection, [queue], 1)] == ["m"]

@@ -20,7 +20,7 @@ from celery import Celery
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay import Ladder, Settings, SettingsError
+from kombu_binary_delay import Ladder, Settings, SettingsError, alarms
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.journal import celery, files, writer
@@ -445,3 +445,41 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
         drain_until(connection, lambda: len(depths) == 1000)
     # Each would run inside the one before it, and Python allow some dozens of them.
     assert max(depths) < min(depths) + 50
+
+
+def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
+    connect, vhost, own_broker, monkeypatch
+):
+    """What it has got is noted when the alarm is over."""
+    if own_broker.release < STREAMS_SINCE:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    monkeypatch.setattr(alarms, "_blocked", {})
+    monkeypatch.setattr(alarms, "PAUSE", 4.0)
+    publisher, consumer = (connect(binary_delay={"journal": "stream"}) for _ in range(2))
+    for number in range(10):
+        publish(publisher, 2000, id=f"{number}", task="t", eta=None)
+    arrived: set[str] = set()
+
+    def take(_, message):
+        arrived.add(message.headers["id"])
+        message.ack()
+
+    def consume(until):
+        while not until():
+            with (
+                suppress(*consumer.recoverable_connection_errors),
+                consumer.Consumer(Queue("mail"), callbacks=[take], prefetch_count=1),
+            ):
+                drain_until(consumer, until)
+
+    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        consume(lambda: len(arrived) == 10)
+    finally:
+        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    time.sleep(alarms.PAUSE)
+    publish(publisher, 1, id="last", task="t", eta=None)
+    consume(lambda: "last" in arrived)
+
+    noted = of_stream(vhost, "kbd.v2.journal", 21)
+    assert {each["id"] for each in noted if each["event"] == "released"} >= {*arrived} - {"0"}
