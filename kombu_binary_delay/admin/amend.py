@@ -63,20 +63,28 @@ def amend(
 
     :param connection: a :class:`kombu.Connection` with our transport.
     :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
-    :raises AmendmentError: for a bad id or time, or if the broker has no streams or refuses.
+    :raises AmendmentError: for a bad id or time, for a rescheduling of a task that is known to be
+        due later than records are kept, or if the broker has no streams or refuses.
     """
     ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
     amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
-    last = due or now
+    last = now
     if action == CANCEL:
         for names, eta in _together(chosen.dues, now + amendments.max_age):
             last = max(eta, last)
             if not dry_run:
                 api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
-    elif ids and not dry_run and due is not None:
-        api.reschedule(ids, eta=_time(due), connection=connection)
+    elif ids and due is not None:
+        amendments.require_remembered(
+            max(each or now for each in chosen.dues.values()),
+            now,
+            "a rescheduling",
+            "choose only tasks that are due within that time, and the others later",
+        )
+        if not dry_run:
+            api.reschedule(ids, eta=_time(due), connection=connection)
     return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
 
 

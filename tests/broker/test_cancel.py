@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -97,6 +98,27 @@ def test_what_is_rescheduled_arrives_at_the_later_time_and_once(run, publish, co
     assert set(at) == {"early", "late"}
     assert len(arrivals) == 2
     assert at["late"] - begin >= 5
+
+
+def test_what_would_be_forgotten_before_it_is_due_is_not_rescheduled(run, publish, vhost):
+    publish("soon", delay=HOUR)
+    publish("far", delay=40 * 24 * HOUR)
+    select = "reschedule", "--source", "journal", "--eta", "90d", "--json"
+
+    for more in ((), ("--dry-run",)):
+        refused = run(*select, "--name", "app.*", *more)
+        assert refused.exit_code == 2
+        assert re.search(
+            r"due time in 34559\d\d s would expire before, since records are kept for 2678400 s; "
+            r"choose only tasks that are due within that time",
+            json.loads(refused.stdout)["error"],
+        )
+    assert not any(each["name"] == "kbd.v2.amendments.ids" for each in vhost.queues())
+
+    done = json.loads(run(*select, "--due-before", "31d").stdout)
+    assert done["ids"] == ["soon"]
+    # The record is needed until the task is first due.
+    assert done["until"] == pytest.approx((time.time() + 31 * 86400) * 1000, abs=60_000)
 
 
 def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, connect, collect):
