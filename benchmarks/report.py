@@ -83,6 +83,32 @@ _HERD = (
 )
 #: The sections whose tables have a row for each figure.
 BY_FIGURE = ("cluster", "waiting", "worker")
+#: The titles of those rows, and what a figure is divided by.
+MEASURES = {
+    "memory": ("memory, MB", 1e6),
+    "memory_at_most": ("memory at most, MB", 1e6),
+    "memory_of_all": ("memory of all nodes, MB", 1e6),
+    "memory_per_message": ("memory a message, bytes", 1),
+    "disk": ("disk, MB", 1e6),
+    "disk_of_all": ("disk of all nodes, MB", 1e6),
+    "disk_per_message": ("disk a message, bytes", 1),
+    "waiting": ("messages waiting", 1),
+    "publish_rate": ("published a second", 1),
+    "short_publish_rate": ("published a second, 10,000 more", 1),
+    "release_rate": ("released a second", 1),
+    "late_p50_ms": ("late p50, ms", 1),
+    "late_p99_ms": ("late p99, ms", 1),
+    "twice": ("twice", 1),
+    "restart_seconds": ("until the node runs, s", 1),
+    "usable_seconds": ("until it takes messages, s", 1),
+    "held": ("tasks in the worker", 1),
+    "empty": ("memory before, MB", 1e6),
+    "per_task": ("memory a task, bytes", 1),
+}
+#: The titles of their columns, where they are not words already.
+COLUMNS = {"celery": "Kombu's own transport"}
+#: When a figure was measured, by the end of its name.
+WHEN = ("after_restart", "a_minute_later")
 #: Of them, what measures each figure once, however many rounds are asked for.
 ONCE = ("waiting",)
 TABLES: dict[str, tuple[Column, ...]] = {
@@ -232,12 +258,24 @@ def _by_figure(result: Row) -> str:
     # What the host took is said below the table, where it is too much.
     named = (figure for row in found.values() for figure in row if figure != "stolen")
     figures = list(dict.fromkeys(named))
-    rows = [["", *found], ["---"] + ["--:"] * len(found)]
+    heads = (f"{int(case):,}" if case.isdecimal() else COLUMNS.get(case, case) for case in found)
+    rows = [["", *heads], ["---"] + ["--:"] * len(found)]
     for figure in figures:
-        cells = [figure.replace("_", " ")]
-        cells += [_number(value_of(row[figure])) if figure in row else "" for row in found.values()]
-        rows.append(cells)
+        title, unit = _measure(figure)
+        cells = [
+            _number(value_of(row[figure]) / unit) if figure in row else "" for row in found.values()
+        ]
+        rows.append([title, *cells])
     return _markdown(rows)
+
+
+def _measure(figure: str) -> tuple[str, float]:
+    """Return the title of a row, and what its figure is divided by."""
+    for when in WHEN:
+        if (name := figure.removesuffix(f"_{when}")) != figure:
+            title, unit = _measure(name)
+            return f"{title}, {when.replace('_', ' ')}", unit
+    return MEASURES[figure]
 
 
 def _amendments(result: Row) -> str:
