@@ -320,7 +320,7 @@ class Mover:
 
 
 def abandon(channel: Any) -> None:
-    """Drop a channel's connection: a broker that confirms nothing does not answer a close either."""
+    """Drop a channel's connection: a broker that confirms nothing answers no close."""
     if channel.connection is not None:
         channel.connection.collect()
 
