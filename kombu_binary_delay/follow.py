@@ -92,7 +92,11 @@ class FollowingChannel(_Above):
         mailbox = exclusive or not queue
         self._run(
             self._router.declared_queue(
-                self._last_queue, arguments, passive=passive, mailbox=mailbox
+                self._last_queue,
+                arguments,
+                passive=passive,
+                mailbox=mailbox,
+                auto_delete=auto_delete,
             )
         )
         return result
@@ -137,8 +141,16 @@ class FollowingChannel(_Above):
     def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
         """Cancel a consumer and forget it: a channel may have any number, one after the other."""
         result = super().basic_cancel(consumer_tag, *args, **kwargs)
+        queue = self._consumed.get(consumer_tag, "")
         self._consumed = {tag: name for tag, name in self._consumed.items() if tag != consumer_tag}
+        if queue and self.connection is not None and not self._is_consumed(queue):
+            self._router.left(queue)
         return result
+
+    def _is_consumed(self, queue: str) -> bool:
+        """Whether any channel of the connection has a consumer of a queue."""
+        channels = list((self.connection.channels or {}).values())
+        return any(queue in getattr(each, "_consumed", {}).values() for each in channels)
 
     def basic_get(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Get a message. The bindings then apply as with :meth:`basic_consume`."""

@@ -253,14 +253,18 @@ class DeliverySide(LadderSide):
         *,
         passive: bool,
         mailbox: bool = False,
+        auto_delete: bool = False,
     ) -> Steps:
         """Remember a queue, and bind it for delayed messages.
 
         :param passive: whether the declaration was passive, so that the arguments are not known.
         :param mailbox: whether no other connection addresses it by its name.
+        :param auto_delete: whether the broker deletes it when its last consumer leaves.
         """
         if self.is_private(queue):
             return
+        if auto_delete and not passive:
+            self._temporary.add(queue)
         if not mailbox:
             self._queues[queue] = None
         if not passive:
@@ -294,13 +298,24 @@ class DeliverySide(LadderSide):
             if self._declares:
                 yield from quietly(self._unmirror(bound))
 
-    def deleted_queue(self, queue: str) -> Steps:
-        """Forget a queue, and remove the bindings of its relay, which the broker keeps."""
+    def left(self, queue: str) -> None:
+        """Forget a queue that lost its last consumer here, if the broker deletes it then."""
+        if queue in self._temporary:
+            self._forget_queue(queue)
+
+    def _forget_queue(self, queue: str) -> list[Bound]:
+        """Forget a queue, and return its bindings, which are forgotten as well."""
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
+        self._temporary.discard(queue)
         self.existing -= {("way", queue), ("relay", queue)}
         bound = [each for each in self._bound if each.to_queue and each.destination == queue]
         self._forget(bound)
+        return bound
+
+    def deleted_queue(self, queue: str) -> Steps:
+        """Forget a queue, and remove the bindings of its relay, which the broker keeps."""
+        bound = self._forget_queue(queue)
         if self._declares and self.topology.can_have_relays:
             # The relay still exists, and would deliver to a new queue of the same name.
             for each in bound:

@@ -92,6 +92,8 @@ class Knowledge:
         #: The queues and bindings that this connection made, in order; mailboxes are left out.
         self._queues: dict[str, None] = {}
         self._bound: dict[Bound, None] = {}
+        #: The queues that the broker deletes when their last consumer leaves.
+        self._temporary: set[str] = set()
         self._heights: dict[int, int] = {}
         #: The time of the last check that everything still exists, and the number of checks.
         self._looked = 0

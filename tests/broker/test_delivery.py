@@ -323,3 +323,31 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
     connection.default_channel.basic_publish(message, "", "q", timeout=30)
 
     assert [each.body for each in collect(connection, [queue], 1)] == ["m"]
+
+
+def test_a_queue_that_goes_with_its_last_consumer_is_forgotten_with_it(connect):
+    """A program may make one for each request."""
+    connection = connect()
+    channel, router = connection.default_channel, connection.connection.delay_mechanism.router
+    declare(connection, Queue("mail"))
+    channel.basic_consume("mail", callback=print)
+
+    def known():
+        return [
+            len(each)
+            for each in (router.existing, router._bound, router._refusing, router._queues)  # noqa: SLF001
+        ]
+
+    sizes = []
+    for name in ("", "reply-1", "", "reply-2"):
+        queue = channel.queue_declare(name, exclusive=not name, auto_delete=True).queue
+        channel.queue_bind(queue, "amq.topic", "a")
+        first, last = (channel.basic_consume(queue, callback=print) for _ in range(2))
+        sizes.append(known())
+        channel.basic_cancel(first)
+        assert known() == sizes[-1]
+        channel.basic_cancel(last)
+
+    assert sizes[0] == sizes[2]
+    assert sizes[1] == sizes[3]
+    assert all(gone < there for gone, there in zip(known(), sizes[1], strict=True))
