@@ -22,7 +22,13 @@ _blocked: dict[str, float] = {}
 
 def is_recent(connection: Any) -> bool:
     """Return whether the broker of a py-amqp connection has lately blocked publishers."""
-    return time.monotonic() - _blocked.get(connection.host, float("-inf")) < PAUSE
+    return rest(connection) > 0
+
+
+def rest(connection: Any) -> float:
+    """Return for how long to publish nothing for consumers, in seconds; 0 if they may publish."""
+    since = time.monotonic() - _blocked.get(connection.host, float("-inf"))
+    return max(PAUSE - since, 0.0)
 
 
 def end(connection: Any) -> NoReturn:

@@ -59,6 +59,11 @@ class Executor:
         #: The error by which the broker closed the channel because of a publish, if it did.
         self.refused_publish: BaseException | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command waits for its answer."""
+        return self._buffer.declaring
+
     def run(self, steps: Steps) -> None:
         """Run the router's commands.
 

@@ -43,6 +43,7 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
+from . import alarms
 from .amendments.celery import BROADCASTS
 from .amendments.door import AmendingChannel
 from .amendments.record import GENERATION, KEY, REPLACES
@@ -54,6 +55,7 @@ from .compat.celery import MarkedDriverType, check_declared_first, disable_nativ
 from .compat.hub import poll_at_once_if_ready
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
+from .draining import raise_if_aborted
 from .errors import TopologyError
 from .executor import Executor
 from .header_frames import leave_out_deaths
@@ -200,10 +202,15 @@ class ChannelMixin(AmendingChannel):
         return plan
 
     def _run_within(self, timeout: float | None, steps: Steps) -> None:
+        if timeout is None:
+            self._run(steps)
+            return
+        connection = self.connection
         try:
-            with self.connection.transport.having_timeout(timeout):
+            with connection.transport.having_timeout(timeout):
                 self._run(steps)
         except TimeoutError as exc:
+            raise_if_aborted(connection, exc)
             # As py-amqp says it of a publish, so that Kombu connects again.
             raise RecoverableConnectionError(
                 f"the broker did not answer within {timeout:g} s what a delayed message needs"
@@ -312,21 +319,34 @@ class ConnectionMixin(BufferingConnection):
     delay_mechanism: Mechanism | None = None
     #: Whether the broker blocks its publishes, because of a memory or disk alarm.
     is_blocked = False
+    #: Whether something waits until the broker does not block publishers.
+    is_held_up = False
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        """Handle the next event of the broker, and what an alarm has held up before."""
+        """Handle the next event of the broker, or what an alarm has held up before."""
         mechanism = self.delay_mechanism
-        if mechanism is not None and mechanism.amendments.is_holding:
-            mechanism.amendments.release()
-        return super().drain_events(timeout)
+        # Not in the middle of a declaration: this can run the program's own code.
+        if not self.is_held_up or mechanism is None or mechanism.executor.is_busy:
+            return super().drain_events(timeout)
+        parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
+        # A caller that waits for an answer asks again: it may have come meanwhile.
+        released = [each.release() for each in parts]
+        if any(released):
+            return None
+        self.is_held_up = any(each.is_holding for each in parts)
+        rest = alarms.rest(self)
+        if timeout is not None or not self.is_held_up or not rest:
+            return super().drain_events(timeout)
+        try:
+            return super().drain_events(rest)
+        except TimeoutError as exc:
+            raise_if_aborted(self, exc)
+            return None
 
     def _on_blocked(self) -> Any:
-        self.is_blocked = True
-        result = super()._on_blocked()
-        mechanism = self.delay_mechanism
-        if mechanism is not None and mechanism.journal is not None:
-            mechanism.journal.blocked()
-        return result
+        # The journal may have to end the connection.
+        self.is_blocked = self.is_held_up = True
+        return super()._on_blocked()
 
     def _on_unblocked(self) -> Any:
         self.is_blocked = False

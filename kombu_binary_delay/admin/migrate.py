@@ -124,7 +124,9 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         source() as aside,
         target() as sending,
         Probe(aside) as probe,
-        Probe(sending) as probe_there,
+        # A connection that publishes may be blocked, and would not answer.
+        target() as asking,
+        Probe(asking) as probe_there,
     ):
         _refuse_a_circle(taking, sending, emptied, filled)
         if not to.mirrors:
@@ -134,7 +136,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         if there is not None and not to.mirrors:
             bindings = Snapshot.read(there).bindings
         sorter = _Sorter(
-            emptied, to, snapshot, bindings, poison, aside, sending, probe_there, exchange
+            emptied, to, snapshot, bindings, poison, aside, asking, probe_there, exchange
         )
         moved = -1
         left: dict[str, int] = {}
@@ -266,7 +268,7 @@ class _Sorter:
         leads: frozenset[Binding],
         poison: str,
         aside: Any,
-        sending: Any,
+        asking: Any,
         probe: Probe,
         exchange: str | None,
     ) -> None:
@@ -275,7 +277,7 @@ class _Sorter:
         self._from = emptied[0] if emptied else None
         self._to, self._snapshot, self._poison = to, snapshot, poison
         self._leads = leads
-        self._aside, self._sending, self._probe, self._exchange = aside, sending, probe, exchange
+        self._aside, self._asking, self._probe, self._exchange = aside, asking, probe, exchange
         self._has_poison = self._is_closed = False
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
@@ -325,7 +327,7 @@ class _Sorter:
 
     def _amend(self, record: Cancel) -> Keep | Done:
         """Publish a cancellation to the other ladder, through the exchange of amendments."""
-        mechanism = mechanism_of(self._sending.connection)
+        mechanism = mechanism_of(self._asking.connection)
         if mechanism is None:
             return Keep("left", "another system's ladder takes no cancellation along")
         if not self._is_closed:
@@ -386,7 +388,7 @@ class _Sorter:
         """Bind a queue by its name; return whether a queue or a key is bound."""
         if name not in self._bound:
             if self._probe.has_queue(name):
-                create(self._sending, self._to, self._to.to_queue(name))
+                create(self._asking, self._to, self._to.to_queue(name))
             elif not any(
                 each.source == self._to.delivery and matches_topic(each.key, name)
                 for each in self._leads

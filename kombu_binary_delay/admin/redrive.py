@@ -203,7 +203,9 @@ class _Refilling:
     ) -> None:
         channel = connection.channel()
         with (
-            Probe(connection) as probe,
+            # A connection that publishes may be blocked, and would not answer.
+            connection.clone() as asking,
+            Probe(asking) as probe,
             _abandoned_if_unconfirmed(channel),
             PublishBatch(channel, on_outcome=self._on_outcome) as batch,
         ):

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import amqp
+from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
@@ -236,7 +237,7 @@ class AmendingChannel(FollowingChannel):
                 return None
             message.delivery_info["no_ack"] = no_ack
             verdict = self._amendments.verdict(message.properties)
-            again = None if no_ack else partial(self._put_back, message)
+            again = partial(self._put_back, message)
             if verdict is None or not self._keep_to(verdict, message, again):
                 return message
 
@@ -257,18 +258,12 @@ class AmendingChannel(FollowingChannel):
             self._leave_to_worker(verdict, dispatch, message)
         else:
             message.delivery_info["no_ack"] = tag in self.no_ack_consumers
-            again = partial(self._deliver_again, judge, dispatch, tag, message)
+            again = partial(self._deliver, judge, dispatch, tag, message)
             if not self._keep_to(verdict, message, again):
                 dispatch(message)
 
-    def _deliver_again(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
-        # A channel that has closed has given its messages back.
-        if self.is_open:
-            self._deliver(judge, dispatch, tag, message)
-
     def _put_back(self, message: Any) -> None:
-        if self.is_open:
-            self.basic_reject(message.delivery_info["delivery_tag"], requeue=True)
+        self.basic_reject(message.delivery_info["delivery_tag"], requeue=True)
 
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
         """Dispatch a task so that Celery's worker discards it as revoked."""
@@ -284,25 +279,73 @@ class AmendingChannel(FollowingChannel):
             celery.revoke_here(name)
             dispatch(message)
 
-    def _keep_to(self, verdict: Verdict, message: Any, again: Callable[[], object] | None) -> bool:
+    def _keep_to(self, verdict: Verdict, message: Any, again: Callable[[], object]) -> bool:
         """Drop a message or delay it again; return False if the latter was not possible.
 
-        :param again: does this once more, for when the broker blocks publishers; None if that
-            cannot be done.
+        :param again: does this once more, for when the broker blocks publishers.
         """
         if verdict.reason != POSTPONED:
             self._drop(verdict, message)
             return True
-        if again is not None and alarms.is_recent(self.connection):
-            self._amendments.hold(again)
-            return True
+        has_acks = not message.delivery_info.get("no_ack")
         try:
+            if alarms.is_recent(self.connection):
+                self._hold(again, has_acks=has_acks)
+                return True
             self._delay_again(message, verdict.due * 1000)
+        except RecoverableConnectionError as exc:
+            # The broker gives it again, unless it is without acks.
+            if has_acks:
+                raise
+            logger.warning("%s is not postponed, but delivered now: %s", _name(message), exc)
+            return False
         except (AddressError, AmendmentError, DelayError, TopologyError) as exc:
             logger.warning("%s is not postponed, but delivered now: %s", _name(message), exc)
             return False
         self._acknowledge(message)
         return True
+
+    def _hold(self, again: Callable[[], object], *, has_acks: bool) -> None:
+        """Hold a message that cannot be delayed again while the broker blocks publishers.
+
+        :raises AmendmentError: if it is without acks, or would stop this channel's consumers: the
+            alarm may need them to go on.
+        """
+        if not has_acks:
+            raise AmendmentError("the broker blocks publishers, and would not give it again")
+        if self._prefetch and self._holding + 1 >= self._prefetch:
+            raise AmendmentError(
+                f"the broker blocks publishers, and the prefetch limit, {self._prefetch}, has no "
+                f"room for another message that waits"
+            )
+        self._holding += 1
+        self._amendments.hold(partial(self._try_again, again, self._lives))
+
+    def _try_again(self, again: Callable[[], object], lives: int) -> None:
+        # A channel that has closed has given its messages back, also where it is open again.
+        if lives == self._lives and self.is_open:
+            self._holding -= 1
+            again()
+
+    def basic_qos(
+        self,
+        prefetch_size: int,
+        prefetch_count: int,
+        a_global: bool,  # noqa: FBT001 - amqp's own
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Limit the number of messages in the program, and remember the limit."""
+        self._prefetch = prefetch_count
+        return super().basic_qos(prefetch_size, prefetch_count, a_global, *args, **kwargs)
+
+    def _do_revive(self) -> None:
+        self._lives += 1
+        self._holding = 0
+        super()._do_revive()
+
+    #: The prefetch limit; 0 for none. How many messages are held, and how often it was opened anew.
+    _prefetch = _holding = _lives = 0
 
     def _drop(self, verdict: Verdict, message: Any) -> None:
         self._acknowledge(message)

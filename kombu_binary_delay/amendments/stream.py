@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ class Amendments:
         self._can_write = False
         self._looked = float("-inf")
         #: What to do again when the broker does not block publishers any more.
-        self._held: list[Callable[[], object]] = []
+        self._held: deque[Callable[[], object]] = deque()
 
     @property
     def is_reading(self) -> bool:
@@ -307,14 +308,18 @@ class Amendments:
     def hold(self, again: Callable[[], object]) -> None:
         """Call ``again``, with a message that cannot be delayed again now, when that may work."""
         self._held.append(again)
+        self._connection.is_held_up = True
 
-    def release(self) -> None:
-        """Try again with what is held, unless the broker may still block publishers."""
-        # Not in the middle of a declaration: this can run the program's own code.
-        if not (alarms.is_recent(self._connection) or self._buffer.declaring):
-            held, self._held = self._held, []
-            for again in held:
-                again()
+    def release(self) -> bool:
+        """Try again with what is held, unless the broker may still block publishers.
+
+        :returns: whether anything was tried.
+        """
+        tried = False
+        while self._held and not alarms.is_recent(self._connection):
+            tried = True
+            self._held.popleft()()
+        return tried
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -24,7 +24,13 @@ from amqp.exceptions import (
 )
 
 from kombu_binary_delay.draining import drain
-from kombu_binary_delay.errors import AddressError, DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.errors import (
+    AddressError,
+    BinaryDelayError,
+    DelayError,
+    TopologyError,
+    UnconfirmedError,
+)
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .confirm import ConfirmChannel
@@ -291,15 +297,18 @@ class PublishBatch:
             try:
                 if channel is not None:
                     self._wait_to_record(channel)
-                    self._note()
+                    # Confirms may come until the broker has closed it.
                     self._close(channel)
             finally:
                 self._record_rest(
                     "it was not flushed", "the batch was closed before its confirm came"
                 )
-                self._report()
-                if discarded:
-                    self._unconfirmed.clear()
+                try:
+                    self._note()
+                finally:
+                    self._report()
+                    if discarded:
+                        self._unconfirmed.clear()
             self._complain()
 
     def __enter__(self) -> PublishBatch:  # noqa: PYI034 - typing.Self is not in Python 3.10
@@ -359,7 +368,12 @@ class PublishBatch:
         """Write the message's delay."""
         due = pending.due or 0
         plan = self.channel.plan(
-            pending.message.properties, due, pending.exchange, pending.routing_key, now
+            pending.message.properties,
+            due,
+            pending.exchange,
+            pending.routing_key,
+            now,
+            pending.options[2],
         )
         ticks = max(-((now - due) // self._tick), 0)
         # A callback may have flushed it meanwhile.
@@ -438,7 +452,7 @@ class PublishBatch:
         except BaseException as exc:
             for pending in done:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
-            if isinstance(exc, (OSError, amqp.AMQPError)) and self._is_lost():
+            if self._failed is None and not self._connection.connected:
                 self._fail(exc)
             raise
         for pending in done:
@@ -556,6 +570,10 @@ class PublishBatch:
         self._failed = cause
         reason = str(cause) or type(cause).__name__
         self._record_rest(f"it was not sent: {reason}", reason)
+        if self._connection.connected and not isinstance(cause, TimeoutError):
+            # Only the channel has closed.
+            with suppress(BinaryDelayError, OSError, amqp.AMQPError):
+                self._note()
         for pending in self._to_record:
             if pending.state == CONFIRMED:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")

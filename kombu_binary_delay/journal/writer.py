@@ -26,6 +26,8 @@ logger = get_logger(__package__)
 
 #: The most events to keep in memory while the broker blocks publishers.
 _MOST_LATER = 10_000
+#: Those events, by the broker, the virtual host and the stream: a connection may end meanwhile.
+_later: dict[tuple[str, str, str], deque[dict[str, Any]]] = {}
 
 
 class Journal:
@@ -52,7 +54,9 @@ class Journal:
         #: Whether the stream has got events of this connection's consumers.
         self._follows = False
         #: Such events that wait until the broker does not block publishers any more.
-        self._later: deque[dict[str, Any]] = deque(maxlen=_MOST_LATER)
+        place = self._connection.host, self._connection.virtual_host, self.stream.name
+        self._later = _later.setdefault(place, deque(maxlen=_MOST_LATER))
+        self._connection.is_held_up = bool(self._later)
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
             warn_once(f"this broker has no streams: the journal is written to {self.folder}")
@@ -90,13 +94,32 @@ class Journal:
         """
         self._follow(events.POSTPONED if again else events.CANCELLED, properties, destination)
 
-    def blocked(self) -> None:
-        """End the connection if the events of its consumers are why the broker blocks it.
+    @property
+    def is_holding(self) -> bool:
+        """Whether events wait until the broker does not block publishers any more."""
+        return bool(self._later)
 
-        :raises RecoverableConnectionError: then; see :mod:`~kombu_binary_delay.alarms`.
+    def release(self) -> bool:
+        """Write the events that wait, if the broker takes them; return whether there were any.
+
+        :raises RecoverableConnectionError: if the broker blocks the connection, and the events of
+            its consumers may be why; see :mod:`~kombu_binary_delay.alarms`.
         """
-        if self._follows:
+        if self._follows and self._connection.is_blocked:
             alarms.end(self._connection)
+        found = False
+        while self._later and not (self._is_stopped or alarms.is_recent(self._connection)):
+            found = self._follows = True
+            event = self._later.popleft()
+            self._note(event)
+            if self._is_stopped:
+                self._later.appendleft(event)
+        return found
+
+    @property
+    def _is_stopped(self) -> bool:
+        connection = self._connection
+        return self._failed or connection.is_blocked or not connection.connected
 
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.
@@ -118,10 +141,9 @@ class Journal:
             if len(self._later) == _MOST_LATER:
                 warn_once(f"the journal misses events: an alarm held up more than {_MOST_LATER}")
             self._later.append(event)
+            self._connection.is_held_up = True
             return
         self._follows = self.folder is None
-        while self._later:
-            self._note(self._later.popleft())
         self._note(event)
 
     def _note(self, event: dict[str, Any]) -> None:

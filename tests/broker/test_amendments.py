@@ -594,6 +594,29 @@ def test_a_batch_tells_what_was_published_and_not_recorded_when_the_connection_b
     assert [(each.tag, each.state) for each in outcomes] == [("a", "unknown")]
 
 
+def test_what_a_batch_has_sent_is_recorded_even_if_its_channel_is_closed(
+    consumer, publisher, collect
+):
+    producer = Producer(publisher.default_channel)
+    outcomes: list[Outcome] = []
+    batch = PublishBatch(publisher.default_channel, 10, outcomes.append)
+    for number in range(3):
+        batch.publish(prepared(producer, f"{number}", {KEY: "x"}), "", "mail", tag=number)
+    batch.flush()
+    for number in (3, 4):
+        batch.publish(prepared(producer, f"{number}", {KEY: "x"}), "", "mail", tag=number)
+    batch._send_all()  # noqa: SLF001 - as a full buffer does
+    drain_until(publisher, lambda: all(each.state for each in batch._to_record))  # noqa: SLF001
+    batch.publish(amqp.Message("m"), "no such exchange", "mail", tag="nowhere")
+    with pytest.raises(UnconfirmedError, match="no such exchange"):
+        batch.flush()
+    batch.close()
+    publish(publisher, "end", delay=1500)
+
+    assert [each.state for each in outcomes] == [*["confirmed"] * 5, "unknown"]
+    assert set(bodies(collect(consumer, [QUEUE], 2))) == {"4", "end"}
+
+
 def prepared(producer, name, headers, body=None):
     return producer.channel.prepare_message(
         body or name,
@@ -753,6 +776,39 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
 
     assert [body for body, _ in arrived][:2] == ["other", "postponed"]
     assert arrived[1][1] >= due - 0.01
+
+
+@pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
+def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(  # noqa: PLR0913, PLR0917
+    consumer, publisher, own_broker, monkeypatch, options, caplog
+):
+    """The alarm may need the consumer to go on; and what is without acks would be lost."""
+    monkeypatch.setattr(alarms, "_blocked", {})
+    arrived: list[str] = []
+    for name in ("postponed", "too", "other"):
+        publish(publisher, name, delay=2000)
+    reschedule(["postponed", "too"], countdown=3600, connection=publisher)
+
+    def take(body, message):
+        arrived.append(body)
+        if "no_ack" not in options:
+            message.ack()
+
+    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        end = time.monotonic() + 60
+        while len(arrived) < 3:
+            assert time.monotonic() < end
+            with (
+                suppress(*consumer.recoverable_connection_errors),
+                consumer.Consumer(QUEUE, callbacks=[take], **options),
+            ):
+                drain_until(consumer, lambda: len(arrived) == 3)
+    finally:
+        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+
+    assert set(arrived) == {"postponed", "too", "other"}
+    assert "is not postponed, but delivered now" in caplog.text
 
 
 def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect):
