@@ -15,7 +15,7 @@ class Plain:
     """The calls of a channel that is followed."""
 
     connection = SimpleNamespace(
-        delay_mechanism=Mechanism(Router(Settings(), {}), SimulatedBroker())
+        channels={}, delay_mechanism=Mechanism(Router(Settings(), {}), SimulatedBroker())
     )
 
     def basic_consume(self, queue, consumer_tag, **_):
