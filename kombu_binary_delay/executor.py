@@ -168,7 +168,7 @@ class Executor:
                     channel.exchange_declare(exchange, "", passive=True, nowait=True)
                 for queue in command.queues:
                     channel.queue_declare(queue, passive=True, nowait=True)
-                _wait(channel)
+                wait(channel)
             except NotFound:
                 return Answer.MISSING
             except ResourceLocked:
@@ -288,7 +288,7 @@ def declare(channel: Any, part: Part) -> None:
         )
     for binding in part.bindings:
         _bind(channel, binding)
-    _wait(channel)
+    wait(channel)
 
 
 def unbind(channel: Any, bindings: Iterable[Binding]) -> None:
@@ -309,6 +309,6 @@ def _bind(channel: Any, binding: Binding) -> None:
     )
 
 
-def _wait(channel: Any) -> None:
+def wait(channel: Any) -> None:
     """Wait for one answer; the broker sends it after all that was sent without waiting."""
     channel.basic_qos(0, 0, a_global=False)

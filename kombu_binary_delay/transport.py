@@ -325,8 +325,12 @@ class ConnectionMixin(BufferingConnection):
     def drain_events(self, timeout: float | None = None) -> Any:
         """Handle the next event of the broker, or what an alarm has held up before."""
         mechanism = self.delay_mechanism
+        if not self.is_held_up or mechanism is None:
+            return super().drain_events(timeout)
+        if mechanism.journal is not None:
+            mechanism.journal.end_if_blocked()
         # Not in the middle of a declaration: this can run the program's own code.
-        if not self.is_held_up or mechanism is None or mechanism.executor.is_busy:
+        if mechanism.executor.is_busy:
             return super().drain_events(timeout)
         parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
         # A caller that waits for an answer asks again: it may have come meanwhile.
@@ -337,10 +341,14 @@ class ConnectionMixin(BufferingConnection):
         rest = alarms.rest(self)
         if timeout is not None or not self.is_held_up or not rest:
             return super().drain_events(timeout)
+        end = time.monotonic() + rest
         try:
             return super().drain_events(rest)
         except TimeoutError as exc:
             raise_if_aborted(self, exc)
+            if time.monotonic() < end:
+                # From a callback.
+                raise
             return None
 
     def _on_blocked(self) -> Any:

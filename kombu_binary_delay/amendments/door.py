@@ -258,9 +258,16 @@ class AmendingChannel(FollowingChannel):
             self._leave_to_worker(verdict, dispatch, message)
         else:
             message.delivery_info["no_ack"] = tag in self.no_ack_consumers
-            again = partial(self._deliver, judge, dispatch, tag, message)
+            again = partial(self._deliver_again, judge, dispatch, tag, message)
             if not self._keep_to(verdict, message, again):
                 dispatch(message)
+
+    def _deliver_again(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
+        if tag in self.callbacks:
+            self._deliver(judge, dispatch, tag, message)
+        else:
+            # Its consumer was cancelled.
+            self._put_back(message)
 
     def _put_back(self, message: Any) -> None:
         self.basic_reject(message.delivery_info["delivery_tag"], requeue=True)
@@ -323,7 +330,7 @@ class AmendingChannel(FollowingChannel):
 
     def _try_again(self, again: Callable[[], object], lives: int) -> None:
         # A channel that has closed has given its messages back, also where it is open again.
-        if lives == self._lives and self.is_open:
+        if lives == self._lives and self.is_open and not self.is_closing:
             self._holding -= 1
             again()
 

@@ -117,6 +117,7 @@ class Amendments:
         self._looked = float("-inf")
         #: What to do again when the broker does not block publishers any more.
         self._held: deque[Callable[[], object]] = deque()
+        self._is_releasing = False
 
     @property
     def is_reading(self) -> bool:
@@ -315,10 +316,16 @@ class Amendments:
 
         :returns: whether anything was tried.
         """
-        tried = False
-        while self._held and not alarms.is_recent(self._connection):
-            tried = True
-            self._held.popleft()()
+        if self._is_releasing:
+            # A callback waits for the broker.
+            return False
+        tried, self._is_releasing = False, True
+        try:
+            while self._held and not alarms.is_recent(self._connection):
+                tried = True
+                self._held.popleft()()
+        finally:
+            self._is_releasing = False
         return tried
 
     # -- reading -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.commands import Answer, Ensure
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import Executor, declare
+from kombu_binary_delay.executor import Executor, declare, wait
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import has_streams
@@ -68,6 +68,11 @@ class Stream:
         with self._executor.channel(_PURPOSE) as channel:
             # With publisher confirms on, basic_publish would wait for each event.
             amqp.Channel._basic_publish(channel, to_message(event), "", self.name)  # noqa: SLF001
+
+    def wait(self) -> None:
+        """Wait until the broker has read what was published."""
+        with self._executor.channel(_PURPOSE) as channel:
+            wait(channel)
 
     def declare(self) -> None:
         """Declare the stream, once.

@@ -99,21 +99,38 @@ class Journal:
         """Whether events wait until the broker does not block publishers any more."""
         return bool(self._later)
 
-    def release(self) -> bool:
-        """Write the events that wait, if the broker takes them; return whether there were any.
+    def end_if_blocked(self) -> None:
+        """End the connection if the events of its consumers may be why the broker blocks it.
 
-        :raises RecoverableConnectionError: if the broker blocks the connection, and the events of
-            its consumers may be why; see :mod:`~kombu_binary_delay.alarms`.
+        :raises RecoverableConnectionError: then; see :mod:`~kombu_binary_delay.alarms`.
         """
         if self._follows and self._connection.is_blocked:
             alarms.end(self._connection)
+
+    def release(self) -> bool:
+        """Write the events that wait, if the broker takes them; return whether there were any.
+
+        :raises RecoverableConnectionError: if it does not, and blocks the connection.
+        """
         found = False
-        while self._later and not (self._is_stopped or alarms.is_recent(self._connection)):
-            found = self._follows = True
-            event = self._later.popleft()
-            self._note(event)
+        while not (self._is_stopped or alarms.is_recent(self._connection)):
+            try:
+                event = self._later.popleft()
+            except IndexError:
+                # Other threads may write them, too.
+                break
+            self._follows = True
+            try:
+                self._note(event)
+                if not found:
+                    # The broker answers no more if it blocks the connection for this event.
+                    self.stream.wait()
+            except BaseException:
+                self._later.appendleft(event)
+                raise
             if self._is_stopped:
                 self._later.appendleft(event)
+            found = True
         return found
 
     @property

@@ -263,8 +263,8 @@ class DeliverySide(LadderSide):
         """
         if self.is_private(queue):
             return
-        if auto_delete and not passive:
-            self._temporary.add(queue)
+        if not passive:
+            (self._temporary.add if auto_delete else self._temporary.discard)(queue)
         if not mailbox:
             self._queues[queue] = None
         if not passive:

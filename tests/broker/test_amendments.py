@@ -752,8 +752,8 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     arrived: list[tuple[str, float]] = []
     publish(publisher, "postponed", delay=2000)
     publish(publisher, "other", delay=2500)
-    reschedule("postponed", countdown=6, connection=publisher)
-    due = time.time() + 6
+    due = time.time() + 14
+    reschedule("postponed", countdown=14, connection=publisher)
 
     def take(body, message):
         arrived.append((body, time.time()))
@@ -769,13 +769,14 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
 
     own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
     try:
-        consume(lambda: arrived and time.time() > due - 2)
+        consume(lambda: arrived and time.time() > due - 10)
     finally:
         own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    # By another consumer: what the first has held is given back.
     consume(lambda: len(arrived) > 1)
 
     assert [body for body, _ in arrived][:2] == ["other", "postponed"]
-    assert arrived[1][1] >= due - 0.01
+    assert arrived[1][1] >= due
 
 
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
