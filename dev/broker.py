@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,6 +229,8 @@ class Broker(Node, Service):
     def freeze(self) -> None:
         """Send SIGSTOP to the node: it exists, but does nothing until `thaw`."""
         self._signal(signal.SIGSTOP)
+        # On a machine with much to do, its threads may still answer for a moment.
+        wait_until(self._is_frozen, 30, f"{self.node} does not stop")
 
     def thaw(self) -> None:
         """Send SIGCONT to the node."""
@@ -306,6 +309,15 @@ class Broker(Node, Service):
     def _signal(self, number: signal.Signals) -> None:
         if self._node:
             os.killpg(self._node.pid, number)
+
+    def _is_frozen(self) -> bool:
+        """Whether all threads of the node's process group have stopped or ended, as Linux says."""
+        for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                state, _, group, *_ = stat.read_text().rpartition(") ")[2].split()
+                if self._node and int(group) == self._node.pid and state not in "TtZX":
+                    return False
+        return True
 
     def _answers(self) -> bool:
         try:

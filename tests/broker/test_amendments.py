@@ -773,10 +773,9 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     finally:
         own_broker.ctl("set_vm_memory_high_watermark", "0.6")
     # By another consumer: what the first has held is given back.
-    consume(lambda: len(arrived) > 1)
+    consume(lambda: "postponed" in dict(arrived))
 
-    assert [body for body, _ in arrived][:2] == ["other", "postponed"]
-    assert arrived[1][1] >= due
+    assert min(at for body, at in arrived if body == "postponed") >= due
 
 
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
