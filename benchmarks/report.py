@@ -83,6 +83,8 @@ _HERD = (
 )
 #: The sections whose tables have a row for each figure.
 BY_FIGURE = ("cluster", "waiting", "worker")
+#: Of them, what measures each figure once, however many rounds are asked for.
+ONCE = ("waiting",)
 #: The titles of those rows, and what a figure is divided by.
 MEASURES = {
     "memory": ("memory, MB", 1e6),
@@ -109,8 +111,6 @@ MEASURES = {
 COLUMNS = {"celery": "Kombu's own transport"}
 #: When a figure was measured, by the end of its name.
 WHEN = ("after_restart", "a_minute_later")
-#: Of them, what measures each figure once, however many rounds are asked for.
-ONCE = ("waiting",)
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,

@@ -312,17 +312,13 @@ class Mover:
         try:
             yield
         except UnconfirmedError as exc:
-            abandon(batch.channel)
+            if batch.channel.connection is not None:
+                # A broker that confirms nothing does not answer a close either.
+                batch.channel.connection.collect()
             raise UnreachableError(
                 f"the broker went away or refused: {exc.__cause__ or exc}; {self._done} "
                 f"messages were sent on, the unconfirmed ones are in their queue; run it again"
             ) from exc
-
-
-def abandon(channel: Any) -> None:
-    """Drop a channel's connection: a broker that confirms nothing answers no close."""
-    if channel.connection is not None:
-        channel.connection.collect()
 
 
 def _never(message: Any, count: str) -> None:

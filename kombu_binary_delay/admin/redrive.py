@@ -7,7 +7,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -26,7 +25,7 @@ from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .mover import PATIENCE, Decision, Keep, Mover, Send, Write, abandon, as_new, max_deliveries
+from .mover import PATIENCE, Decision, Keep, Mover, Send, Write, as_new, max_deliveries
 from .probe import Probe
 from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
@@ -181,6 +180,8 @@ def refill(
     except BaseException as exc:
         refilling.stop(lines)
         if isinstance(exc, UnconfirmedError):
+            # A broker that confirms nothing does not answer a close either.
+            connection.collect()
             raise UnreachableError(
                 f"the broker went away or refused, after {refilling.sent} messages were "
                 f"sent: {exc.__cause__ or exc}"
@@ -206,7 +207,6 @@ class _Refilling:
             # A connection that publishes may be blocked, and would not answer.
             connection.clone() as asking,
             Probe(asking) as probe,
-            _abandoned_if_unconfirmed(channel),
             PublishBatch(channel, on_outcome=self._on_outcome) as batch,
         ):
             obstacle = cache(partial(_obstacle, probe))
@@ -243,15 +243,6 @@ class _Refilling:
     def _failed(self, number: int, why: str) -> None:
         self._left(self._pending.pop(number))
         self.reasons[why] += 1
-
-
-@contextmanager
-def _abandoned_if_unconfirmed(channel: Any) -> Iterator[None]:
-    try:
-        yield
-    except UnconfirmedError:
-        abandon(channel)
-        raise
 
 
 def _look_at(file: IO[str]) -> None:

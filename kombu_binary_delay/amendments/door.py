@@ -49,6 +49,9 @@ _HEADERS = "application_headers"
 #: The longest delay of a message with a key, in milliseconds: half the time its record is kept.
 LONGEST_KEYED = 43_200_000
 
+#: Why a message cannot be delayed again.
+_UNDELAYED = (AddressError, AmendmentError, DelayError, TopologyError)
+
 Dispatch = Callable[[Any], object]
 Judge = Callable[[Mapping[str, Any]], Verdict | None]
 
@@ -300,13 +303,10 @@ class AmendingChannel(FollowingChannel):
                 self._hold(again, has_acks=has_acks)
                 return True
             self._delay_again(message, verdict.due * 1000)
-        except RecoverableConnectionError as exc:
-            # The broker gives it again, unless it is without acks.
-            if has_acks:
+        except (*_UNDELAYED, RecoverableConnectionError) as exc:
+            if has_acks and isinstance(exc, RecoverableConnectionError):
+                # The broker gives it again.
                 raise
-            logger.warning("%s is not postponed, but delivered now: %s", _name(message), exc)
-            return False
-        except (AddressError, AmendmentError, DelayError, TopologyError) as exc:
             logger.warning("%s is not postponed, but delivered now: %s", _name(message), exc)
             return False
         self._acknowledge(message)
