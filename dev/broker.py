@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from dev.service import HOST, Service, free_ports, listens, wait_until
 from kombu_binary_delay.export.broker_config import ADVANCED, CONF, broker_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one in PATH would `su` to rabbitmq
 CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
@@ -235,6 +235,15 @@ class Broker(Node, Service):
     def thaw(self) -> None:
         """Send SIGCONT to the node."""
         self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def alarm(self) -> Iterator[None]:
+        """Have too little memory meanwhile: the broker blocks connections that publish."""
+        self.ctl("set_vm_memory_high_watermark", "0.00001")
+        try:
+            yield
+        finally:
+            self.ctl("set_vm_memory_high_watermark", "0.6")
 
     def restart(self) -> None:
         """Stop and start the node."""

@@ -29,6 +29,27 @@ def wait_until(ready: Callable[[], T], complaint: str = "not in time") -> T:
     return found
 
 
+def consume_until(
+    connection: Any,
+    queue: Any,
+    take: Callable[[Any, Any], object],
+    ready: Callable[[], object],
+    **options: Any,
+) -> None:
+    """Consume until something is true; connect again if the broker ends the connection.
+
+    :raises AssertionError: where it is not true in time.
+    """
+    end = time.monotonic() + PATIENCE
+    while not ready():
+        assert time.monotonic() < end, "not in time"
+        with (
+            suppress(*connection.recoverable_connection_errors),
+            connection.Consumer(queue, callbacks=[take], **options),
+        ):
+            drain_until(connection, ready)
+
+
 def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not in time") -> T:
     """Handle what comes in on a connection until something is true, and return it.
 

@@ -32,7 +32,7 @@ from kombu_binary_delay.amendments import channel, door, memory, parts, stream
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
-from tests.waits import drain_until, wait_until
+from tests.waits import consume_until, drain_until, wait_until
 
 QUEUE = Queue("mail")
 
@@ -759,21 +759,10 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
         arrived.append((body, time.time()))
         message.ack()
 
-    def consume(until):
-        while not until():
-            with (
-                suppress(*consumer.recoverable_connection_errors),
-                consumer.Consumer(QUEUE, callbacks=[take]),
-            ):
-                drain_until(consumer, until)
-
-    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
-    try:
-        consume(lambda: arrived and time.time() > due - 10)
-    finally:
-        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    with own_broker.alarm():
+        consume_until(consumer, QUEUE, take, lambda: arrived and time.time() > due - 10)
     # By another consumer: what the first has held is given back.
-    consume(lambda: "postponed" in dict(arrived))
+    consume_until(consumer, QUEUE, take, lambda: "postponed" in dict(arrived))
 
     assert min(at for body, at in arrived if body == "postponed") >= due
 
@@ -794,18 +783,8 @@ def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_del
         if "no_ack" not in options:
             message.ack()
 
-    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
-    try:
-        end = time.monotonic() + 60
-        while len(arrived) < 3:
-            assert time.monotonic() < end
-            with (
-                suppress(*consumer.recoverable_connection_errors),
-                consumer.Consumer(QUEUE, callbacks=[take], **options),
-            ):
-                drain_until(consumer, lambda: len(arrived) == 3)
-    finally:
-        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    with own_broker.alarm():
+        consume_until(consumer, QUEUE, take, lambda: len(arrived) == 3, **options)
 
     assert set(arrived) == {"postponed", "too", "other"}
     assert "is not postponed, but delivered now" in caplog.text

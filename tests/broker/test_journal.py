@@ -27,7 +27,7 @@ from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.model import versions
 from kombu_binary_delay.model.versions import STREAMS_SINCE
-from tests.waits import drain_until, wait_until
+from tests.waits import consume_until, drain_until, wait_until
 
 
 @pytest.fixture
@@ -464,21 +464,16 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
         arrived.add(message.headers["id"])
         message.ack()
 
-    def consume(until):
-        while not until():
-            with (
-                suppress(*consumer.recoverable_connection_errors),
-                consumer.Consumer(Queue("mail"), callbacks=[take], prefetch_count=1),
-            ):
-                drain_until(consumer, until)
-
-    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
-    # So long that it is tried again in vain.
-    end = time.monotonic() + 3 * alarms.PAUSE
-    try:
-        consume(lambda: len(arrived) == 10 and time.monotonic() > end)
-    finally:
-        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    with own_broker.alarm():
+        # So long that it is tried again in vain.
+        end = time.monotonic() + 3 * alarms.PAUSE
+        consume_until(
+            consumer,
+            Queue("mail"),
+            take,
+            lambda: len(arrived) == 10 and time.monotonic() > end,
+            prefetch_count=1,
+        )
     journal = consumer.connection.delay_mechanism.journal
     assert journal.is_holding
     drain_until(consumer, lambda: not journal.is_holding)

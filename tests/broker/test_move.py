@@ -275,12 +275,11 @@ def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, 
             else:
                 redrive(operator.plain, small)
 
-    own_broker.ctl("set_vm_memory_high_watermark", "0.00001")
-    try:
-        with pytest.raises(UnreachableError, match="no confirm came within 2 s"):
-            act()
-    finally:
-        own_broker.ctl("set_vm_memory_high_watermark", "0.6")
+    with (
+        own_broker.alarm(),
+        pytest.raises(UnreachableError, match="no confirm came within 2 s"),
+    ):
+        act()
 
     if not by_file:
         sent = redrive(operator.plain, small).sent

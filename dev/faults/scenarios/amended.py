@@ -390,13 +390,10 @@ def alarmed(env: Environment, *, amended: bool) -> None:
         amend(env)
     else:
         publish(env)
-    env.broker.ctl("set_vm_memory_high_watermark", "0.00001")
-    env.consumer("inbox")
-    try:
+    with env.broker.alarm():
+        env.consumer("inbox")
         env.wait_until_done(patience=60)
         env.check("not done while the alarm lasted", len(env.verdict().lost), 0)
-    finally:
-        env.broker.ctl("set_vm_memory_high_watermark", "0.6")
 
 
 SCENARIO = "amended"
