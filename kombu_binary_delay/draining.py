@@ -1,7 +1,10 @@
-"""Read a connection's next event, and tell a silent broker from a connection that broke."""
+"""Limit how long to wait for a broker, and tell a silent one from a connection that broke."""
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -15,6 +18,26 @@ def drain(connection: Any, timeout: float | None) -> None:
         connection.drain_events(timeout=timeout)
     except TimeoutError as exc:
         raise_if_aborted(connection, exc)
+        raise
+
+
+@contextmanager
+def within(connection: Any, seconds: float) -> Iterator[None]:
+    """Limit each read from a py-amqp connection, and each write to it, in this block.
+
+    :raises ConnectionAbortedError: as :func:`drain`.
+    :raises TimeoutError: if one takes longer.
+    """
+    try:
+        with connection.transport.having_timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        raise_if_aborted(connection, exc)
+        raise
+    except OSError as exc:
+        # At the end, py-amqp restores the timeout of a socket that may be closed by now.
+        if exc.errno == errno.EBADF and exc.__context__ is not None:
+            raise exc.__context__ from None
         raise
 
 
@@ -37,4 +60,4 @@ def raise_if_aborted(connection: Any, timeout: TimeoutError) -> None:
         ) from timeout
 
 
-__all__ = ["drain", "raise_if_aborted"]
+__all__ = ["drain", "raise_if_aborted", "within"]

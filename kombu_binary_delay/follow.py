@@ -11,7 +11,7 @@ from typing import Any
 from amqp.exceptions import RecoverableConnectionError
 
 from .commands import Steps
-from .mechanism import Mechanism
+from .mechanism import Mechanism, mechanism_of
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
@@ -165,6 +165,11 @@ class FollowingChannel(_Above):
         tag = delivery_info.get("consumer_tag")
         return str(self._consumed.get(tag) or "") if tag else str(self._last_got)
 
+    def collect(self) -> None:
+        """Leave the connection; messages without acks that it has delivered can still be read."""
+        self._left = mechanism_of(self.connection)
+        super().collect()
+
     @property
     def _router(self) -> Router:
         router: Router = self._mechanism.router
@@ -180,6 +185,8 @@ class FollowingChannel(_Above):
     def _run(self, steps: Steps) -> None:
         self._mechanism.executor.run(steps)
 
+    #: The mechanism of the connection that a closed channel was on.
+    _left: Mechanism | None = None
     _last_queue = ""
     _last_got = ""
     #: The queues of this channel's consumers, by their tags.

@@ -34,7 +34,8 @@ All other options are those of Kombu's ``amqp`` transport.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,19 +44,17 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from . import alarms
 from .amendments.celery import BROADCASTS
 from .amendments.door import AmendingChannel
 from .amendments.record import GENERATION, KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
-from .commands import Steps
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.hub import poll_at_once_if_ready
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
-from .draining import raise_if_aborted
+from .draining import raise_if_aborted, within
 from .errors import TopologyError
 from .executor import Executor
 from .header_frames import leave_out_deaths
@@ -183,7 +182,8 @@ class ChannelMixin(AmendingChannel):
     ) -> Plan:
         """Return the properties, exchange and routing key for a delayed publish.
 
-        On return, the exchanges, queues and bindings that the message needs exist.
+        On return, the exchanges, queues and bindings that the message needs exist, and the journal.
+        Where the broker blocks publishers, it answers nothing after the publish.
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: microseconds since the epoch, by this machine's clock.
@@ -191,26 +191,30 @@ class ChannelMixin(AmendingChannel):
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
         :raises RecoverableConnectionError: if the broker does not answer in time.
         """
-        router = self._router
+        router, journal = self._router, self._mechanism.journal
         destination = Destination(exchange, routing_key)
         plan = router.publish(properties, due, destination, now)
-        if plan.needs:
-            self._run_within(timeout, router.prepare(plan.needs, now))
+        begins = journal is not None and not journal.is_ready
+        if plan.needs or begins:
+            with self._answered_within(timeout):
+                if begins:
+                    journal.prepare()
+                if plan.needs:
+                    self._run(router.prepare(plan.needs, now))
             # That took time, which is a part of the delay; at least one tick remains.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
             plan = router.publish(properties, due, destination, now, plan.lane)
         return plan
 
-    def _run_within(self, timeout: float | None, steps: Steps) -> None:
+    @contextmanager
+    def _answered_within(self, timeout: float | None) -> Iterator[None]:
         if timeout is None:
-            self._run(steps)
+            yield
             return
-        connection = self.connection
         try:
-            with connection.transport.having_timeout(timeout):
-                self._run(steps)
+            with within(self.connection, timeout):
+                yield
         except TimeoutError as exc:
-            raise_if_aborted(connection, exc)
             # As py-amqp says it of a publish, so that Kombu connects again.
             raise RecoverableConnectionError(
                 f"the broker did not answer within {timeout:g} s what a delayed message needs"
@@ -286,7 +290,8 @@ class ChannelMixin(AmendingChannel):
 
     def message_to_python(self, raw_message: Any) -> Any:
         """Return a Kombu message with the properties and the destination of its publish."""
-        info, mechanism = raw_message.delivery_info, self._mechanism
+        info = raw_message.delivery_info
+        mechanism = (self.connection is None and self._left) or self._mechanism
         exchange, routing_key = info.get("exchange", ""), info.get("routing_key", "")
         found = mechanism.router.received(
             exchange, routing_key, raw_message.properties, self._queue_of(info)
@@ -323,33 +328,46 @@ class ConnectionMixin(BufferingConnection):
     is_held_up = False
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        """Handle the next event of the broker, or what an alarm has held up before."""
+        """Handle the next event of the broker, or what an alarm has held up before.
+
+        :param timeout: in seconds. Unlike in py-amqp, a heartbeat does not begin it anew.
+        :raises TimeoutError: if none comes in time.
+        """
         mechanism = self.delay_mechanism
         if not self.is_held_up or mechanism is None:
-            return super().drain_events(timeout)
+            return self._drain(timeout)
         if mechanism.journal is not None:
             mechanism.journal.end_if_blocked()
         # Not in the middle of a declaration: this can run the program's own code.
         if mechanism.executor.is_busy:
-            return super().drain_events(timeout)
+            return self._drain(timeout)
         parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
         # A caller that waits for an answer asks again: it may have come meanwhile.
         released = [each.release() for each in parts]
         if any(released):
             return None
-        self.is_held_up = any(each.is_holding for each in parts)
-        rest = alarms.rest(self)
-        if timeout is not None or not self.is_held_up or not rest:
-            return super().drain_events(timeout)
-        end = time.monotonic() + rest
+        rests = [each.rest for each in parts if each.is_holding]
+        self.is_held_up = bool(rests)
+        if timeout is not None or not rests:
+            return self._drain(timeout)
+        end = time.monotonic() + min(rests)
         try:
-            return super().drain_events(rest)
+            return self._drain(min(rests))
         except TimeoutError as exc:
             raise_if_aborted(self, exc)
             if time.monotonic() < end:
                 # From a callback.
                 raise
             return None
+
+    def _drain(self, timeout: float | None) -> Any:
+        if not timeout:
+            return super().drain_events(timeout)
+        end = time.monotonic() + timeout
+        while not self.blocking_read(timeout):
+            # Never 0: py-amqp would wait for the rest of a frame without a limit, and busily.
+            timeout = max(end - time.monotonic(), 0.001)
+        return None
 
     def _on_blocked(self) -> Any:
         # The journal may have to end the connection.

@@ -21,6 +21,7 @@ from amqp.exceptions import NotFound, ResourceLocked
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+from kombu_binary_delay.model.versions import MOST_RETURNS
 
 from .errors import OperationError, UnreachableError
 from .probe import Probe
@@ -35,8 +36,6 @@ PREFETCH = 4 * WINDOW
 #: The longest time to wait for a confirm, in seconds: a queue without a majority gives none, and a
 #: broker that is short of memory or disk reads nothing.
 PATIENCE = 60.0
-#: Half of RabbitMQ's default delivery limit of quorum queues.
-_MAX_DELIVERIES = 10
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, before that is an error
 _CONSUMER = "kombu-binary-delay"
@@ -107,7 +106,7 @@ class Mover:
         self._written: list[tuple[int, str]] = []
         self._acks: Acks | None = None
         self._requeue: Requeue = _never
-        self._max_deliveries = _MAX_DELIVERIES
+        self._max_deliveries = MOST_RETURNS
         self._kept = 0
         self._done = 0
         #: The number of messages by count.
@@ -131,7 +130,7 @@ class Mover:
         decide: Callable[[Any], Decision],
         *,
         requeue: Requeue,
-        max_deliveries: int = _MAX_DELIVERIES,
+        max_deliveries: int = MOST_RETURNS,
         limit: int | None = None,
         expected: int = 0,
         progress: Progress = ignore,
@@ -453,7 +452,7 @@ def max_deliveries(queue: str, row: Row) -> int:
             f"the queue {queue!r} has a delivery limit of 0, and would drop every message that is "
             f"read and put back; set a higher limit in its policy or its arguments"
         )
-    return _MAX_DELIVERIES if limit is None else max(1, min(_MAX_DELIVERIES, limit // 2))
+    return MOST_RETURNS if limit is None else max(1, min(MOST_RETURNS, limit // 2))
 
 
 def as_new(message: Any) -> Any:

@@ -14,7 +14,7 @@ from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay import alarms
 from kombu_binary_delay.batching.confirm import ConfirmChannel
-from kombu_binary_delay.draining import drain, raise_if_aborted
+from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import AmendmentError
 
 from . import bulk
@@ -205,7 +205,7 @@ class AmendmentChannel(ConfirmChannel):
             self._check()
             return
         try:
-            with connection.transport.having_timeout(PATIENCE):
+            with within(connection, PATIENCE):
                 bulk.read(
                     connection,
                     self.channel_id,
@@ -213,7 +213,6 @@ class AmendmentChannel(ConfirmChannel):
                     lambda: self.markers >= markers or self.has_left,
                 )
         except TimeoutError as exc:
-            raise_if_aborted(connection, exc)
             raise AmendmentError(f"RabbitMQ did not answer within {PATIENCE:g} s") from exc
         self._check()
 

@@ -26,6 +26,7 @@ from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, seen_as
+from kombu_binary_delay.model.versions import MOST_RETURNS
 from kombu_binary_delay.router import Delivery
 
 from . import celery
@@ -300,7 +301,7 @@ class AmendingChannel(FollowingChannel):
         has_acks = not message.delivery_info.get("no_ack")
         try:
             if alarms.is_recent(self.connection):
-                self._hold(again, has_acks=has_acks)
+                self._hold(message, verdict.due, again)
                 return True
             self._delay_again(message, verdict.due * 1000)
         except (*_UNDELAYED, RecoverableConnectionError) as exc:
@@ -312,21 +313,27 @@ class AmendingChannel(FollowingChannel):
         self._acknowledge(message)
         return True
 
-    def _hold(self, again: Callable[[], object], *, has_acks: bool) -> None:
+    def _hold(self, message: Any, due: int, again: Callable[[], object]) -> None:
         """Hold a message that cannot be delayed again while the broker blocks publishers.
 
-        :raises AmendmentError: if it is without acks, or would stop this channel's consumers: the
-            alarm may need them to go on.
+        :raises AmendmentError: if it is without acks, came too often, or would stop this channel's
+            consumers: the alarm may need them to go on.
         """
-        if not has_acks:
+        if message.delivery_info.get("no_ack"):
             raise AmendmentError("the broker blocks publishers, and would not give it again")
+        came = (message.properties.get(_HEADERS) or {}).get("x-delivery-count")
+        if isinstance(came, int) and came >= MOST_RETURNS:
+            raise AmendmentError(
+                f"the broker blocks publishers, and has given it {came} times before: at its "
+                f"queue's delivery limit, it would be dropped"
+            )
         if self._prefetch and self._holding + 1 >= self._prefetch:
             raise AmendmentError(
                 f"the broker blocks publishers, and the prefetch limit, {self._prefetch}, has no "
                 f"room for another message that waits"
             )
         self._holding += 1
-        self._amendments.hold(partial(self._try_again, again, self._lives))
+        self._amendments.hold(due, partial(self._try_again, again, self._lives))
 
     def _try_again(self, again: Callable[[], object], lives: int) -> None:
         # A channel that has closed has given its messages back, also where it is open again.

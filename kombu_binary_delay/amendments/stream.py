@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 
 import amqp
@@ -115,8 +116,10 @@ class Amendments:
         self._can_read = self.is_possible
         self._can_write = False
         self._looked = float("-inf")
-        #: What to do again when the broker does not block publishers any more.
-        self._held: deque[Callable[[], object]] = deque()
+        #: What to do again when the broker does not block publishers any more, or when the message
+        #: is due: a heap of the due time, a number, and the action.
+        self._held: list[tuple[int, int, Callable[[], object]]] = []
+        self._numbers = count()
         self._is_releasing = False
 
     @property
@@ -306,13 +309,22 @@ class Amendments:
         """Whether :meth:`release` has something to do."""
         return bool(self._held)
 
-    def hold(self, again: Callable[[], object]) -> None:
-        """Call ``again``, with a message that cannot be delayed again now, when that may work."""
-        self._held.append(again)
+    @property
+    def rest(self) -> float:
+        """For how long :meth:`release` has nothing to do, in seconds."""
+        first = self._held[0][0] / 1000 - time.time() if self._held else 0.0
+        return max(min(first, alarms.rest(self._connection)), 0.0)
+
+    def hold(self, due: int, again: Callable[[], object]) -> None:
+        """Call ``again`` when its message, which cannot be delayed again now, can be, or is due.
+
+        :param due: in milliseconds since the epoch.
+        """
+        heappush(self._held, (due, next(self._numbers), again))
         self._connection.is_held_up = True
 
     def release(self) -> bool:
-        """Try again with what is held, unless the broker may still block publishers.
+        """Try again with what is due and, unless the broker may block publishers, all that is held.
 
         :returns: whether anything was tried.
         """
@@ -321,9 +333,10 @@ class Amendments:
             return False
         tried, self._is_releasing = False, True
         try:
-            while self._held and not alarms.is_recent(self._connection):
+            while self._held and not self.rest:
                 tried = True
-                self._held.popleft()()
+                _, _, again = heappop(self._held)
+                again()
         finally:
             self._is_releasing = False
         return tried

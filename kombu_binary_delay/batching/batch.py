@@ -23,7 +23,7 @@ from amqp.exceptions import (
     RecoverableConnectionError,
 )
 
-from kombu_binary_delay.draining import drain
+from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import (
     AddressError,
     BinaryDelayError,
@@ -419,7 +419,7 @@ class PublishBatch:
                 pending.sent = True
                 if pending.mark is not None:
                     self._marks.setdefault(pending.mark, deque()).append(pending)
-            with self._time_to_write(min(limits)) if limits else nullcontext():
+            with within(self._connection, min(limits)) if limits else nullcontext():
                 self._messages.send()
         except BaseException as exc:
             # It is unknown how much was written, so the connection cannot be used any more.
@@ -459,9 +459,6 @@ class PublishBatch:
             pending.records = []
             self._record(pending, CONFIRMED)
 
-    def _time_to_write(self, seconds: float) -> Any:
-        return self._connection.transport.having_timeout(seconds)
-
     def _wait(self, most: int = 0) -> None:
         """Wait until at most ``most`` of the sent messages are without an answer."""
         if len(self._sent) <= most:
@@ -480,7 +477,7 @@ class PublishBatch:
                         # From a callback.
                         raise
                     limit = f"{patience:g} s" if patience else "the connection's read timeout"
-                    self._fail(TimeoutError(f"no confirm came within {limit}"))
+                    self._fail(TimeoutError(f"{len(self._sent)} confirms did not come in {limit}"))
                 except Exception as exc:
                     # Otherwise it comes from a callback of the user's, and the batch goes on.
                     if self._is_lost():
@@ -511,7 +508,7 @@ class PublishBatch:
         limit = self._patience() if self._failed is None else _LAST_WORD
         channel.is_closing = True
         try:
-            with self._time_to_write(limit) if limit else nullcontext():
+            with within(self._connection, limit) if limit else nullcontext():
                 channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
         except OSError:
             # A message may be written in part.
@@ -529,7 +526,7 @@ class PublishBatch:
             while (
                 self._failed is None
                 and channel.connection is not None
-                and not all(each.state for each in self._to_record)
+                and any(each.sent and not each.state for each in self._to_record)
                 and time.monotonic() < end
             ):
                 drain(self._connection, _LAST_WORD)

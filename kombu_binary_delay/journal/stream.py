@@ -54,7 +54,8 @@ class Stream:
         self._part = stream_part(settings, server)
         self._may_declare = settings.declare != "never"
         self._executor = executor
-        self._declared = False
+        #: Whether it exists, as far as this connection knows.
+        self.is_declared = False
 
     def publish(self, event: dict[str, Any]) -> None:
         """Publish an event, without waiting for the broker.
@@ -83,18 +84,18 @@ class Stream:
         :raises TopologyError: if the broker refuses, or another program takes too long; or if the
             stream does not exist and the setting ``declare`` is ``"never"``.
         """
-        if not (self._declared or self._may_declare):
+        if not (self.is_declared or self._may_declare):
             self._require()
-            self._declared = True
+            self.is_declared = True
         end = time.monotonic() + _LOCK_TIMEOUT
-        while not (self._declared or self._is_in_use() or self._declare_alone()):
+        while not (self.is_declared or self._is_in_use() or self._declare_alone()):
             if time.monotonic() > end:
                 raise TopologyError(
                     f"another program has been declaring {self.name} for {_LOCK_TIMEOUT} s; "
                     f"connect again later"
                 )
             time.sleep(0.02)
-        self._declared = True
+        self.is_declared = True
 
     def _require(self) -> None:
         with self._executor.channel(_PURPOSE) as channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections import deque
@@ -28,6 +29,9 @@ logger = get_logger(__package__)
 _MOST_LATER = 10_000
 #: Those events, by the broker, the virtual host and the stream: a connection may end meanwhile.
 _later: dict[tuple[str, str, str], deque[dict[str, Any]]] = {}
+if hasattr(os, "register_at_fork"):
+    # The parent writes them.
+    os.register_at_fork(after_in_child=_later.clear)
 
 
 class Journal:
@@ -60,6 +64,23 @@ class Journal:
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
             warn_once(f"this broker has no streams: the journal is written to {self.folder}")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an event can be written without another question to the broker."""
+        return self._failed or self.folder is not None or self.stream.is_declared
+
+    def prepare(self) -> None:
+        """Declare the stream, before the message that the first event is about.
+
+        :raises TimeoutError: if the broker does not answer within the connection's time limit.
+        """
+        try:
+            self.stream.declare()
+        except TimeoutError:
+            raise
+        except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
+            self._end(exc)
 
     def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:
         """Record that a message was published to the ladder, or was already due at the publish.
@@ -99,6 +120,11 @@ class Journal:
         """Whether events wait until the broker does not block publishers any more."""
         return bool(self._later)
 
+    @property
+    def rest(self) -> float:
+        """For how long they wait before they are tried, in seconds."""
+        return alarms.rest(self._connection)
+
     def end_if_blocked(self) -> None:
         """End the connection if the events of its consumers may be why the broker blocks it.
 
@@ -112,7 +138,7 @@ class Journal:
 
         :raises RecoverableConnectionError: if it does not, and blocks the connection.
         """
-        found = False
+        found, follows = False, self._follows
         while not (self._is_stopped or alarms.is_recent(self._connection)):
             try:
                 event = self._later.popleft()
@@ -131,6 +157,8 @@ class Journal:
             if self._is_stopped:
                 self._later.appendleft(event)
             found = True
+        # The next alarm must not end a connection that only publishes.
+        self._follows = follows
         return found
 
     @property
@@ -154,11 +182,12 @@ class Journal:
         event = _dated(
             kind, events.about(properties, destination.exchange, destination.routing_key)
         )
-        if self.folder is None and alarms.is_recent(self._connection):
+        connection = self._connection
+        if self.folder is None and (alarms.is_recent(connection) or not connection.connected):
             if len(self._later) == _MOST_LATER:
                 warn_once(f"the journal misses events: an alarm held up more than {_MOST_LATER}")
             self._later.append(event)
-            self._connection.is_held_up = True
+            connection.is_held_up = True
             return
         self._follows = self.folder is None
         self._note(event)
@@ -170,11 +199,14 @@ class Journal:
             self.write(event)
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is published; an error of the connection will show by itself.
-            self._failed = True
-            warn_once(f"the journal ends on this connection: {exc}")
+            self._end(exc)
         except (TypeError, ValueError) as exc:
             # Only for this message, because of a value in its properties.
             warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")
+
+    def _end(self, exc: BaseException) -> None:
+        self._failed = True
+        warn_once(f"the journal ends on this connection: {exc}")
 
 
 def _dated(kind: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -790,6 +790,73 @@ def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_del
     assert "is not postponed, but delivered now" in caplog.text
 
 
+@pytest.mark.slow
+def test_what_comes_without_acks_is_not_lost_where_an_alarm_ends_its_connection(
+    consumer, publisher, own_broker, monkeypatch, caplog
+):
+    monkeypatch.setattr(alarms, "_blocked", {})
+    arrived: list[str] = []
+    publish(publisher, "postponed", delay=15_000)
+    reschedule("postponed", countdown=3600, connection=publisher)
+    channel = consumer.channel()
+    callbacks = [lambda body, _: arrived.append(body)]
+    consumer.Consumer(QUEUE, callbacks=callbacks, channel=channel, no_ack=True).consume()
+
+    with own_broker.alarm(), suppress(*consumer.recoverable_connection_errors):
+        drain_until(consumer, lambda: arrived)
+
+    assert arrived == ["postponed"]
+    assert "is not postponed, but delivered now" in caplog.text
+
+
+@pytest.fixture
+def blocked(consumer, monkeypatch):
+    """The broker has blocked a connection of this process a moment ago."""
+    at = consumer.connection.host, (time.monotonic(), 600.0)
+    monkeypatch.setattr(alarms, "_blocked", dict([at]))
+
+
+@pytest.mark.usefixtures("blocked")
+def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, collect):
+    publish(publisher, "postponed")
+    due = time.time() + 4
+    reschedule("postponed", countdown=4, connection=publisher)
+
+    (arrival,) = collect(consumer, [QUEUE], 1)
+
+    assert arrival.body == "postponed"
+    assert arrival.at >= due
+
+
+@pytest.mark.usefixtures("blocked")
+def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
+    connect, publisher, monkeypatch, caplog
+):
+    monkeypatch.setattr(door, "MOST_RETURNS", 1)
+    queue = Queue("limited", queue_arguments={"x-queue-type": "quorum"})
+    first, second = connect(), connect()
+    queue(first.default_channel).declare()
+    Producer(publisher.default_channel).publish(
+        "postponed", routing_key="limited", message_id="postponed", headers={"x-delay": 500}
+    )
+    reschedule("postponed", countdown=3600, connection=publisher)
+    arrived: list[str] = []
+    options: dict[str, Any] = {
+        "callbacks": [lambda body, _: arrived.append(body)],
+        "prefetch_count": 10,
+    }
+
+    with first.Consumer(queue, **options):
+        amendments = first.connection.delay_mechanism.amendments
+        drain_until(first, lambda: amendments.is_holding)
+        first.collect()
+    assert not arrived
+    with second.Consumer(queue, **options):
+        drain_until(second, lambda: arrived)
+
+    assert "at its queue's delivery limit, it would be dropped" in caplog.text
+
+
 def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect):
     monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
     with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:

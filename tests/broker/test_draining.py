@@ -7,7 +7,7 @@ import pytest
 from kombu import Connection
 
 from dev.faults.proxy import Proxy
-from kombu_binary_delay.draining import drain
+from kombu_binary_delay.draining import drain, within
 
 #: Frames that a broker takes at any time.
 HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 10_000
@@ -48,3 +48,24 @@ def test_a_silent_broker_is_silent(connect):
         drain(inner, 0.1)
 
     assert inner.connected
+
+
+def test_heartbeats_do_not_prolong_a_wait(vhost):
+    """Its own are not sent here, so that a broker without the answer ends the connection soon."""
+    door = "kombu_binary_delay:Transport"
+    with (
+        Connection(vhost.url, transport=door, heartbeat=4) as connection,
+        pytest.raises(TimeoutError),
+    ):
+        connection.drain_events(timeout=3)
+
+
+def test_the_reason_why_a_connection_was_closed_is_raised_and_not_its_closed_socket(connect):
+    inner = connect().connection
+
+    def fail():
+        inner.collect()
+        raise LookupError("the reason")
+
+    with pytest.raises(LookupError, match="the reason"), within(inner, 5):
+        fail()

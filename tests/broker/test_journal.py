@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from celery import Celery
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay import Ladder, Settings, SettingsError, alarms
+from kombu_binary_delay import Ladder, Settings, SettingsError, UnconfirmedError, alarms
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.journal import celery, files, writer
@@ -445,6 +447,58 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
         drain_until(connection, lambda: len(depths) == 1000)
     # Each would run inside the one before it, and Python allow some dozens of them.
     assert max(depths) < min(depths) + 50
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_limit_of_a_publish_counts_for_the_journal_too(
+    connect, own_broker, monkeypatch, batched
+):
+    """A connection that has published in an alarm gets no answer."""
+    if own_broker.release < STREAMS_SINCE:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    monkeypatch.setattr(alarms, "_blocked", {})
+    with own_broker.alarm():
+        connection = connect(binary_delay={"journal": "stream"})
+        message = amqp.Message("m", application_headers={"x-delay": 9000, "id": "1", "task": "t"})
+        if batched:
+            with pytest.raises(UnconfirmedError), PublishBatch(connection.channel()) as batch:
+                batch.publish(message, "", "mail", confirm_timeout=2)
+        else:
+            connection.default_channel.basic_publish(message, "", "mail", timeout=2)
+        connection.collect()
+
+
+def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost, broker):
+    if broker.release < STREAMS_SINCE:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    publisher = connect(binary_delay={"journal": "stream"})
+    connection = publisher.connection
+    journal = connection.delay_mechanism.journal
+    journal._later.append({"event": "released", "at": 1, "id": "1"})  # noqa: SLF001 - as in an alarm
+    connection.is_held_up = True
+
+    drain_until(publisher, lambda: not journal.is_holding)
+    connection.is_blocked = True
+    journal.end_if_blocked()
+
+    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_process_leaves_the_events_of_an_alarm_to_its_parent():
+    code = (
+        "import os\n"
+        "from kombu_binary_delay.journal import writer\n"
+        "writer._later['broker', '/', 'journal'] = ['event']\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(len(writer._later))\n"
+        "kept = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "print(kept, len(writer._later))\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["0", "1"]
 
 
 def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
