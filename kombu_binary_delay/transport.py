@@ -194,13 +194,12 @@ class ChannelMixin(AmendingChannel):
         router, journal = self._router, self._mechanism.journal
         destination = Destination(exchange, routing_key)
         plan = router.publish(properties, due, destination, now)
-        begins = journal is not None and not journal.is_ready
-        if plan.needs or begins:
+        if journal is not None and not journal.is_ready:
             with self._answered_within(timeout):
-                if begins:
-                    journal.prepare()
-                if plan.needs:
-                    self._run(router.prepare(plan.needs, now))
+                journal.prepare()
+        if plan.needs:
+            with self._answered_within(timeout):
+                self._run(router.prepare(plan.needs, now))
             # That took time, which is a part of the delay; at least one tick remains.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
             plan = router.publish(properties, due, destination, now, plan.lane)

@@ -477,7 +477,7 @@ class PublishBatch:
                         # From a callback.
                         raise
                     limit = f"{patience:g} s" if patience else "the connection's read timeout"
-                    self._fail(TimeoutError(f"{len(self._sent)} confirms did not come in {limit}"))
+                    self._fail(TimeoutError(f"not all confirms came within {limit}"))
                 except Exception as exc:
                     # Otherwise it comes from a callback of the user's, and the batch goes on.
                     if self._is_lost():

@@ -274,7 +274,7 @@ def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown(channe
     batch = PublishBatch(channel)
     send(batch, "answered")
     batch.flush()
-    late = pytest.raises(UnconfirmedError, match=r"'late' unknown \(no confirm .* 0.2 s\)")
+    late = pytest.raises(UnconfirmedError, match=r"'late' unknown \(not all confirms .* 0.2 s\)")
     # To leave the batch does not wait for this broker either.
     with frozen(own_broker), late, batch:
         send(batch, "late", confirm_timeout=0.2)

@@ -277,7 +277,7 @@ def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, 
 
     with (
         own_broker.alarm(),
-        pytest.raises(UnreachableError, match="confirms did not come in 2 s"),
+        pytest.raises(UnreachableError, match="not all confirms came within 2 s"),
     ):
         act()
 
