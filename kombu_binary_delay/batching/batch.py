@@ -230,6 +230,7 @@ class PublishBatch:
         :raises UnconfirmedError: if the connection or the channel has closed.
         :raises RuntimeError: if the batch is closed or discarded.
         """
+        message = _copied(message)
         confirm_timeout = confirm_timeout or timeout
         options = ((mandatory, immediate), timeout, confirm_timeout)
         pending = _Pending(message, exchange or "", routing_key or "", options, tag)
@@ -667,6 +668,16 @@ def _alive(channel: Any) -> Any:
     if channel.connection is None:
         raise RecoverableConnectionError("the channel is closed")
     return channel.connection
+
+
+def _copied(message: Any) -> Any:
+    """Return a message as it is now: callers may use one dict of headers for all of a batch."""
+    copied = amqp.Message(message.body)
+    copied.properties = dict(message.properties)
+    headers = copied.properties.get(_HEADERS)
+    if headers is not None:
+        copied.properties[_HEADERS] = dict(headers)
+    return copied
 
 
 def _mark(

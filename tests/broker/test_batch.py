@@ -82,6 +82,24 @@ def test_delayed_and_undelayed_messages_are_confirmed_and_arrive(
     assert not any("x-delay" in arrival.headers for arrival in arrivals)
 
 
+@pytest.mark.parametrize("delay", [None, 500])
+def test_one_dict_of_headers_may_be_changed_for_each_message_of_a_batch(
+    connect, collect, channel, delay
+):
+    headers = {} if delay is None else {"x-delay": delay}
+    with PublishBatch(channel) as batch:
+        for number in range(10):
+            headers["number"] = number
+            send(batch, str(number), headers=headers)
+        # What is sent later than a tick of the ladder is addressed anew.
+        time.sleep(0.2)
+
+    arrivals = collect(connect(), [Queue("q")], 10)
+    assert {each.body: each.headers["number"] for each in arrivals} == {
+        str(number): number for number in range(10)
+    }
+
+
 def test_no_more_than_max_size_messages_are_unconfirmed(channel, outcomes):
     sent = most = 0
 
