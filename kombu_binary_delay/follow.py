@@ -1,7 +1,8 @@
 """Pass on to the router what a program declares, binds, deletes and consumes.
 
 Each method calls the one that it overrides first. After that, the program's own call has succeeded,
-so an error of the ladder is logged as a warning and not raised.
+so an error of the ladder is logged as a warning and not raised. And a declaration
+ignores ``nowait``: the router's own, on another channel, must not come before it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class FollowingChannel(_Above):
         if type == PLUGIN_TYPE and not passive:
             type, arguments = plain_exchange(arguments)  # noqa: A001 - amqp's own name for it
         result = super().exchange_declare(
-            exchange, type, passive, durable, auto_delete, nowait, arguments, **kwargs
+            exchange, type, passive, durable, auto_delete, False, arguments, **kwargs
         )
         if not passive:
             # A passive declaration proves that the exchange exists, but not its type.
@@ -85,9 +86,9 @@ class FollowingChannel(_Above):
     ) -> Any:
         """Declare a queue, and route delayed messages to it by its name."""
         result = super().queue_declare(
-            queue, passive, durable, exclusive, auto_delete, nowait, arguments, **kwargs
+            queue, passive, durable, exclusive, auto_delete, False, arguments, **kwargs
         )
-        self._last_queue = result.queue if result is not None else queue
+        self._last_queue = result.queue
         # A queue that is exclusive, or that the broker named, belongs to this connection alone.
         mailbox = exclusive or not queue
         self._run(

@@ -325,6 +325,25 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
     assert [each.body for each in collect(connection, [queue], 1)] == ["m"]
 
 
+def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect, collect, caplog):
+    connection = connect()
+    channel = connection.default_channel
+    (known,) = declare(connection, Queue("known"))
+    channel.basic_get("known")
+    queues = [
+        Queue(f"q{number}", Exchange(f"x{number}", "direct"), "k", channel=channel)
+        for number in range(10)
+    ]
+    for queue in queues:
+        queue.declare(nowait=True)
+        publish(connection, queue.name, queue.exchange, "k")
+        publish(connection, queue.name, key=queue.name)
+
+    arrivals = collect(connection, queues, 20)
+    assert reached(arrivals) == {each.name: [each.name] * 2 for each in queues}
+    assert "delayed messages" not in caplog.text
+
+
 def test_a_queue_that_goes_with_its_last_consumer_is_forgotten_with_it(connect):
     """A program may make one for each request."""
     connection = connect()
