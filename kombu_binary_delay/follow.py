@@ -84,20 +84,21 @@ class FollowingChannel(_Above):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Declare a queue, and route delayed messages to it by its name."""
+        """Declare a queue, and route delayed messages to it by its name.
+
+        A passive declaration only asks: it makes no route.
+        """
         result = super().queue_declare(
             queue, passive, durable, exclusive, auto_delete, False, arguments, **kwargs
         )
         self._last_queue = result.queue
+        if passive:
+            return result
         # A queue that is exclusive, or that the broker named, belongs to this connection alone.
         mailbox = exclusive or not queue
         self._run(
             self._router.declared_queue(
-                self._last_queue,
-                arguments,
-                passive=passive,
-                mailbox=mailbox,
-                auto_delete=auto_delete,
+                self._last_queue, arguments, mailbox=mailbox, auto_delete=auto_delete
             )
         )
         return result

@@ -251,33 +251,29 @@ class DeliverySide(LadderSide):
         queue: str,
         arguments: Mapping[str, Any] | None,
         *,
-        passive: bool,
         mailbox: bool = False,
         auto_delete: bool = False,
     ) -> Steps:
         """Remember a queue, and bind it for delayed messages.
 
-        :param passive: whether the declaration was passive, so that the arguments are not known.
         :param mailbox: whether no other connection addresses it by its name.
         :param auto_delete: whether the broker deletes it when its last consumer leaves.
         """
         if self.is_private(queue):
             return
-        if not passive:
-            (self._temporary.add if auto_delete else self._temporary.discard)(queue)
+        (self._temporary.add if auto_delete else self._temporary.discard)(queue)
         if not mailbox:
             self._queues[queue] = None
-        if not passive:
-            refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
-            self._refusing[queue] = refuses
-            # A declaration may have created the queue again; a passive one has not.
-            self.existing -= {("way", queue), ("relay", queue)}
-            if refuses and self.topology.queue_type == "classic":
-                yield Warn(
-                    f"the queue {queue!r} rejects messages while it is full: delayed messages "
-                    f"from classic queues are then lost; quorum queues (RabbitMQ 3.10) keep them",
-                    once=True,
-                )
+        refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
+        self._refusing[queue] = refuses
+        # It may have created the queue again.
+        self.existing -= {("way", queue), ("relay", queue)}
+        if refuses and self.topology.queue_type == "classic":
+            yield Warn(
+                f"the queue {queue!r} rejects messages while it is full: delayed messages "
+                f"from classic queues are then lost; quorum queues (RabbitMQ 3.10) keep them",
+                once=True,
+            )
         if not mailbox:
             yield from self._followed(self._lead_to(queue))
 

@@ -191,3 +191,27 @@ def test_a_mailbox_bound_to_an_exchange_leaves_no_relay_behind(connect, vhost):
     Producer(channel).publish(1, exchange="amq.fanout", headers={"x-delay": 250})
     connection.release()
     assert not [row["name"] for row in vhost.queues() if ".relay-to-queue." in row["name"]]
+
+
+def test_a_passive_declaration_makes_no_relay(connect, collect, topology, vhost):
+    owner, asking = connect(), connect()
+    reports = Queue("reports")
+    reports(owner.default_channel).declare()
+    asking.default_channel.basic_get("reports")
+    asking.default_channel.queue_declare("reports", passive=True)
+    publish(owner, "", "reports")
+
+    collect(asking, [reports], 1)
+
+    assert topology.queue_relay_name("reports") not in {row["name"] for row in vhost.queues()}
+
+
+def test_a_consumer_that_only_declares_passively_gets_what_a_stranger_to_the_queue_delays(
+    connect, collect
+):
+    Queue("reports")(connect("amqp").default_channel).declare()
+    worker = connect()
+    worker.default_channel.queue_declare("reports", passive=True)
+    publish(connect(), "", "reports")
+
+    collect(worker, [Queue("reports", no_declare=True)], 1)

@@ -63,7 +63,7 @@ class SimulatedProgram(Program):
     def queue(self, name: str, **arguments: Any) -> None:
         self._broker.declare(Part(queues=(Queue(name, tuple(arguments.items())),)))
         self._queues[name] = None
-        self._broker.run(self._router.declared_queue(name, arguments, passive=False))
+        self._broker.run(self._router.declared_queue(name, arguments))
 
     def bind(self, queue: str, exchange: str, key: str = "", **arguments: Any) -> None:
         self._bind(Binding(exchange, queue, key, arguments=tuple(arguments.items())))

@@ -28,10 +28,10 @@ class Connection:
         self.topology = self.router.topology
         self.now = NOW
 
-    def queue(self, name, *, passive=False, **arguments):
+    def queue(self, name, **arguments):
         arguments = {key.replace("_", "-"): value for key, value in arguments.items()}
         self.broker.declare(Part(queues=(Queue(name, tuple(arguments.items())),)))
-        return self.run(self.router.declared_queue(name, arguments, passive=passive))
+        return self.run(self.router.declared_queue(name, arguments))
 
     def exchange(self, name, kind, *, through_transport=True):
         self.broker.declare(Part((Exchange(name, kind),)))
@@ -111,7 +111,6 @@ def test_to_plan_changes_nothing_that_is_known(broker):
         ({"x_expires": 1000}, False),
         ({"x_overflow": "reject-publish"}, True),
         ({"x_overflow": "reject-publish-dlx"}, True),
-        ({"passive": True}, True),
         (None, True),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_mailbox_that_is_bound_has_no_relay_left_behind(broker):
     connection = Connection(broker)
     connection.consume()
     broker.declare(Part(queues=(Queue("amq.gen-1", ()),)))
-    connection.run(connection.router.declared_queue("amq.gen-1", {}, passive=False, mailbox=True))
+    connection.run(connection.router.declared_queue("amq.gen-1", {}, mailbox=True))
     connection.bind("amq.gen-1", "amq.fanout", "")
 
     assert connection.reached("", "amq.fanout") == ["amq.gen-1"]
@@ -183,7 +183,7 @@ def test_what_is_interrupted_is_done_by_the_next_publish(broker, commands):
     broker.declare(Part(queues=(Queue("q", ()),), bindings=(Binding("x", "q", "k"),)))
 
     for steps in (
-        connection.router.declared_queue("q", {}, passive=False),
+        connection.router.declared_queue("q", {}),
         connection.router.bound("x", "q", "k", to_queue=True),
     ):
         interrupted(broker, steps, commands)
