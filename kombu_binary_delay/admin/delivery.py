@@ -126,6 +126,11 @@ class _Side:
             self._from[each.source].append(each)
         self._queues = [name for name in snapshot.queues if not topology.owns(name)]
         self._exchanges = [name for name in snapshot.exchanges if not topology.owns(name) and name]
+        mirrors = [topology.mirror_name(name) for name in self._exchanges]
+        #: The names of the queues that a mirror leads to straight.
+        self._straight = {
+            each.destination for name in mirrors for each in self._from[name] if each.to_queue
+        }
 
     # -- ways ----------------------------------------------------------------------------------
 
@@ -134,6 +139,14 @@ class _Side:
         return self._refuses(queue) or self._topology.queue_relay_name(queue) in (
             self._snapshot.queues if self._topology.can_have_relays else ()
         )
+
+    def _needs_relay_on_mirrors(self, queue: str) -> bool:
+        """Return whether mirrors are to lead to a queue by its relay: all do, or none.
+
+        A message that matches two bindings would arrive by both ways. A relay that the queue has
+        for its name is no reason, if a mirror leads to it straight.
+        """
+        return self._refuses(queue) or (queue not in self._straight and self.needs_relay(queue))
 
     def to_exchange(self, exchange: str, seen: set[str]) -> Part:
         """Return the route to an exchange, and to those that it is bound to.
@@ -164,7 +177,7 @@ class _Side:
             target = each.destination
             if not each.to_queue and target not in seen:
                 part += self.to_exchange(target, seen)
-            relay = each.to_queue and self.needs_relay(target)
+            relay = each.to_queue and self._needs_relay_on_mirrors(target)
             if relay:
                 part += topology.queue_relay(target)
             part += Part(bindings=self._mirrored(each, kind, relay=relay))
@@ -312,17 +325,23 @@ class _Side:
                 relay,
                 direct,
             )
-        elif straight and indirect:
+        elif indirect and queue in self._straight:
+            how = "both straight and by the queue's relay"
+            causes = "each delayed message arrives twice"
+            if not straight:
+                how = "by the queue's relay, and another binding to the queue straight"
+                causes = "a delayed message that matches both arrives twice"
             yield Fault(
-                "error",
+                "error" if straight else "warning",
                 what,
-                "repeated for delayed messages both straight and by the queue's relay",
-                "each delayed message arrives twice",
+                f"repeated for delayed messages {how}",
+                causes,
                 MEND,
-                stale=direct,
+                Part(bindings=direct),
+                by_relay,
             )
         elif not (straight or indirect):
-            part = relay if self.needs_relay(queue) else Part(bindings=direct)
+            part = relay if self._needs_relay_on_mirrors(queue) else Part(bindings=direct)
             yield self._not_repeated(what, binding, part)
 
     def _not_repeated(self, what: str, binding: Binding, missing: Part) -> Fault:

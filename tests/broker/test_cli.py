@@ -570,6 +570,28 @@ def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  #
     wait_until(lambda: vhost.waiting(place) == {place: 1})
 
 
+def test_create_adds_no_second_way_to_a_queue_that_its_owner_bound(  # noqa: PLR0913, PLR0917
+    run, tick, connect, collect, vhost, small
+):
+    """Given: it has a relay as well, made by a publisher that knew no more than its name."""
+    if small.queue_type == "classic":
+        pytest.skip("classic levels have no relays")
+    settings = {"tick": 1000, "radix": 2, "levels": 4}
+    owner, publisher = (connect(binary_delay=settings) for _ in range(2))
+    Queue("mail", Exchange("events", "topic"), "k")(owner.default_channel).declare()
+    owner.default_channel.basic_get("mail")
+    publisher.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000})
+
+    made = run(*tick, "create", "--exchange", "events")
+    sound = run(*tick, "verify")
+    publisher.Producer().publish("m", "k", exchange="events", headers={"x-delay": 1000})
+
+    assert (made.exit_code, sound.exit_code) == (0, 0), sound.output
+    assert small.queue_relay_name("mail") in {row["name"] for row in vhost.queues()}
+    # Not by our transport, which would bind the queue once more.
+    assert len(collect(connect("amqp"), [Queue("mail")], 2)) == 2
+
+
 @pytest.mark.parametrize("how", ["argument", "policy"])
 @pytest.mark.parametrize("exchange", ["", "events"])
 def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mended(  # noqa: PLR0913, PLR0917

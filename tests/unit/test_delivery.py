@@ -152,6 +152,33 @@ def test_a_queue_that_may_refuse_is_named_unless_a_relay_takes_precedence(queue,
     assert not grave(TOPOLOGY, with_part(whole(), TOPOLOGY.to_queue(queue)))
 
 
+def test_a_queue_that_mirrors_lead_to_straight_stays_so_where_it_has_a_relay_for_its_name():
+    snapshot = with_part(whole(), TOPOLOGY.queue_relay("mail"))
+
+    led = ways(TOPOLOGY, snapshot, ["mail"], USERS["exchanges"])
+
+    assert set(led.bindings) <= snapshot.bindings
+    assert not grave(TOPOLOGY, snapshot)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same binding", "two bindings"])
+def test_a_queue_that_mirrors_lead_to_straight_and_by_its_relay_is_named_and_mended(same):
+    straight, by_relay = (
+        TOPOLOGY.mirror_bindings("orders", "topic", name, "eu.*", to_queue=True)
+        for name in ("mail", TOPOLOGY.queue_relay_name("mail"))
+    )
+    part = TOPOLOGY.queue_relay("mail") + Part(bindings=by_relay)
+    snapshot = with_part(whole(), part, () if same else straight)
+
+    (found,) = grave(TOPOLOGY, snapshot)
+
+    assert (found.severity, "twice" in found.causes) == ("error" if same else "warning", True)
+    again = mended(TOPOLOGY, snapshot)
+    assert not grave(TOPOLOGY, again)
+    assert again.bindings.issuperset(straight)
+    assert again.bindings.isdisjoint(by_relay)
+
+
 def test_what_somebody_has_bound_to_see_all_that_is_delivered_is_named_and_left():
     snapshot = with_part(whole(), Part((), (), (Binding(TOPOLOGY.delivery, "mail", "#"),)))
 
