@@ -265,9 +265,13 @@ class DeliverySide(LadderSide):
         if not mailbox:
             self._queues[queue] = None
         refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
+        before = self._refuses(queue)
         self._refusing[queue] = refuses
         # It may have created the queue again.
         self.existing -= {("way", queue), ("relay", queue)}
+        # Bindings from before its arguments were known: all of a queue's go one way.
+        again = self._bindings_of(queue) if self._refuses(queue) != before else []
+        self.existing.difference_update(again)
         if refuses and self.topology.queue_type == "classic":
             yield Warn(
                 f"the queue {queue!r} rejects messages while it is full: delayed messages "
@@ -276,6 +280,8 @@ class DeliverySide(LadderSide):
             )
         if not mailbox:
             yield from self._followed(self._lead_to(queue))
+            for each in again:
+                yield from self._followed(self._mirror_binding(each))
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remember a binding, and repeat it if this connection delays or consumes."""
@@ -305,9 +311,12 @@ class DeliverySide(LadderSide):
         self._refusing.pop(queue, None)
         self._temporary.discard(queue)
         self.existing -= {("way", queue), ("relay", queue)}
-        bound = [each for each in self._bound if each.to_queue and each.destination == queue]
+        bound = self._bindings_of(queue)
         self._forget(bound)
         return bound
+
+    def _bindings_of(self, queue: str) -> list[Bound]:
+        return [each for each in self._bound if each.to_queue and each.destination == queue]
 
     def deleted_queue(self, queue: str) -> Steps:
         """Forget a queue, and remove the bindings of its relay, which the broker keeps."""

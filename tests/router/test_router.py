@@ -162,6 +162,21 @@ def test_a_binding_is_repeated_straight_or_by_a_relay_and_never_both_ways(broker
         assert knows.reached("a.b", "x") == ["q"]
 
 
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+def test_a_queue_that_is_declared_between_two_of_its_bindings_gets_what_matches_both_once(
+    broker, overflow
+):
+    connection = Connection(broker)
+    connection.exchange("x", "topic")
+    connection.consume()
+    broker.declare(Part(queues=(Queue("q", (("x-overflow", overflow),)),)))
+    connection.bind("q", "x", "a.*")
+    connection.queue("q", x_overflow=overflow)
+    connection.bind("q", "x", "*.b")
+
+    assert connection.reached("a.b", "x") == ["q"]
+
+
 def test_a_queue_that_is_made_anew_and_may_refuse_now_gets_what_others_send(broker):
     owner, publisher = Connection(broker), Connection(broker)
     for connection in (owner, publisher):
