@@ -78,16 +78,7 @@ class DeliverySide(LadderSide):
 
     def _reach(self, exchange: str) -> Steps:
         """Check that an exchange exists, and make a relay if it is a headers exchange."""
-        if not can_be_denied(exchange, self._vhost):
-            # If the exchange does not exist, the question could end the connection.
-            self.existing.add(("target", exchange))
-            return
-        answer = Answer.DONE
-        # On RabbitMQ 4.3, a user that may only publish gets a refusal here.
-        with suppress(TopologyError):
-            answer = yield Look((exchange,))
-        if answer is Answer.MISSING:
-            self._types.pop(exchange, None)
+        if (yield from self._is_gone(exchange)):
             yield from self._warn_parked(
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
             )
@@ -100,6 +91,18 @@ class DeliverySide(LadderSide):
             yield from self._mirror_exchange(exchange)
         self.existing.add(("target", exchange))
         self._warned.discard(exchange)
+
+    def _is_gone(self, exchange: str) -> Any:
+        """Ask whether an exchange does not exist, and forget its type then."""
+        answer = Answer.DONE
+        # If such an exchange does not exist, the question could end the connection.
+        if can_be_denied(exchange, self._vhost):
+            # On RabbitMQ 4.3, a user that may only publish gets a refusal here.
+            with suppress(TopologyError):
+                answer = yield Look((exchange,))
+        if answer is Answer.MISSING:
+            self._types.pop(exchange, None)
+        return answer is Answer.MISSING
 
     def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
         if name not in self._warned:
@@ -126,13 +129,14 @@ class DeliverySide(LadderSide):
         """Repeat a binding of the user's on the mirror of its exchange."""
         if bound in self.existing:
             return
-        kind = yield from self._type_of(bound.exchange)
-        if kind is Answer.MISSING:
-            # The exchange was deleted since, and its bindings with it.
-            self._bound.pop(bound, None)
-            return
+        for each in (bound.exchange, *(() if bound.to_queue else (bound.destination,))):
+            gone = ("mirror", each) not in self.existing and (yield from self._is_gone(each))
+            if gone or (yield from self._type_of(each)) is Answer.MISSING:
+                # It was deleted since, and its bindings with it.
+                self._bound.pop(bound, None)
+                return
+        kind = self._types[bound.exchange]
         if not bound.to_queue:
-            yield from self._type_of(bound.destination)
             yield from self._mirror_exchange(bound.destination)
         yield from self._mirror_exchange(bound.exchange)
         if kind not in IMITABLE:

@@ -133,6 +133,31 @@ def test_a_binding_of_an_exchange_that_is_gone_is_not_repeated(broker):
     assert connection.topology.mirror_name("x") not in broker.exchanges
 
 
+@pytest.mark.parametrize("gone", ["x", "y"])
+def test_an_exchange_that_another_connection_has_deleted_is_not_led_to_again(broker, gone):
+    """The other one has removed its mirror as well, which a look of the first then misses."""
+    owner, other = Connection(broker), Connection(broker)
+    for name in "xy":
+        owner.exchange(name, "direct")
+    owner.queue("q")
+    owner.bind("q", "y", "k")
+    broker.declare(Part(bindings=(Binding("x", "y", "k", to_queue=False),)))
+    owner.run(owner.router.bound("x", "y", "k", to_queue=False))
+    assert owner.reached("k", "x") == ["q"]
+    _, waiting = owner.publish("k", gone)
+    broker.delete_exchange(gone)
+    other.run(other.router.deleted_exchange(gone))
+
+    owner.now += LOOK_AGAIN
+    owner.publish("q")
+
+    topology = owner.topology
+    assert topology.mirror_name(gone) not in broker.exchanges
+    rests = broker.follow(waiting.exchange, [waiting.routing_key], {})
+    assert [each.queue for each in rests] == [topology.parking]
+    assert owner.reached("q") == ["q"]
+
+
 class Interfered(SimulatedBroker):
     """A broker on which somebody deletes exchanges before a command, once."""
 
