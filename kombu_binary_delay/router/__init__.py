@@ -20,7 +20,7 @@ from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Steps, Warn
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
-from kombu_binary_delay.model.address import Destination, route
+from kombu_binary_delay.model.address import Destination, has_digest, route
 from kombu_binary_delay.model.delay import JITTER, X_DELAY, due_time, jitter_of
 from kombu_binary_delay.model.envelope import (
     HEADER,
@@ -137,16 +137,15 @@ class Router(DeliverySide):
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
                 properties = {**properties, _HEADERS: headers}
             return Plan(*destination, properties, 0, _NOTHING)
+        topic = False
         if destination.exchange:
             destination = self._unwrapped(destination, headers)
             self._refuse_unreachable(destination.exchange)
+            topic = self._is_topic(destination.exchange, planned=lane is not None)
         if lane is None:
             lane = self._lane(properties)
         ladder = self._ladders[lane]
         digits = ladder.ladder.digits((due - now) / 1000)
-        # To be safe, an exchange of unknown type is treated as a topic exchange.
-        exchange = destination.exchange
-        topic = bool(exchange) and self._types.get(exchange, "topic") == "topic"
         properties, key = wrap(
             properties,
             destination,
@@ -154,6 +153,10 @@ class Router(DeliverySide):
             lambda each: ladder.address(digits, each, topic=topic),
             ladder.owns,
         )
+        exchange = destination.exchange
+        if exchange and not topic and has_digest(key) and self._leads_to_topic(exchange):
+            # A topic exchange cannot read a digest.
+            ladder.address(digits, destination, topic=True)
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
@@ -264,6 +267,33 @@ class Router(DeliverySide):
                     f"reads routing keys, but the key of a delayed message is an address; bind "
                     f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
                 )
+
+    def _is_topic(self, exchange: str, *, planned: bool) -> bool:
+        """Whether to treat an exchange as a topic exchange; to be safe, also if it is unknown.
+
+        :param planned: whether an earlier plan's needs exist. Otherwise they include the type, and
+            the next plan is by that.
+        """
+        if exchange in self._types:
+            return self._types[exchange] == "topic"
+        asks = self._declares and not planned and ("target", exchange) not in self.existing
+        return bool(exchange) and not asks
+
+    def _leads_to_topic(self, exchange: str) -> bool:
+        """Whether this connection has bound a topic exchange behind an exchange."""
+        ahead = [exchange]
+        seen: set[str] = set()
+        while ahead:
+            source = ahead.pop()
+            if self._types.get(source) == "topic":
+                return True
+            seen.add(source)
+            ahead += [
+                each.destination
+                for each in self._bound
+                if each.exchange == source and not each.to_queue and each.destination not in seen
+            ]
+        return False
 
     def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
         """Declare what a plan needs.

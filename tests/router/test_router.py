@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_binary_delay import DelayError, Settings, TopologyError
+from kombu_binary_delay import AddressError, DelayError, Settings, TopologyError
 from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Pause, Unbind
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
@@ -17,6 +17,8 @@ from tests.simulated_broker import SimulatedBroker
 SERVER = {"product": "RabbitMQ", "version": "4.3.0"}
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
+#: More than an address has room for.
+LONG_KEY = "k" * 200
 
 
 class Connection:
@@ -41,6 +43,10 @@ class Connection:
     def bind(self, queue, exchange, key):
         self.broker.declare(Part(bindings=(Binding(exchange, queue, key),)))
         return self.run(self.router.bound(exchange, queue, key, to_queue=True))
+
+    def bind_exchange(self, destination, source, key):
+        self.broker.declare(Part(bindings=(Binding(source, destination, key, to_queue=False),)))
+        return self.run(self.router.bound(source, destination, key, to_queue=False))
 
     def consume(self):
         return self.run(self.router.consuming())
@@ -300,6 +306,43 @@ def test_an_exchange_that_nobody_here_declared_is_asked_for_its_type_once(broker
     assert not done
     assert [each for each in broker.commands if isinstance(each, AskType)] == [AskType("h")]
     assert publisher.topology.exchange_relay_name("h") in broker.queues
+
+
+def test_a_long_key_reaches_a_direct_exchange_that_nobody_here_declared(broker):
+    owner, publisher = Connection(broker), Connection(broker)
+    owner.exchange("x", "direct")
+    owner.queue("q")
+    owner.bind("q", "x", LONG_KEY)
+    owner.consume()
+    for _ in range(2):
+        assert publisher.reached(LONG_KEY, "x") == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("topic", {}), (None, {}), ("direct", {"declare": "never"})]
+)
+def test_a_long_key_is_refused_for_an_exchange_that_may_be_a_topic_exchange(broker, kind, settings):
+    if kind:
+        Connection(broker).exchange("x", kind)
+    connection = Connection(broker, **settings)
+    for _ in range(2):
+        with pytest.raises(AddressError, match="use a shorter key"):
+            connection.publish(LONG_KEY, "x")
+
+
+def test_a_long_key_is_refused_where_a_topic_exchange_behind_would_not_find_its_words(broker):
+    connection = Connection(broker)
+    for name, kind in (("f", "fanout"), ("d", "direct"), ("t", "topic")):
+        connection.exchange(name, kind)
+    connection.bind_exchange("d", "f", "")
+    connection.bind_exchange("t", "d", LONG_KEY)
+    connection.bind_exchange("t", "d", "k")
+    connection.queue("q")
+    connection.bind("q", "t", "#")
+
+    assert connection.reached("k", "f") == ["q"]
+    with pytest.raises(AddressError, match="use a shorter key"):
+        connection.publish(LONG_KEY, "f")
 
 
 def test_a_type_that_reads_keys_in_its_own_way_is_refused_before_anything_is_declared(broker):

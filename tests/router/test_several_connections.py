@@ -141,8 +141,7 @@ def test_an_exchange_that_another_connection_has_deleted_is_not_led_to_again(bro
         owner.exchange(name, "direct")
     owner.queue("q")
     owner.bind("q", "y", "k")
-    broker.declare(Part(bindings=(Binding("x", "y", "k", to_queue=False),)))
-    owner.run(owner.router.bound("x", "y", "k", to_queue=False))
+    owner.bind_exchange("y", "x", "k")
     assert owner.reached("k", "x") == ["q"]
     _, waiting = owner.publish("k", gone)
     broker.delete_exchange(gone)
