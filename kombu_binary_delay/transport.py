@@ -50,18 +50,19 @@ from .amendments.record import GENERATION, KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
+from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
 from .compat.hub import poll_at_once_if_ready
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
 from .draining import raise_if_aborted, within
-from .errors import TopologyError
+from .errors import AddressError, DelayError, TopologyError
 from .executor import Executor
 from .header_frames import leave_out_deaths
 from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
-from .model.delay import ETA, JITTER, X_DELAY, due_time, headers_of_body
+from .model.delay import ETA, JITTER, TASK, X_DELAY, due_time, headers_of_body, is_retry
 from .router import Plan, Router
 from .settings import Settings
 
@@ -94,6 +95,8 @@ class ChannelMixin(AmendingChannel):
     ) -> Any:
         """Publish a message, with a delay if its headers ask for one.
 
+        A retry of a Celery task that cannot be delayed is published without a delay instead.
+
         :raises DelayError: if the delay is invalid or out of range.
         :raises AddressError: if the destination is too long for a delayed message.
         :raises TopologyError: if the broker refuses to declare what the delay needs.
@@ -118,10 +121,20 @@ class ChannelMixin(AmendingChannel):
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
         now = time.time_ns() // 1000
-        due = self.due(msg.properties, asked, now)
-        # amqp also writes None as an empty name.
         limit = timeout or self._confirm_timeout
-        plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now, limit)
+        try:
+            due = self.due(msg.properties, asked, now)
+            # amqp also writes None as an empty name.
+            plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now, limit)
+        except (AddressError, DelayError, TopologyError) as exc:
+            if not is_retry(asked):
+                raise
+            # Celery would drop the task.
+            text = f"a retry of {asked[TASK]} is left to a worker to keep until it is due: {exc}"
+            self._mechanism.executor.do(Warn(text))
+            return super()._basic_publish(
+                msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
+            )
         # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
         delayed = amqp.Message(msg.body)
         delayed.properties = plan.properties

@@ -29,6 +29,7 @@ X_DELAY = "x-delay"
 ETA = "eta"
 TASK = "task"
 ID = "id"
+RETRIES = "retries"
 JITTER = "x-delay-jitter"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
@@ -109,14 +110,21 @@ def keep_due(headers: dict[str, Any], due: int) -> None:
 
 
 def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
-    """Read the task and the eta, which are headers in protocol 2, from a body of protocol 1."""
+    """Read from a body of protocol 1 what is in headers in protocol 2."""
     if properties.get("content_type") != "application/json":
         return {}
     try:
         task = json.loads(body)
     except ValueError:
         return {}
-    return {name: task[name] for name in (ID, TASK, ETA) if name in task} if _is_task(task) else {}
+    names = (ID, TASK, ETA, RETRIES)
+    return {name: task[name] for name in names if name in task} if _is_task(task) else {}
+
+
+def is_retry(headers: Mapping[str, Any]) -> bool:
+    """Whether a message is a retry of a Celery task that a worker would keep until it is due."""
+    held = TASK in headers and headers.get(ETA) is not None and X_DELAY not in headers
+    return held and bool(headers.get(RETRIES))
 
 
 def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
     "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
+    "any key": {"task_queues": [Queue("celery"), Queue("all media", _media, "#")]},
     "beat": {
         "beat_schedule": {
             "every second": {

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.system import System
 
 RETRIES = 50
@@ -45,3 +46,16 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     assert {tuple(each.header_names) for each in others} == {tuple(first.header_names)}
     # The number of retries has two digits in the end, and an eta may lack its microseconds.
     assert max(each.header_bytes for each in others) <= others[0].header_bytes + 10
+
+@pytest.mark.slow
+def test_a_retry_that_cannot_be_delayed_is_kept_by_a_worker_until_it_is_due(new_system):
+    # given
+    system: LocalSystem = new_system("any key")
+    worker = system.worker("--pool=solo")
+    # when
+    task = system.send("retry", 1, 1, exchange="media", routing_key="k" * 200).id
+    # then
+    _, again = system.journal.wait_for(task, times=2)
+    assert again.due is not None
+    assert again.at >= again.due
+    assert "is left to a worker to keep until it is due" in worker.log()

@@ -15,6 +15,7 @@ from amqp.exceptions import NotFound
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import (
+    AddressError,
     DelayError,
     Ladder,
     SettingsError,
@@ -574,6 +575,27 @@ def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, colle
     assert delayed.headers == {"at": True}
     assert delayed.at - started >= 1
     assert delayed.body == undelayed.body == task
+
+
+@pytest.mark.parametrize("settings", [{}, {"levels": 1}], ids=["key too long", "delay too long"])
+def test_a_retry_that_cannot_be_delayed_is_left_to_a_worker_and_a_first_try_is_refused(
+    connect, collect, caplog, confirm, settings
+):
+    connection = connect(confirm_publish=confirm, binary_delay=settings)
+    queue = Queue("q", Exchange("x", "topic"), "#")
+    queue(connection.default_channel).declare()
+    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    task = {"id": "1", "task": "t", "eta": eta}
+    options: dict[str, Any] = {"exchange": "x", "routing_key": "k" * (20 if settings else 200)}
+
+    producer = connection.Producer()
+    producer.publish("again", headers={**task, "retries": 1}, **options)
+    with pytest.raises((AddressError, DelayError)):
+        producer.publish("first", headers={**task, "retries": 0}, **options)
+
+    (arrival,) = collect(connection, [queue], 1)
+    assert (arrival.body, arrival.headers) == ("again", {**task, "retries": 1})
+    assert "a retry of t is left to a worker to keep until it is due" in caplog.text
 
 
 def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):

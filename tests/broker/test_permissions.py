@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import amqp
@@ -527,6 +528,20 @@ def test_without_the_right_to_write_to_the_levels_a_publish_is_refused_with_the_
     publish(connection, "never")
     with pytest.raises(AccessRefused, match=remedy):
         drain_until(connection, lambda: False)
+
+
+def test_a_retry_of_a_worker_without_permissions_on_the_ladder_is_not_lost(
+    connect, granted, collect
+):
+    queue = Queue("mail")
+    connection = connect(url=granted(Grant(configure=("mail",), write=(DEFAULT,), read=("mail",))))
+    queue(connection.default_channel).declare()
+    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    headers = {"id": "1", "task": "t", "eta": eta, "retries": 1}
+
+    Producer(connection.default_channel).publish("again", routing_key="mail", headers=headers)
+
+    assert [each.headers["eta"] for each in collect(connection, [queue], 1)] == [eta]
 
 
 def test_without_read_on_the_queue_a_consumer_is_refused_by_rabbitmq(

@@ -190,8 +190,8 @@ def test_a_missing_or_self_referring_type_is_refused(arguments):
         plain_exchange(arguments)
 
 
-TASK_BODY = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": at(2).isoformat()}
-ASKED = {"id": "1", "task": "t", "eta": at(2).isoformat()}
+ASKED = {"id": "1", "task": "t", "eta": at(2).isoformat(), "retries": 1}
+TASK_BODY = {**ASKED, "args": [], "kwargs": {}}
 
 
 @pytest.mark.parametrize(
