@@ -47,6 +47,7 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     # The number of retries has two digits in the end, and an eta may lack its microseconds.
     assert max(each.header_bytes for each in others) <= others[0].header_bytes + 10
 
+
 @pytest.mark.slow
 def test_a_retry_that_cannot_be_delayed_is_kept_by_a_worker_until_it_is_due(new_system):
     # given

@@ -328,7 +328,7 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
 def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect, collect, caplog):
     connection = connect()
     channel = connection.default_channel
-    (known,) = declare(connection, Queue("known"))
+    declare(connection, Queue("known"))
     channel.basic_get("known")
     queues = [
         Queue(f"q{number}", Exchange(f"x{number}", "direct"), "k", channel=channel)
