@@ -38,7 +38,8 @@ class Binding:
     destination: str
     key: str
     to_queue: bool = True
-    arguments: Arguments = ()
+    # Those of somebody's own binding may hold lists and tables, which have no hash.
+    arguments: Arguments = field(default=(), hash=False)
 
 
 @dataclass(frozen=True)

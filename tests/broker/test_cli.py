@@ -238,6 +238,34 @@ def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
     assert "'verify' says what to do" in trouble
 
 
+def test_a_binding_of_yours_with_a_list_or_a_table_stops_no_subcommand(run, tick, connect, vhost):
+    declare(connect)
+    run(*tick, "create", "--queue", "mail")
+    with Connection(vhost.url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("yours", "headers", durable=True, auto_delete=False)
+        nested = {"x-match": "any", "kinds": ["a", "b"], "from": {"node": "a"}}
+        channel.queue_bind("mail", "yours", arguments=nested)
+    before = what_exists(vhost)
+    suffix = "" if tick[-1] == "quorum" else "-classic"
+
+    done = [
+        run(*tick, *arguments, "--json")
+        for arguments in (
+            ["status"],
+            ["verify"],
+            ["create", "--dry-run"],
+            ["--levels", "3", "migrate", "--from", f"1000ms-2x4{suffix}"],
+            ["prune"],
+            ["teardown", "--dry-run"],
+        )
+    ]
+
+    assert [each.exit_code for each in done] == [0] * len(done), [each.output for each in done]
+    assert all(json.loads(each.stdout) for each in done)
+    assert what_exists(vhost) == before
+
+
 def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp_path):
     publish(connect, 1000, 1000, queue="gone")
     parking = Topology(queue_type=tick[-1]).parking
