@@ -446,6 +446,9 @@ def max_deliveries(queue: str, row: Row) -> int:
     :param row: the queue, as the management API describes it.
     :raises OperationError: if the delivery limit is 0.
     """
+    if row.get("type") == "quorum" and "effective_policy_definition" not in row:
+        # Without statistics, the API does not give the policy: assume the lowest possible limit.
+        return 1
     limit = delivery_limit(row)
     if limit == 0:
         raise OperationError(

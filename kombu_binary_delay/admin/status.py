@@ -158,6 +158,11 @@ def status(
             f"{parked:,} messages are parked: their destination was gone when they were due; "
             f"see and send them on with 'redrive'"
         )
+    if overview.get("disable_stats"):
+        troubles.append(
+            "this broker gives no statistics (management_agent.disable_metrics_collector is true): "
+            "levels that are stuck, relays that are full and alarms are not seen"
+        )
     if expected is not None:
         troubles[:0] = [*alarms(management), *missing(expected, management, snapshot)]
     return Status(
@@ -247,7 +252,8 @@ def _rate(row: Row, name: str) -> float:
 
 
 def _trouble(row: Row, held: int) -> str | None:
-    if not is_up(row):
+    # Without statistics, some releases say no more than that of a queue that is up.
+    if not is_up(row) and row.get("state") != "live":
         return f"the queue is {row['state']}: what waits in it waits on"
     members, online = row.get("members") or (), row.get("online") or ()
     if members and len(online) * 2 <= len(members):
