@@ -8,6 +8,8 @@ and the properties that the ladder cannot keep in place but the consumer must ge
   dead-letter cycle and drops the message.
 * ``to``: the destination, where the address holds only its digest.
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
+* ``bcc``: how many keys the ``BCC`` header had. RabbitMQ removes that header and shows its keys to
+  nobody, so what is published again cannot have them.
 * ``as``: the destination to show to the consumer, where the address names its queue instead.
 """
 
@@ -66,6 +68,8 @@ def wrap(
             headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
             if name == "CC":
                 packed["cc"] = keys
+            elif keys:
+                packed["bcc"] = len(keys)
     properties = dict(properties)
     if properties.get("expiration") is not None:
         packed["expiration"] = properties.pop("expiration")
@@ -79,6 +83,12 @@ def further_keys(headers: dict[str, Any]) -> list[str]:
     if headers.keys().isdisjoint(COPIES):
         return []
     return [key for _, keys in _copies(headers) for key in keys]
+
+
+def has_blind_copies(headers: dict[str, Any]) -> bool:
+    """Return whether a wrapped message had keys in a ``BCC`` header, which only RabbitMQ knows."""
+    packed = headers.get(HEADER)
+    return isinstance(packed, dict) and bool(packed.get("bcc"))
 
 
 def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str, Any]) -> None:

@@ -810,6 +810,31 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
     wait_until(lambda: sum(waiting(vhost, old).values()) == 5)
 
 
+def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
+    connect, collect, small, operator, monkeypatch
+):
+    # What comes back once would be published again.
+    monkeypatch.setattr(mover, "_MAX_DELIVERIES", 1)
+    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    queues = [Queue(name)(connection.channel()) for name in ("mail", "audit")]
+    for queue in queues:
+        queue.declare()
+    publish(connection, "mail", 12_000)
+    publish(connection, "mail", 12_000, BCC=["audit"])
+
+    first = operator.migrate(old, small)
+    wait_until(lambda: waiting(operator.vhost, old))
+    second = operator.migrate(old, small)
+
+    assert (first.moved, first.left, second.moved, second.left) == (1, 1, 0, 1)
+    words = "a message for 'mail' has keys in a BCC header, which RabbitMQ shows to nobody"
+    assert words in first.reasons[0]
+    arrivals = collect(connection, queues, 3)
+    assert sorted(each.queue for each in arrivals) == ["audit", "mail", "mail"]
+    assert [each.headers for each in arrivals] == [{}] * 3
+
+
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connect, collect, small, operator
 ):

@@ -6,7 +6,7 @@ import pytest
 
 from kombu_binary_delay import Topology
 from kombu_binary_delay.model.address import Destination, format_address, parse_address
-from kombu_binary_delay.model.envelope import HEADER, carried, unwrap, wrap
+from kombu_binary_delay.model.envelope import HEADER, carried, has_blind_copies, unwrap, wrap
 
 TOPOLOGY = Topology()
 DIGITS = ("01", "00", "00", "00")
@@ -93,6 +93,8 @@ def test_each_key_of_cc_and_bcc_becomes_an_address():
     headers = wrapped["application_headers"]
     assert parse_address(headers["CC"][0])[1] == Destination("x", "a")
     assert parse_address(headers["BCC"][0])[1] == Destination("x", "b")
+    assert headers[HEADER]["bcc"] == 1, "RabbitMQ takes the keys off"
+    assert has_blind_copies(headers)
 
 
 def test_a_destination_too_long_for_its_address_travels_beside_it():
@@ -119,4 +121,5 @@ def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
     properties = {"application_headers": {"mine": 1, HEADER: forged}}
 
     assert carried(properties["application_headers"]) is None
+    assert not has_blind_copies(properties["application_headers"])
     assert unpacked(properties) == {"application_headers": {"mine": 1}}
