@@ -10,6 +10,7 @@ from typing import Any
 
 import amqp
 
+from kombu_binary_delay.amendments.channel import UnansweredError
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
@@ -23,7 +24,7 @@ from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
 
 from .create import create
-from .errors import OperationError
+from .errors import OperationError, UnreachableError
 from .management import Management
 from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
 from .probe import Probe, ready
@@ -120,12 +121,12 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     to = filled[0]
     poison = f"{Topology(namespace=_namespace(to, *emptied)).delivery_prefix}.poison"
     with (
+        # A connection that publishes may be blocked, and would not answer: others declare and ask.
         source() as taking,
         source() as aside,
         target() as sending,
-        Probe(aside) as probe,
-        # A connection that publishes may be blocked, and would not answer.
         target() as asking,
+        Probe(taking) as probe,
         Probe(asking) as probe_there,
     ):
         _refuse_a_circle(taking, sending, emptied, filled)
@@ -136,7 +137,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         if there is not None and not to.mirrors:
             bindings = Snapshot.read(there).bindings
         sorter = _Sorter(
-            emptied, to, snapshot, bindings, poison, aside, asking, probe_there, exchange
+            emptied, to, snapshot, bindings, poison, taking, asking, probe_there, exchange
         )
         moved = -1
         left: dict[str, int] = {}
@@ -273,7 +274,7 @@ class _Sorter:
         snapshot: Snapshot,
         leads: frozenset[Binding],
         poison: str,
-        aside: Any,
+        taking: Any,
         asking: Any,
         probe: Probe,
         exchange: str | None,
@@ -283,7 +284,7 @@ class _Sorter:
         self._from = emptied[0] if emptied else None
         self._to, self._snapshot, self._poison = to, snapshot, poison
         self._leads = leads
-        self._aside, self._asking, self._probe, self._exchange = aside, asking, probe, exchange
+        self._taking, self._asking, self._probe, self._exchange = taking, asking, probe, exchange
         self._has_poison = self._is_closed = False
         self._bound: set[str] = set()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
@@ -350,7 +351,14 @@ class _Sorter:
         try:
             mechanism.amendments.write_ahead(record, record.due or 0)
         except (AmendmentError, DelayError) as exc:
-            return Keep("left", str(exc))
+            if not isinstance(exc.__cause__, UnansweredError):
+                return Keep("left", str(exc))
+            # A broker that confirms nothing does not answer a close either.
+            self._asking.collect()
+            raise UnreachableError(
+                f"the broker went away or refused: {exc}; what was not moved is in its queue; run "
+                f"it again"
+            ) from exc
         return Done("moved")
 
     def _close_to_cancellations(self) -> None:
@@ -359,7 +367,7 @@ class _Sorter:
         All ladders of a namespace have that in common. It would lead what is moved back into the
         old one as well, where the number of digits is the same, and so without an end.
         """
-        channel = self._aside.channel()
+        channel = self._taking.channel()
         for ladder in (each for each in self._emptied if each.mirrors):
             exchange = exchange_name(ladder.namespace)
             way = route(Destination("", stream_name(ladder.namespace, IDS)))
@@ -441,7 +449,7 @@ class _Sorter:
         if not self._has_poison:
             kind = "quorum" if self._to.queue_type == "quorum" else "classic"
             part = Part(queues=(Queue(self._poison, (("x-queue-type", kind),)),))
-            create(self._aside, self._to, part)
+            create(self._taking, self._to, part)
             self._has_poison = True
         headers = dict(message.properties.get(_HEADERS) or {})
         headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why) or repr(why)}

@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -72,7 +72,7 @@ def redrive(  # noqa: PLR0913 - which, and where to
     topology: Topology,
     management: Management | None = None,
     *,
-    only: Destination | None = None,
+    only: Destination | Collection[Destination] | None = None,
     to: Destination | None = None,
     file: IO[str] | None = None,
     dry_run: bool = False,
@@ -86,13 +86,21 @@ def redrive(  # noqa: PLR0913 - which, and where to
     :param connect: connects to the broker with Kombu's own transport.
     :param management: to read the parking queue's delivery limit. Without an answer, a message that
         stays parked is published again every second time that it is read.
-    :param only: take only messages for this destination; an empty one is for no address.
+    :param only: take only messages for this destination, or these; an empty one is for no address.
     :param to: send them here instead of to their own destination.
     :param file: write them here, as one line of JSON each, instead of to the broker.
     :param dry_run: only count; each message is read and goes back.
     :raises OperationError: if there is no parking queue, or ``to`` is a part of a ladder.
     """
-    with connect() as taking, connect() as sending, connect() as asking, Probe(asking) as probe:
+    if isinstance(only, Destination):
+        only = {only}
+    with (
+        # A connection that publishes may be blocked, and would not answer.
+        connect() as taking,
+        connect() as aside,
+        connect() as sending,
+        Probe(taking) as probe,
+    ):
         count = probe.ready(topology.parking)
         if count is None:
             raise OperationError(
@@ -105,7 +113,7 @@ def redrive(  # noqa: PLR0913 - which, and where to
         sorter = _Sorter(topology, probe, only, to, dry_run=dry_run, to_file=file is not None)
         if not count:
             return sorter.result(Counter(), Counter())
-        mover = Mover(taking, asking, sending, file)
+        mover = Mover(taking, aside, sending, file)
         mover.run(
             topology.parking,
             sorter.decide,
@@ -295,7 +303,7 @@ class _Sorter:
         self,
         topology: Topology,
         probe: Probe,
-        only: Destination | None,
+        only: Collection[Destination] | None,
         to: Destination | None,
         *,
         dry_run: bool,
@@ -309,7 +317,7 @@ class _Sorter:
     def decide(self, message: Any) -> Decision:
         destination, unpacked = self._read(message)
         self._seen[destination] += 1
-        if self._only not in (None, destination):
+        if self._only is not None and destination not in self._only:
             return Keep("kept")
         if self._is_early(message):
             return Keep("left", _NOT_DUE)
@@ -327,7 +335,7 @@ class _Sorter:
     def requeue(self, message: Any, count: str) -> Send:
         """Return how to park a message again, with its routing key."""
         key = message.delivery_info["routing_key"]
-        return Send(as_new(message), self._topology.parking, key, count)
+        return Send(as_new(message), self._topology.parking, key, count, mandatory=True)
 
     def _read(self, message: Any) -> tuple[Destination, Any]:
         """Return the destination of a message, and the message as it was published."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -302,19 +302,21 @@ class Pages:
         return admin.Chosen({each: known.get(each) for each in ids}), "chosen one by one"
 
     def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
-        only = None
-        if "exchange" in words or "key" in words:
-            only = Destination(words.get("exchange", ""), words.get("key", ""))
-        said = f"parked for {_place(only)}" if only else "all that is parked"
-        return Plan(REDRIVE, user, said, parked=self._redrive(only, dry_run=True))
+        if "exchange" not in words and "key" not in words:
+            return Plan(REDRIVE, user, "all that is parked", parked=self._redrive(dry_run=True))
+        only = Destination(words.get("exchange", ""), words.get("key", ""))
+        said = f"parked for {_place(only)}"
+        return Plan(REDRIVE, user, said, parked=self._redrive({only}, dry_run=True))
 
-    def _redrive(self, only: Destination | None, *, dry_run: bool) -> tuple[admin.Parked, ...]:
-        """Return the messages parked for a destination, or for any, and their outcome."""
+    def _redrive(
+        self, only: Collection[Destination] | None = None, *, dry_run: bool
+    ) -> tuple[admin.Parked, ...]:
+        """Return the messages parked for some destinations, or for any, and their outcome."""
         with self._broker.plain() as connection:
             topology = self._broker.topology(connection)
             management = self._broker.management(connection)
         done = admin.redrive(self._broker.plain, topology, management, only=only, dry_run=dry_run)
-        return tuple(each for each in done.parked if only in (None, each.destination))
+        return tuple(each for each in done.parked if only is None or each.destination in only)
 
     def _act(self, request: Request, plan: Plan) -> None:
         """Do the action, and log the user and the action before and after it.
@@ -347,9 +349,7 @@ class Pages:
             word = "cancelled" if plan.action == CANCEL else "rescheduled"
             return f"{_tasks(len(done.ids))} {word}: the broker has recorded it."
         # Only destinations that were counted.
-        rows = [
-            row for each in plan.parked for row in self._redrive(each.destination, dry_run=False)
-        ]
+        rows = self._redrive({each.destination for each in plan.parked}, dry_run=False)
         sent, stays = sum(each.sent for each in rows), sum(each.stays for each in rows)
         why = ": no queue takes it, or it is not due yet" if stays else ""
         return f"{sent:,} sent on, {stays:,} still parked{why}."

@@ -12,7 +12,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay.amendments import stream
+from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import wait_until
 
@@ -351,6 +351,29 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
     wait_until(lambda: active() == 1)
     arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, more=2)
     assert [each.body for each in arrivals] == ["kept"]
+
+
+@pytest.mark.own_broker
+def test_a_cancellation_that_a_broker_in_an_alarm_does_not_take_ends_a_migration(
+    vhost, own_broker, topology, monkeypatch
+):
+    """Given: a cancellation that waits on the ladder."""
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
+    monkeypatch.setattr(stream, "LEAD", 1000)
+    monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
+    place = ["-b", vhost.url, "-m", own_broker.management_url]
+
+    def run(*arguments):
+        return CliRunner().invoke(binary_delay, [*place, *arguments])
+
+    cancelled = run("cancel", "one", "--eta", "1h")
+
+    with own_broker.alarm():
+        done = run("--tick", "250", "migrate", "--from", topology.prefix)
+
+    assert cancelled.exit_code == 0, cancelled.output
+    assert (done.exit_code, "the broker went away or refused" in done.output) == (4, True)
+    wait_until(lambda: run("--tick", "250", "migrate", "--from", topology.prefix).exit_code == 0)
 
 
 def test_a_transfer_says_that_amendments_stay(run, publish, broker):

@@ -286,6 +286,24 @@ def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, 
         assert sent + operator.vhost.waiting("gone")["gone"] >= 3
 
 
+@pytest.mark.own_broker
+def test_what_is_parked_again_stops_no_question_to_a_broker_in_an_alarm(
+    plain, vhost, small, own_broker, monkeypatch
+):
+    """Given: more messages to park again than are sent at once, before one for another queue."""
+    if small.queue_type == "classic":
+        pytest.skip("classic queues do not count deliveries")
+    monkeypatch.setattr(mover, "PATIENCE", 2.0)
+    park(plain, small, *["@..gone"] * 150, "@..away")
+    redrive(plain, small, dry_run=True)
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 151})
+
+    with own_broker.alarm(), pytest.raises(UnreachableError, match="no confirm came within 2 s"):
+        redrive(plain, small)
+
+    wait_until(lambda: vhost.waiting(small.parking)[small.parking] >= 151)
+
+
 def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
     Queue("elsewhere")(parked.channel()).declare()
 
@@ -295,6 +313,24 @@ def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
 
     assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (1, 0)}
     assert vhost.waiting("elsewhere") == {"elsewhere": 1}
+
+
+def test_messages_for_several_destinations_are_sent_on_in_one_run(parked, plain, vhost, small):
+    for name in ("gone", "away"):
+        Queue(name)(parked.channel()).declare()
+    publish(parked, "away", 1)
+    publish(parked, "nowhere", 1)
+    wait_until(lambda: vhost.waiting("away", small.parking) == {"away": 1, small.parking: 5})
+    only = {Destination("", "gone"), Destination("", "nowhere")}
+
+    found = redrive(plain, small, only=only)
+
+    assert by_destination(found) == {
+        ("", "gone"): (3, 0),
+        ("", "nowhere"): (0, 1),
+        ("events", "order.paid"): (0, 1),
+    }
+    assert len(found.reasons) == 1
 
 
 def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from kombu_binary_delay import Topology, admin
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.web import guard, passwords
+from tests.waits import wait_until
 
 HOSTILE = "</td><script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
@@ -236,6 +237,28 @@ def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhos
     assert "Redrive 2 messages" in planned.text
     assert "2 sent on, 0 still parked" in done.text
     assert vhost.waiting("gone") == {"gone": 2}
+
+
+def test_all_that_is_parked_is_sent_on_by_one_act(publish, pages, connect, vhost, topology):
+    connection = publish("one")
+    names = "gone", "away", "lost"
+    for name in names:
+        connection.Producer().publish("late", routing_key=name, headers={"x-delay": 1})
+    client = pages(allow_changes=True)
+    now = until(client, "/now", "<dt>parked</dt><dd>3<", "Redrive what is parked")
+    channel = connect("amqp").default_channel
+    for name in names:
+        Queue(name)(channel).declare()
+
+    planned = client.post("/plan", data={"action": "redrive", "token": token(now)})
+    parking = topology.parking
+    # What was counted is put back a moment later.
+    wait_until(lambda: vhost.waiting(parking) == {parking: 3})
+    form = {"key": planned.url.params["key"], "token": token(planned.text)}
+    done = client.post("/act", data=form)
+
+    assert "3 sent on, 0 still parked" in done.text
+    assert vhost.waiting(parking, *names) == {parking: 0, **dict.fromkeys(names, 1)}
 
 
 def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, topology):
