@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
+from pathlib import Path
 from typing import IO, Any
 
 import amqp
@@ -33,6 +35,8 @@ from .reading import UNREADABLE, read_address
 _HEADERS = "application_headers"
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
+#: How each line of a file begins, and how much of a file is read at once to find its last line.
+_BEGINS, _BLOCK = b'{"exchange": "', 65_536
 
 
 @dataclass(frozen=True)
@@ -396,6 +400,48 @@ def load(line: str) -> tuple[Destination, Any]:
         raise TypeError("an exchange and a routing key are strings")
     message = amqp.Message(_bytes(read["body"]), **_rich(read["properties"]))
     return Destination(read["exchange"], read["routing_key"]), message
+
+
+def end_last_line(path: Path) -> None:
+    """End the last line of a file of :func:`redrive`, or cut it off if a killed run wrote a part.
+
+    The message of such a part was not acknowledged, so it is still parked.
+
+    :raises OperationError: if the line is of another program.
+    """
+    if not path.is_file():
+        # It is a pipe, or made only now.
+        return
+    with path.open("r+b") as file:
+        start = _start_of_last_line(file)
+        file.seek(start)
+        line = file.read()
+        if not line:
+            return
+        if not (_BEGINS.startswith(line) or line.startswith(_BEGINS)):
+            raise OperationError(
+                f"the last line of {path} is not what redrive writes, and has no end; name another "
+                f"file"
+            )
+        try:
+            load(line.decode())
+        except (ValueError, KeyError, TypeError, ArithmeticError):
+            file.truncate(start)
+        else:
+            file.write(b"\n")
+
+
+def _start_of_last_line(file: IO[bytes]) -> int:
+    """Return where the text after the last line's end begins, reading backwards."""
+    at = file.seek(0, os.SEEK_END)
+    while at:
+        size = min(_BLOCK, at)
+        at -= size
+        file.seek(at)
+        end = file.read(size).rfind(b"\n")
+        if end >= 0:
+            return at + end + 1
+    return 0
 
 
 def _plain(value: Any) -> Any:

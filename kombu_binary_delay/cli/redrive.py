@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.redrive import end_last_line
 from kombu_binary_delay.model.address import Destination
 
 from .command import FOUND, OK, Printer, dry_run, ladder, subcommand
@@ -77,6 +78,7 @@ def redrive(
     with ExitStack() as stack:
         file = None
         if to_file is not None and not dry_run:
+            end_last_line(to_file)
             file = stack.enter_context(to_file.open("a", encoding="utf-8"))
         update = stack.enter_context(bar("redrive", parked if not dry_run else 0))
         done = admin.redrive(

@@ -39,7 +39,7 @@ from kombu_binary_delay.admin import (
 )
 from kombu_binary_delay.admin.mover import max_deliveries
 from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
-from kombu_binary_delay.admin.redrive import dump, load
+from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -377,6 +377,38 @@ def test_a_file_with_a_line_that_is_none_of_ours_is_refused_and_nothing_of_it_is
             refill(connection, io.StringIO(f"{line('mail')}\n{bad}\n"))
 
     assert vhost.waiting("mail") == {"mail": 0}
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("", ""),
+        (line("mail"), line("mail")),
+        (line("mail") + line("gone")[:-1], line("mail") + line("gone")),
+        (line("mail") + line("gone")[:-9], line("mail")),
+        (line("mail") + line("gone")[:1], line("mail")),
+        (line("gone")[:20], ""),
+        (line("mail") * 3000 + line("gone" * 30_000)[:-9], line("mail") * 3000),
+    ],
+    ids=["empty", "whole", "without its end", "half", "a character", "only half", "long"],
+)
+def test_a_file_is_written_on_behind_its_last_whole_line(written, kept, tmp_path):
+    path = tmp_path / "parked"
+    path.write_text(written)
+
+    end_last_line(path)
+
+    assert path.read_text() == kept
+
+
+def test_a_line_of_another_program_is_not_cut_off(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("buy\nmilk")
+
+    with pytest.raises(OperationError, match="is not what redrive writes"):
+        end_last_line(path)
+
+    assert path.read_text() == "buy\nmilk"
 
 
 def test_what_a_file_has_and_no_way_is_told_and_the_rest_is_sent(plain, vhost):
