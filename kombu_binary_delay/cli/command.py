@@ -7,9 +7,12 @@ import json
 import os
 import select
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
 
@@ -85,7 +88,8 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
             target = asked.target()
             # Before a connection to a broker that may not be the one of the settings.
             _ = target.settings
-            code = function(target, printer, **given) or OK
+            with _ended_by_signals():
+                code = function(target, printer, **given) or OK
         except click.ClickException as exc:
             if not as_json:
                 raise
@@ -101,6 +105,31 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C: the subcommand puts back what it has begun to remove.
+
+    A second SIGTERM ends it at once. A second SIGHUP does not: a shell that ends may send two.
+    """
+    ours: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        ours = [each for each in known if each and signal.getsignal(each) is signal.SIG_DFL]
+
+    def end(number: int, _: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for each in ours:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _output_is_closed() -> bool:

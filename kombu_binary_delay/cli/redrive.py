@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -98,23 +99,28 @@ def redrive(
 
 
 def _refill(connection: Any, printer: Printer, path: Path, to: Destination | None) -> int:
-    beside = path.with_name(f"{path.name}.left")
-    try:
-        left = beside.open("x", encoding="utf-8")
-    except FileExistsError:
+    beside, part = (path.with_name(f"{path.name}{end}") for end in (".left", ".left.part"))
+    if beside.exists():
         raise click.UsageError(
             f"{beside} is there, from a time before: send it with --from-file, or remove it"
-        ) from None
+        )
+    try:
+        left = part.open("w", encoding="utf-8")
     except OSError as exc:
         raise click.UsageError(f"{beside}, for what cannot be sent, cannot be made: {exc}") from exc
     try:
-        with left, path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             done = admin.refill(connection, file, to, left=left.write)
     finally:
-        if beside.stat().st_size:
+        # Only what is complete gets the name: a run that is killed leaves the part.
+        left.flush()
+        os.fsync(left.fileno())
+        left.close()
+        if part.stat().st_size:
+            part.replace(beside)
             printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
         else:
-            beside.unlink()
+            part.unlink()
     for reason in done.reasons:
         printer.log(f"! {reason}")
     printer.show(done, "refill")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import amqp
 import pytest
@@ -16,10 +18,11 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology, admin
+from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
-from tests.waits import wait_until
+from tests.waits import drain_until, wait_until
 
 
 @pytest.fixture
@@ -370,6 +373,8 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
     way = {"exchange": "", "routing_key": "mail", "properties": {}, "body": "bQ=="}
     lines = [json.dumps({**way, "routing_key": key}) + "\n" for key in ("mail", "gone", "mail")]
     path.write_text("".join(lines))
+    # As a run that was killed leaves it.
+    (tmp_path / "parked.left.part").write_text(lines[0])
 
     first = run("redrive", "--from-file", str(path))
     beside = left.read_text()
@@ -384,6 +389,70 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
     assert (rest.exit_code, json.loads(rest.output)["sent"]) == (0, 1)
     assert missing.exit_code == 2
     assert vhost.waiting("mail") == {"mail": 3}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
+
+
+@pytest.fixture
+def started(broker, vhost):
+    """Start the command as a program."""
+
+    @contextmanager
+    def started(*arguments):
+        place = ["-b", vhost.url, "-m", broker.management_url]
+        with subprocess.Popen(
+            [sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            yield process
+
+    return started
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_teardown_that_a_signal_ends_puts_all_back(  # noqa: PLR0913, PLR0917
+    run, started, tick, connect, vhost, number
+):
+    declare(connect)
+    run(*tick, "create", "--queue", "mail")
+    before = what_exists(vhost)
+
+    with started(*tick, "teardown", "--yes") as process:
+        assert any("deleted the exchanges" in said for said in process.stderr)
+        process.send_signal(number)
+
+    assert process.returncode == 128 + number
+    assert what_exists(vhost) == before
+
+
+def test_what_a_signal_leaves_of_a_file_is_beside_it(started, connect, vhost, tmp_path):
+    """Given: a file in which every other line has no queue, so that it takes a while."""
+    declare(connect)
+    path, names = tmp_path / "parked", [f"{number}" for number in range(20_000)]
+    with path.open("w") as file:
+        for name in names:
+            message = amqp.Message("m", message_id=name)
+            place = f"gone-{name}" if int(name) % 2 else "mail"
+            file.write(dump(Destination("", place), message) + "\n")
+
+    with started("redrive", "--from-file", str(path)) as process:
+        wait_until(lambda: vhost.waiting("mail") != {"mail": 0})
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+    assert process.returncode == 128 + signal.SIGTERM
+    left = (tmp_path / "parked.left").read_text().splitlines()
+    kept = {load(each)[1].properties["message_id"] for each in left}
+    sent = set()
+    count = vhost.waiting("mail")["mail"]
+    with connect("amqp") as connection:
+        channel = connection.channel()
+        channel.basic_consume(
+            "mail", no_ack=True, callback=lambda got: sent.add(got.properties["message_id"])
+        )
+        drain_until(connection, lambda: len(sent) >= count)
+    assert sent
+    assert sent | kept == set(names)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
 
 

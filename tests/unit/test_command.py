@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -144,3 +145,37 @@ def test_without_docstrings_the_command_and_its_help_are_the_same():
     assert shown == without
     assert len(shown) > len(binary_delay.commands)
     assert all("\n\n  " in each for each in shown)
+
+
+def test_a_signal_that_the_program_handles_is_left_to_it():
+    got = []
+
+    @click.command()
+    @subcommand
+    def wait(target, printer):
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        done = CliRunner().invoke(wait, ["--json"], obj=Target())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert (done.exit_code, got) == (0, [signal.SIGTERM])
+
+
+def test_a_subcommand_runs_in_any_thread():
+    codes = []
+
+    @click.command()
+    @subcommand
+    def nothing(target, printer):
+        pass
+
+    thread = threading.Thread(
+        target=lambda: codes.append(CliRunner().invoke(nothing, ["--json"], obj=Target()).exit_code)
+    )
+    thread.start()
+    thread.join()
+
+    assert codes == [0]
