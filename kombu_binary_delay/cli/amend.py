@@ -195,7 +195,8 @@ def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:
     for lines in (file, sys.stdin if "-" in given else None):
         if lines is not None:
             try:
-                listed += filter(None, (line.strip() for line in lines))
+                # Excel and PowerShell begin a file with a byte-order mark.
+                listed += filter(None, (line.removeprefix("\ufeff").strip() for line in lines))
             except UnicodeDecodeError as exc:
                 raise click.UsageError(f"the ids cannot be read: {exc}") from exc
     return tuple(dict.fromkeys(listed))

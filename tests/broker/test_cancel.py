@@ -84,6 +84,17 @@ def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
     assert arrived(collect, connect, 1) == ["kept"]
 
 
+@pytest.mark.parametrize("by_input", [False, True])
+def test_a_byte_order_mark_is_no_part_of_an_id(run, tmp_path, by_input):
+    file = tmp_path / "ids.txt"
+    file.write_text("\ufeffone\ntwo\n", encoding="utf-8")
+
+    given = ["-"] if by_input else ["--file", str(file)]
+    done = run("cancel", *given, "--json", input=file.read_bytes())
+
+    assert json.loads(done.stdout)["ids"] == ["one", "two"]
+
+
 def test_what_is_rescheduled_arrives_at_the_later_time_and_once(run, publish, connect, collect):
     begin = time.time()
     publish("early", "late")
