@@ -20,6 +20,7 @@ from kombu import Exchange, Queue
 import kombu_binary_delay
 from dev.cluster import Cluster
 from kombu_binary_delay import PublishBatch, Topology, admin
+from kombu_binary_delay.admin.waiting import script
 from kombu_binary_delay.cli import binary_delay
 from tests.waits import wait_until
 
@@ -219,6 +220,23 @@ def test_what_moves_meanwhile_is_listed_once(connect, on_node):
     while time.monotonic() < min(due, end):
         found = ids(on_node())
         assert found == sorted(map(str, range(400))) or time.monotonic() >= due
+
+
+@pytest.mark.own_broker
+def test_more_levels_than_one_command_takes_are_read_by_several(connect, on_node, monkeypatch):
+    publish(connect(), ("near", HOUR), ("far", 1000 * HOUR))
+    commands = []
+    read_queues = script.read_queues
+
+    def read(vhost, names):
+        commands.append(names)
+        return read_queues(vhost, names)
+
+    monkeypatch.setattr(script, "LONGEST", 2000)
+    monkeypatch.setattr(script, "read_queues", read)
+
+    assert ids(on_node()) == ["far", "near"]
+    assert len(commands) > 1
 
 
 @pytest.mark.own_broker

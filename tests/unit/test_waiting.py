@@ -359,3 +359,13 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
 def test_queues_that_are_in_use_are_counted_where_there_are_any(kept, said):
     shown = drawn(output.pruning(admin.Pruning((), kept, ())), 200)
     assert shown.splitlines()[0].rstrip() == f"0 queues and 0 exchanges removed{said}"
+
+
+def test_more_names_than_linux_takes_in_an_argument_are_asked_for_in_parts():
+    names = [f"{'long' * 60}-{number}" for number in range(1000)]
+
+    parts = list(script.batches(names))
+
+    assert [name for part in parts for name in part] == names
+    assert max(len(script.read_queues("v" * 255, part)) for part in parts) < 131_072
+    assert list(script.batches([])) == []

@@ -1,7 +1,7 @@
 """Read waiting tasks on the broker's node: exactly, without a journal and without a change.
 
 This needs a command that runs ``rabbitmqctl`` on the broker's host. It runs twice, for any number
-of messages: to list the queues, and to read them.
+of messages: to list the queues, and to read them; once more for every few hundred queues.
 """
 
 from __future__ import annotations
@@ -146,15 +146,21 @@ class NodeWaiters:
         """Yield each task, and how it was amended; an empty string if it was not."""
         self._unread = {}
         self._missed = self._unreadable = 0
-        if not self._sources:
-            return
         met: set[int] = set()
         start = time.time_ns() // 1_000_000
-        source = self._sources[0]
-        names = [each.name for each in self._sources]
+        levels = {each.name: each for each in self._sources}
+        for names in script.batches(levels):
+            yield from self._read([levels[name] for name in names], start, met)
+
+    def _read(
+        self, levels: Sequence[Source], start: int, met: set[int]
+    ) -> Iterator[tuple[WaitingTask, str]]:
+        """Yield what is in some levels, and is asked for; ``met`` has what was read before."""
+        source = levels[0]
+        names = [each.name for each in levels]
         for word, *rest in self._run(script.read_queues(self._vhost, names)):
             if word == b"begin":
-                source = self._sources[int(rest[0])]
+                source = levels[int(rest[0])]
             elif word == b"skip":
                 self._unread[names[int(rest[0])]] = b64decode(rest[1]).decode("utf-8", "replace")
             elif word == b"page":

@@ -22,10 +22,12 @@ it ends with the one that reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 #: The messages of a page: the most in memory at a time, here and on the node.
 PAGE = 200
+#: The longest list of names in an expression, in bytes. Linux takes 131,072 for a whole argument.
+LONGEST = 100_000
 
 _LIST = r"""
 lists:foreach(fun({resource, _, _, Name} = Resource) ->
@@ -160,8 +162,27 @@ def list_queues(vhost: str, prefixes: Iterable[str]) -> str:
 
 def read_queues(vhost: str, names: Iterable[str], page: int = PAGE) -> str:
     """Write the expression that reads queues, in the order in which they are given."""
-    listed = ", ".join(f"{{{number}, {_binary(name)}}}" for number, name in enumerate(names))
+    listed = ", ".join(_numbered(number, name) for number, name in enumerate(names))
     return f"VHost = {_binary(vhost)}, Size = {page}, Names = [{listed}], {_READ.strip()}"
+
+
+def batches(names: Iterable[str]) -> Iterator[list[str]]:
+    """Split names, in their order, into lists that each fit into one expression."""
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        room = len(_numbered(len(batch), name)) + 2
+        if batch and size + room > LONGEST:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += room
+    if batch:
+        yield batch
+
+
+def _numbered(number: int, name: str) -> str:
+    return f"{{{number}, {_binary(name)}}}"
 
 
 def _binary(text: str) -> str:
