@@ -14,6 +14,7 @@ from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, Topology
 from kombu_binary_delay.model.v1 import TopologyV1
+from kombu_binary_delay.settings import Settings
 
 from .management import Management
 from .probe import ready
@@ -173,13 +174,17 @@ def status(
         parked,
         sum(relays.values()),
         tuple(troubles),
-        _amendments(amending, topology.namespace, snapshot),
+        _amendments(amending, snapshot),
         tuple((name, count) for name, count in sorted(relays.items()) if count),
     )
 
 
-def _amendments(amending: Any, namespace: str, snapshot: Snapshot) -> AmendmentsStatus | None:
-    if amending is None or stream_name(namespace, IDS) not in snapshot.queues:
+def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
+    if amending is None:
+        return None
+    # ``topology`` may be another system's ladder, with a namespace of its own.
+    namespace = Settings.from_transport_options(amending.transport_options).namespace
+    if stream_name(namespace, IDS) not in snapshot.queues:
         return None
     amendments = amending.connection.delay_mechanism.amendments
     amendments.catch_up()

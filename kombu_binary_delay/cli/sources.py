@@ -53,6 +53,7 @@ class Place:
         self._command = command
         self._vhost = broker.plain().virtual_host or "/"
         self._topology: Topology = broker.topology(connection)
+        self._namespace = broker.settings.namespace
         self.name = NODE if connection is None else JOURNAL
         self._judge: Any = None
 
@@ -76,7 +77,9 @@ class Place:
         """Return the delayed tasks of this source."""
         if self._connection is None:
             return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
-        return admin.from_journal(self._connection, self._topology, select, self._judge)
+        return admin.from_journal(
+            self._connection, self._topology, select, self._judge, namespace=self._namespace
+        )
 
     def story(self, task_id: str) -> admin.Story:
         """Return the story of one task, as this source knows it."""
@@ -84,7 +87,9 @@ class Place:
             return admin.story_by_node(
                 self._command, self._vhost, self._topology, task_id, self._judge
             )
-        return admin.story_by_journal(self._connection, self._topology, task_id, self._judge)
+        return admin.story_by_journal(
+            self._connection, self._topology, task_id, self._judge, namespace=self._namespace
+        )
 
 
 def _judge(broker: Target, stack: ExitStack) -> Any:

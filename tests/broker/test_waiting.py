@@ -480,6 +480,28 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
         assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
 
 
+def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(
+    connect, vhost, broker
+):
+    if broker.release < (3, 10):
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    connection = connect(binary_delay={"foreign_ladder": "celery", "journal": "stream"})
+    publish(connection, ("one", HOUR), ("two", HOUR))
+    kombu_binary_delay.cancel("two", connection=connection)
+    settle(vhost, 2)
+    options = ["-m", broker.management_url, "--foreign-ladder", "celery"]
+    by_journal = ["--source", "journal"]
+
+    listed = run(vhost, *options, "tasks", *by_journal)
+    told = run(vhost, *options, "explain", "--task", "one", *by_journal)
+    counted = run(vhost, *options, "status", "--destinations", *by_journal)
+
+    assert [each["id"] for each in listed["tasks"]] == ["one"]
+    assert told["state"] == "waiting"
+    assert [(each["value"], each["tasks"]) for each in counted["destinations"]] == [("mail", 1)]
+    assert counted["amendments"]["active"] == 1
+
+
 @pytest.mark.parametrize(
     ("kinds", "state"),
     [

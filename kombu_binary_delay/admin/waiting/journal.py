@@ -89,6 +89,8 @@ def from_journal(
     topology: Topology,
     select: Selection | None = None,
     judge: Judge | None = None,
+    *,
+    namespace: str | None = None,
 ) -> Waiters:
     """Return the waiting tasks from the journal's stream.
 
@@ -96,20 +98,27 @@ def from_journal(
     :param topology: the ladder that publishers use, to compute the queue in which a task waits now.
     :param select: which tasks to return; by default all.
     :param judge: applies the amendments, see :func:`judge_of`.
+    :param namespace: that of the settings, which names the stream, if ``topology`` is the ladder of
+        another system.
     :raises OperationError: if there is no such stream.
     """
-    return JournalWaiters(connection, topology, select or Selection(), judge)
+    return JournalWaiters(connection, topology, select or Selection(), judge, namespace)
 
 
 def story_by_journal(
-    connection: Any, topology: Topology, task_id: str, judge: Judge | None = None
+    connection: Any,
+    topology: Topology,
+    task_id: str,
+    judge: Judge | None = None,
+    *,
+    namespace: str | None = None,
 ) -> Story:
     """Return what the journal knows of one task.
 
     :param connection: a :class:`kombu.Connection`.
     :raises OperationError: if there is no journal.
     """
-    waiters = JournalWaiters(connection, topology, Selection(), judge)
+    waiters = JournalWaiters(connection, topology, Selection(), judge, namespace)
     told, scheduled, state = [], None, "unknown"
     for event in waiters.events():
         if event.get("id") != task_id:
@@ -135,7 +144,12 @@ class JournalWaiters:
     complete = True
 
     def __init__(
-        self, connection: Any, topology: Topology, select: Selection, judge: Judge | None
+        self,
+        connection: Any,
+        topology: Topology,
+        select: Selection,
+        judge: Judge | None,
+        namespace: str | None,
     ) -> None:
         self._connection = connection
         self._topology = topology
@@ -144,9 +158,11 @@ class JournalWaiters:
         self._taken_back = 0
         #: When the oldest event was written, in milliseconds since the epoch; None before reading.
         self.since: int | None = None
-        if not has_journal(connection, topology.namespace):
+        namespace = namespace or topology.namespace
+        self._stream = stream_name(namespace)
+        if not has_journal(connection, namespace):
             raise OperationError(
-                f"there is no journal {stream_name(topology.namespace)!r} in this virtual host: "
+                f"there is no journal {self._stream!r} in this virtual host: "
                 f"set journal to 'stream' in the settings of publishers and workers, or read the "
                 f"node, with --source node on the broker's host or with --node-command"
             )
@@ -186,7 +202,7 @@ class JournalWaiters:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield all events, and set :attr:`since` from the first."""
         self.since = None
-        for event in _events(self._connection, stream_name(self._topology.namespace)):
+        for event in _events(self._connection, self._stream):
             if self.since is None:
                 self.since = _milliseconds(event.get("at"))
             yield event
