@@ -388,11 +388,12 @@ class Amendments:
 
         This appends a marker to both streams and returns the longer of the two times.
 
-        :returns: None if the streams are not read, or this user may not write to them.
+        :returns: None if the streams are not read, this user may not write to them, or the broker
+            has lately blocked publishers.
         """
         self.catch_up()
         channel = self._channel
-        if not self.is_reading or channel is None:
+        if not self.is_reading or channel is None or alarms.is_recent(self._connection):
             return None
         marker = json.dumps({"marker": secrets.token_hex(8)})
         with self._buffer.closed():

@@ -15,6 +15,7 @@ from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.topology import Topology
 
 from .command import wrapped
@@ -46,68 +47,72 @@ class Place:
     """One source of tasks, ready to be read.
 
     :param connection: an open connection, for the journal; None for the node.
+    :param amending: a connection by our transport, for the amendments.
     """
 
-    def __init__(self, broker: Target, connection: Any, command: str) -> None:
+    def __init__(self, broker: Target, connection: Any, command: str, amending: Any) -> None:
+        self._broker = broker
         self._connection = connection
         self._command = command
+        self._amending = amending
         self._vhost = broker.plain().virtual_host or "/"
         self._topology: Topology = broker.topology(connection)
         self._namespace = broker.settings.namespace
         self.name = NODE if connection is None else JOURNAL
-        self._judge: Any = None
+        self._warned = ""
 
     @classmethod
     def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
         """Return the requested source, or else the one that exists.
 
-        :param stack: closes the connection.
+        :param stack: closes the connections.
         :raises OperationError: if there is none.
         """
+        connection = None
         if source == NODE or (source is None and command is not None):
-            place = cls(broker, None, command or "")
+            command = command or ""
         elif source is None and shutil.which(_CTL) is not None and not _has_journal(broker):
-            place = cls(broker, None, "")
+            command = ""
         else:
-            place = cls(broker, stack.enter_context(broker.plain()), "")
-        place._judge = _judge(broker, stack)
-        return place
+            connection, command = stack.enter_context(broker.plain()), ""
+        return cls(broker, connection, command, stack.enter_context(broker.delaying()))
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
-        """Return the delayed tasks of this source."""
+        """Return the delayed tasks of this source, with all amendments until now."""
+        judge = self._judge()
         if self._connection is None:
-            return admin.from_node(self._command, self._vhost, self._topology, select, self._judge)
+            return admin.from_node(self._command, self._vhost, self._topology, select, judge)
         return admin.from_journal(
-            self._connection, self._topology, select, self._judge, namespace=self._namespace
+            self._connection, self._topology, select, judge, namespace=self._namespace
         )
 
     def story(self, task_id: str) -> admin.Story:
         """Return the story of one task, as this source knows it."""
+        judge = self._judge()
         if self._connection is None:
-            return admin.story_by_node(
-                self._command, self._vhost, self._topology, task_id, self._judge
-            )
+            return admin.story_by_node(self._command, self._vhost, self._topology, task_id, judge)
         return admin.story_by_journal(
-            self._connection, self._topology, task_id, self._judge, namespace=self._namespace
+            self._connection, self._topology, task_id, judge, namespace=self._namespace
         )
 
-
-def _judge(broker: Target, stack: ExitStack) -> Any:
-    """Return the reader of amendments; None, with a warning, if they cannot be read."""
-    try:
-        connection = stack.enter_context(broker.delaying())
-        judge = admin.judge_of(connection)
-        amendments = connection.connection.delay_mechanism.amendments
-        with Probe(connection) as probe:
-            exist = probe.has_queue(stream_name(broker.settings.namespace, IDS))
-        if amendments.is_reading or not exist:
-            return judge
-        why = "this user may not read the stream of amendments"
-    except BROKER_ERRORS as exc:
-        # The node can be read even if its broker is unreachable.
-        why = in_words(exc, broker)
-    click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
-    return None
+    def _judge(self) -> Any:
+        """Return what applies the amendments; None, with a warning, if they cannot be read."""
+        try:
+            judge = admin.judge_of(self._amending)
+            amendments = self._amending.connection.delay_mechanism.amendments
+            with Probe(self._amending) as probe:
+                exist = probe.has_queue(stream_name(self._namespace, IDS))
+            if amendments.is_reading or not exist:
+                return judge
+            why = "this user may not read the stream of amendments"
+        except (AmendmentError, *BROKER_ERRORS) as exc:
+            # The node can be read even if its broker is unreachable.
+            why = in_words(exc, self._broker)
+        if why != self._warned:
+            # Once, and not at each look.
+            self._warned = why
+            click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
+        return None
 
 
 def words_of(task: admin.WaitingTask) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from dev.cluster import Cluster
 from kombu_binary_delay import PublishBatch, Topology, admin
 from kombu_binary_delay.admin.waiting import script
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.cli.sources import Place
 from tests.waits import wait_until
 
 HAS_STREAMS = (3, 9)
@@ -500,6 +502,20 @@ def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(
     assert told["state"] == "waiting"
     assert [(each["value"], each["tasks"]) for each in counted["destinations"]] == [("mail", 1)]
     assert counted["amendments"]["active"] == 1
+
+
+def test_each_look_knows_what_was_amended_since_the_last(journalling, vhost):
+    publish(journalling, *((name, HOUR) for name in ("a", "b", "c")))
+    settle(vhost, 3)
+    with ExitStack() as stack:
+        place = Place.of(Target.of(None, vhost.url, None, {}), stack, "journal", None)
+        # There are no streams of amendments yet.
+        seen = [ids(place.waiters(admin.Selection()))]
+        for name in ("a", "b"):
+            kombu_binary_delay.cancel(name, connection=journalling)
+            seen.append(ids(place.waiters(admin.Selection())))
+
+    assert seen == [["a", "b", "c"], ["b", "c"], ["c"]]
 
 
 @pytest.mark.parametrize(

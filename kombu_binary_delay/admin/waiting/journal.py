@@ -75,11 +75,16 @@ def has_journal(connection: Any, namespace: str) -> bool:
 def judge_of(connection: Any) -> Judge:
     """Read the amendments, and return a function that applies them to messages.
 
+    Called again for the same connection, it reads only what was amended since.
+
     :param connection: a :class:`kombu.Connection` with our transport, open while it is used. It
         appends a marker to the streams of amendments, if they exist.
+    :raises AmendmentError: if the broker does not answer.
     """
     amendments = connection.connection.delay_mechanism.amendments
-    amendments.catch_up()
+    # The lag is measured by reading up to a new marker.
+    if not amendments.is_reading or amendments.lag() is None:
+        amendments.catch_up()
     judge: Judge = amendments.verdict
     return judge
 
@@ -113,9 +118,8 @@ def story_by_journal(
     *,
     namespace: str | None = None,
 ) -> Story:
-    """Return what the journal knows of one task.
+    """Return what the journal knows of one task; the parameters are those of ``from_journal``.
 
-    :param connection: a :class:`kombu.Connection`.
     :raises OperationError: if there is no journal.
     """
     waiters = JournalWaiters(connection, topology, Selection(), judge, namespace)
