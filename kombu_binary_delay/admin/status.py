@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,14 +128,14 @@ def status(
     groups: dict[str, list[str]] = defaultdict(list)
     troubles: list[str] = []
     relays: dict[str, int] = {}
-    parked = 0
+    parked: dict[str, int] = {}
     for name in mine:
         ladder = ladder_of(topology, name)
         kind = _kind(topology, name)
         if ladder is not None:
             groups[ladder].append(name)
         elif kind == "parking":
-            parked += counted.get(name, 0)
+            parked[name] = counted.get(name, 0)
         elif kind == "poison" and counted.get(name):
             troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
         elif kind == "relay":
@@ -154,11 +154,12 @@ def status(
     troubles += [
         f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
     ]
-    if parked:
-        troubles.append(
-            f"{parked:,} messages are parked: their destination was gone when they were due; "
-            f"see and send them on with 'redrive'"
-        )
+    troubles += [
+        f"{count:,} messages are parked: their destination was gone when they were due; "
+        f"see and send them on with '{_redrive(topology, name)}'"
+        for name, count in parked.items()
+        if count
+    ]
     if overview.get("disable_stats"):
         troubles.append(
             "this broker gives no statistics (management_agent.disable_metrics_collector is true): "
@@ -171,7 +172,7 @@ def status(
         str(overview.get("rabbitmq_version", "")),
         management.vhost,
         tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
-        parked,
+        sum(parked.values()),
         sum(relays.values()),
         tuple(troubles),
         _amendments(amending, snapshot),
@@ -211,15 +212,28 @@ def ladder_of(topology: Topology, name: str) -> str | None:
 
 def _kind(topology: Topology, name: str) -> str:
     """Return the kind of a queue on the delivery side: parking, poison or relay; else ""."""
+    for side in _sides(topology):
+        if name in (side.parking, f"{side.delivery_prefix}.poison"):
+            return name.rpartition(".")[2]
+        relays = (side.exchange_relay_name(""), side.queue_relay_name(""))
+        if name.startswith(relays) and name not in relays:
+            return "relay"
+    return ""
+
+
+def _sides(topology: Topology) -> Iterator[Topology]:
+    """Yield a ladder for each delivery side of a namespace."""
     for form in (topology, TopologyV1(namespace=topology.namespace)):
         for queue_type in QUEUE_TYPES:
-            side = replace(form, queue_type=queue_type)
-            if name in (side.parking, f"{side.delivery_prefix}.poison"):
-                return name.rpartition(".")[2]
-            relays = (side.exchange_relay_name(""), side.queue_relay_name(""))
-            if name.startswith(relays) and name not in relays:
-                return "relay"
-    return ""
+            yield replace(form, queue_type=queue_type)
+
+
+def _redrive(topology: Topology, parking: str) -> str:
+    """Return the command for a parking queue."""
+    if parking == topology.parking:
+        return "redrive"
+    ladder = next(each for each in _sides(topology) if each.parking == parking)
+    return f"redrive --ladder {ladder.prefix}"
 
 
 def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.v1 import TopologyV1
 from tests.waits import drain_until, wait_until
 
 
@@ -301,6 +303,29 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     assert len(path.read_text().splitlines()) == 2
     assert (sent.exit_code, sent.output) == (0, "2 messages sent\n")
     assert vhost.waiting("elsewhere") == {"elsewhere": 2}
+
+
+@pytest.mark.parametrize("form", [Topology, TopologyV1])
+def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
+    form, run, tick, connect, vhost
+):
+    """Given: a message in the parking queue of another type or form."""
+    if form is Topology and tick[-1] == "classic":
+        pytest.skip("it is the type of the settings")
+    declare(connect)
+    run(*tick, "create", "--queue", "mail")
+    side = form(queue_type="classic")
+    with Connection(vhost.url) as connection:
+        admin.create(connection, side, side.base)
+        connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
+
+    [trouble] = json.loads(run(*tick, "status", "--json").stdout)["troubles"]
+    [command] = re.findall("'(redrive --ladder .*)'", trouble)
+    done = run(*tick, *command.split(), "--json")
+
+    assert "1 messages are parked" in trouble
+    assert json.loads(done.stdout)["sent"] == 1
+    assert vhost.waiting("mail", side.parking) == {"mail": 1, side.parking: 0}
 
 
 def test_migrate_and_transfer(broker, run, slow, connect, small):
