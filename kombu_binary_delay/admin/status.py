@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from amqp.exceptions import RecoverableConnectionError
+
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
@@ -75,8 +77,7 @@ class LadderStatus:
 class AmendmentsStatus:
     """The amendments recorded for delayed messages.
 
-    :param active: how many ids and keys have active amendments; None if this user cannot read
-        them.
+    :param active: how many ids and keys have active amendments; None if they could not be read.
     :param lag: time from the broker's confirm of a record until this program read it, in
         milliseconds; None if it was not measured.
     """
@@ -188,13 +189,13 @@ def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
     if stream_name(namespace, IDS) not in snapshot.queues:
         return None
     amendments = amending.connection.delay_mechanism.amendments
-    amendments.catch_up()
-    # If the broker refuses the marker, the reading ends too.
-    could_read = amendments.is_reading
     try:
+        amendments.catch_up()
+        # If the broker refuses the marker, the reading ends too.
+        could_read = amendments.is_reading
         lag = amendments.lag()
-    except AmendmentError:
-        # It does not answer; the status is still shown.
+    except (AmendmentError, RecoverableConnectionError):
+        # It does not answer, or has an alarm; the status is still shown.
         return AmendmentsStatus(None, None)
     active = len(amendments.memory) if could_read else None
     return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))

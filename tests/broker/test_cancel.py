@@ -12,6 +12,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
+from kombu_binary_delay import alarms
 from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import wait_until
@@ -281,6 +282,24 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
     assert "amendments 3 (lag " in shown.output
     assert json.loads(off.stdout)["amendments"] is None
     assert {row["name"] for row in vhost.queues()} == queues
+
+
+@pytest.mark.own_broker
+def test_status_is_shown_in_an_alarm_too(vhost, own_broker, monkeypatch):
+    monkeypatch.setattr(alarms, "_blocked", {})
+
+    def run(*arguments):
+        place = ["-b", vhost.url, "-m", own_broker.management_url]
+        return CliRunner().invoke(binary_delay, [*place, *arguments])
+
+    run("cancel", "one")
+
+    with own_broker.alarm():
+        looks = [run("status", "--json") for _ in range(2)]
+
+    found = [json.loads(each.stdout)["amendments"] for each in looks]
+    # The first one finds out that it must append no marker.
+    assert found == [{"active": None, "lag": None}, {"active": 1, "lag": None}]
 
 
 def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect):
