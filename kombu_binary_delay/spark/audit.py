@@ -246,10 +246,15 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
     ).where(F.col("task_id").isNotNull() | (F.col("event") == s.COMPLETE))
 
 
+def action_of(receipts: DataFrame) -> Column:
+    """Return the action of each receipt. Older tables have no such column, and no amendments."""
+    action = F.col("action") if "action" in receipts.columns else F.lit(None)
+    return F.coalesce(action, F.lit(s.PUBLISH))
+
+
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
-    # Older tables have no column "action", and no amendments.
-    action = F.col("action") if "action" in receipts.columns else F.lit(None).cast("string")
-    is_publish = F.coalesce(action, F.lit(s.PUBLISH)) == s.PUBLISH
+    action = action_of(receipts)
+    is_publish = action == s.PUBLISH
     is_cancelled = (action == s.CANCEL) & (F.col("status") == s.RECORDED)
     receipts = receipts.where(is_publish | is_cancelled)
     # The journal records a publish when the message is sent. Only a receipt shows whether the

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
-from .audit import audit, span
+from .audit import action_of, audit, span
 from .checks import check_not_negative, check_number
 from .tables import Place, append, existing
 
@@ -97,6 +97,10 @@ def audit_due(
         if receipts is None:
             raise ValueError("job_id needs receipts, which name the tasks of a job")
         receipts = receipts.where(F.col("job_id") == job_id)
+    of_job = receipts
+    if receipts is not None:
+        # An audit does not use them: their new due times may not be those of any message.
+        receipts = receipts.where(action_of(receipts) != s.RESCHEDULE)
     spark = journal.sparkSession
     steps = _steps(spark, output)
     last = steps[-1] if steps else _State()
@@ -113,9 +117,9 @@ def audit_due(
     first = next((each.batch for each in steps if window.is_within_reach(each.final_to)), 0)
     before = _verdicts(spark, output, first, last.batch) if steps else None
     chosen = _candidates(receipts, journal, before, window, last.offset).distinct()
-    if job_id is not None and receipts is not None:
+    if job_id is not None and of_job is not None:
         # Of any age: a task may be retried or postponed for long.
-        chosen = chosen.join(receipts.select("task_id"), "task_id", "left_semi")
+        chosen = chosen.join(of_job.select("task_id"), "task_id", "left_semi")
     events = journal.where(window.reaches("due", "at")).withColumn("retries", _retries())
     events = events.join(chosen, _ID, "left_semi")
     # Two exports at once have written the same events.
@@ -250,12 +254,13 @@ def _candidates(
     offset: int,
 ) -> DataFrame:
     """Return the ids of messages whose verdict may have become final, or have changed."""
-    # A message that was released is lost when it was not executed in time, without any new event.
+    # A message that was due when it was sent, or that was released, is lost when nothing follows
+    # in time, without any new event.
     # One that is out of reach would be judged by the rest of its events.
     is_due = window.has("due") | (
         window.has("at")
         & window.reaches("due")
-        & (F.col("due").isNull() | (F.col("event") == s.RELEASED))
+        & (F.col("due").isNull() | (F.col("at") >= F.col("due")))
     )
     if window.start is not None:
         is_late = (F.coalesce("due", "at") < window.start) & window.reaches("due")
@@ -270,16 +275,25 @@ def _candidates(
         return ids
     # Receipts that could not be seen when their messages were judged.
     unseen = sent.where(
-        (F.greatest("published_at", "due") < window.start)
+        (F.greatest("published_at", _due(sent)) < window.start)
         & (F.col("published_at") >= window.start - _UNSEEN)
     )
-    seen = before.where("key is not null").select("task_id")
-    unseen = unseen.join(seen, "task_id", "left_anti")
+    seen = before.where("key is not null").select(F.col("task_id").alias("seen"), "verdict")
+    # A cancellation can be seen after the receipt of its message, and changes the verdict then.
+    is_known = (action_of(sent) == s.PUBLISH) | F.col("verdict").isin(
+        s.TAKEN_BACK, s.RAN_AFTER_CANCEL
+    )
+    unseen = unseen.join(seen, (F.col("task_id") == F.col("seen")) & is_known, "left_anti")
     return ids.unionByName(unseen.select("task_id", F.lit(0).alias("retries")))
 
 
 def _retries() -> Column:
     return F.coalesce("retries", F.lit(0)).alias("retries")
+
+
+def _due(receipts: DataFrame) -> Column:
+    """Return the due time of a message; that of a cancellation may be one that never came."""
+    return F.when(action_of(receipts) == s.PUBLISH, F.col("due"))
 
 
 def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> DataFrame:
@@ -292,7 +306,7 @@ def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> Da
 
     times = events.select(*_ID, F.coalesce("due", past("at")).alias("time"))
     if receipts is not None:
-        published = F.greatest("due", past("published_at")).alias("time")
+        published = F.greatest(_due(receipts), past("published_at")).alias("time")
         times = times.unionByName(receipts.select("task_id", F.lit(0).alias("retries"), published))
     last = times.groupBy(*_ID).agg(F.max("time").alias("last"))
     return last.where(F.coalesce(F.col("last") < window.end, F.lit(True))).select(*_ID)

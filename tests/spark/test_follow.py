@@ -75,6 +75,9 @@ KINDS = {
     "unseen": lambda i, d: arrives(i, d + 0.2, d),
     "untold": lambda i, d: arrives(i, d + 0.2, d),
     "untold, dropped at last": lambda i, d: [event(s.RELEASED, i, d + PATIENCE - 50, d)],
+    "untold, lost, due when sent": lambda i, d: [],
+    "lost, rescheduled too late": lambda i, d: [],
+    "ok, rescheduled too late": lambda i, d: arrives(i, d + 0.2, d),
 }
 
 
@@ -90,10 +93,15 @@ def day():
         if "untold" not in kind:
             seen = due + HOUR if kind == "unseen" else 0.0
             receipts.append((seen, receipt(task_id, due, status)))
+        # Amendments say due times that their messages do not have.
+        far = due + 40 * END
         if kind == "ran after cancel":
-            record = receipt(task_id, due, s.RECORDED, due - 5, s.CANCEL)
+            record = receipt(task_id, far, s.RECORDED, due - 5, s.CANCEL)
+            receipts.append((due + HOUR, record))
+        if "rescheduled" in kind:
+            record = receipt(task_id, far, s.RECORDED, due - 5, s.RESCHEDULE)
             receipts.append((due - 5, record))
-        events.append(event(s.SCHEDULED, task_id, -60.0, due))
+        events.append(event(s.SCHEDULED, task_id, due + 100 if "due when" in kind else -60.0, due))
         events += KINDS[kind](task_id, due)
     # Something happens all the time.
     events += [each for n in range(25) for each in arrives(f"clock {n}", n * HOUR, n * HOUR)]
@@ -182,7 +190,7 @@ def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_
     first = Counter((row.task_id, row.retries) for row in rows if not row.corrected)
     assert first == Counter(dict.fromkeys(found, 1))
     corrected = {row.task_id.rpartition(" ")[0] for row in rows if row.corrected}
-    assert corrected == {"found again", "twice, hours later", "unseen"}
+    assert corrected == {"found again", "twice, hours later", "unseen", "ran after cancel"}
     assert sum(each.corrected for each in steps) == sum(row.corrected for row in rows)
     alarms = {each["verdict"] for step in steps for each in step.alarms}
     assert alarms
