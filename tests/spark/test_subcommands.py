@@ -149,6 +149,16 @@ def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
     assert tool("audit", *given, "--allow", "lost=1").exit_code == 0
 
 
+def test_complete_is_refused_for_a_journal_that_says_until_when_it_is(tool, spark, tmp_path):
+    mark = (s.COMPLETE, None, None, None, None, SOON, None, None, None, None, None)
+    journal, output = tmp_path / "journal", tmp_path / "o"
+    spark.createDataFrame([mark], s.JOURNAL).write.parquet(str(journal))
+    refused = tool("audit", "--journal", journal, "--output", output, "--complete")
+    assert refused.exit_code == 2, refused.output
+    assert "leave --complete out" in " ".join(refused.output.split())
+    assert not output.exists()
+
+
 def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost, tmp_path):
     path = str(tmp_path / "rows")
     rows = [("a", "t", SOON), ("b", None, SOON)]

@@ -323,7 +323,7 @@ def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
     events = read_journal(spark, f"{lake}.journal").where(f"event = '{s.SCHEDULED}'")
     assert events.count() == 31 + 1
     assert {row.task_id for row in events.collect()} == {row.task_id for row in receipts}
-    given = ["--receipts", f"{lake}.receipts", "--journal", f"{lake}.journal", "--complete"]
+    given = ["--receipts", f"{lake}.receipts", "--journal", f"{lake}.journal"]
     for output in ("first", "second"):
         result = tool(
             "audit", *given, "--output", tmp_path / output, "--verdicts", f"{lake}.audited"

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 @click.option(
     "--complete",
     is_flag=True,
-    help="The journal has all that has happened until now, though its last event is older; that "
-    "of a broker always has.",
+    help="The journal has all that has happened until now, though its last event is older. Not for "
+    "a table of journal-export, which says itself until when it is complete.",
 )
 @click.option(
     "--allow",
@@ -121,13 +121,21 @@ def audit(
         table = read(session, receipts, s.RECEIPTS)
         if job_id is not None:
             table = table.where(table["job_id"] == job_id)
+    is_broker = is_broker_url(journal)
     with usage():
+        events = read_journal(session, journal, namespace=namespace)
+        is_marked = f"event = '{s.COMPLETE}'"
+        if complete and not is_broker and not events.where(is_marked).limit(1).isEmpty():
+            raise click.UsageError(
+                f"{journal} says until when it is complete, as a table of journal-export does: "
+                f"leave --complete out"
+            )
         judged = audit(
             table,
-            read_journal(session, journal, namespace=namespace),
+            events,
             late_after=late_after,
             patience=patience,
-            until=datetime.now(timezone.utc) if complete or is_broker_url(journal) else None,
+            until=datetime.now(timezone.utc) if complete or is_broker else None,
         )
     if job_id is not None and table is not None:
         # Not sooner: the events of all tasks are needed to find the journal's end.
