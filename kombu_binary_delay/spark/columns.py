@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as t
+
+INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
 def find(names: Sequence[str], column: str) -> str | None:
@@ -55,6 +58,21 @@ def check_needed(names: Sequence[str], key: str) -> None:
             raise ValueError(f"a column {name!r} is needed, got {list(names)}")
     if not has_action:
         check_time(names)
+
+
+def check_key(schema: t.StructType, key: str) -> None:
+    """Check the type of the keys, which are made into task ids by their text.
+
+    The text of a timestamp, for example, depends on the time zone of the session.
+
+    :raises ValueError: names the column, its type and the remedy.
+    """
+    kind = schema[find(schema.names, key) or key].dataType
+    if not isinstance(kind, (t.StringType, t.NullType, *INTEGERS)):
+        raise ValueError(
+            f"the column {key} must be a string or an integer, got {kind.simpleString()}; use "
+            f'cast("string")'
+        )
 
 
 def check_time(names: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from kombu_binary_delay.model.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number
-from .columns import check_needed, find, has, named, tried
+from .columns import check_key, check_needed, find, has, named, tried
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
@@ -74,6 +74,7 @@ def prepare(
     if horizon is not None:
         check_number("horizon", horizon)
     check_needed(df.columns, key)
+    check_key(df.schema, key)
     now = time.time_ns() // 1000
     eta = _micros(df, "eta")
     action = named(df, "action").cast("string") if has(df, "action") else _null("string")

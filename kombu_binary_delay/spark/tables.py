@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from .classic import folders
 from .columns import find
@@ -30,6 +30,8 @@ FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
 _FILES = ("avro", "csv", "json", "orc", "parquet")
 #: The formats that have no types of their own, so times would lose their microseconds.
 _UNTYPED = ("csv", "json")
+#: The columns of CSV files that are times or numbers. Others are text: a key 007 is not 7.
+_NOT_TEXT = ("at", "bytes", "countdown", "eta", "expires", "priority", "published", "waiting")
 _TABLE = "table"
 #: Hadoop's committer keeps uncommitted files in a folder of the path, and the first job that ends
 #: moves or deletes all that is in it, also the files of other jobs. So each task moves its file
@@ -114,9 +116,10 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
         table = session.table(place.where)
     elif schema is not None and place.is_files:
         return session.read.schema(schema).format(place.form).load(place.where)
+    elif place.form == "csv":
+        table = _csv(session, place.where)
     else:
-        options = {"header": "true", "inferSchema": "true"} if place.form == "csv" else {}
-        table = session.read.format(place.form).options(**options).load(place.where)
+        table = session.read.format(place.form).load(place.where)
     if schema is None:
         return table
     columns = (each.split() for each in schema.split(", "))
@@ -288,6 +291,16 @@ def _quoted(name: str) -> str:
 
 def _assignments(options: dict[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+
+
+def _csv(session: SparkSession, path: str) -> DataFrame:
+    reader = session.read.options(header=True, inferSchema=True)
+    inferred = reader.csv(path).schema
+    columns = [
+        each if each.name.lower() in _NOT_TEXT else StructField(each.name, StringType())
+        for each in inferred
+    ]
+    return reader.schema(StructType(columns)).csv(path)
 
 
 def _column(table: DataFrame, name: str) -> Column:

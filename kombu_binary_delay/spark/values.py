@@ -15,12 +15,10 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from . import schema as s
-from .columns import check_needed, find
+from .columns import INTEGERS, check_key, check_needed, find
 
-_INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
-_NUMBERS = (*_INTEGERS, t.DoubleType, t.DecimalType)
-_AS_TEXT = 'cast("string")'
-_TEXT = ((t.StringType,), "a string", _AS_TEXT)
+_NUMBERS = (*INTEGERS, t.DoubleType, t.DecimalType)
+_TEXT = ((t.StringType,), "a string", 'cast("string")')
 _TIME = ((t.TimestampType,), "a timestamp", 'to_timestamp or cast("timestamp")')
 _OBJECT = ((t.StringType, t.MapType, t.StructType), "JSON, a map or a struct", "to_json")
 _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str, str]] = {
@@ -34,7 +32,7 @@ _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str, str]] = {
     "queue": _TEXT,
     "exchange": _TEXT,
     "routing_key": _TEXT,
-    "priority": (_INTEGERS, "an integer", 'cast("int")'),
+    "priority": (INTEGERS, "an integer", 'cast("int")'),
     "expires": _TIME,
 }
 _JSON = ("args", "kwargs", "headers")
@@ -46,8 +44,8 @@ def check_types(schema: t.StructType, key: str) -> None:
     :raises ValueError: names the column, its type and the remedy.
     """
     check_needed(schema.names, key)
-    of_key = ((t.StringType, *_INTEGERS), "a string or an integer", _AS_TEXT)
-    for name, (kinds, words, remedy) in [(key, of_key), *_COLUMNS.items()]:
+    check_key(schema, key)
+    for name, (kinds, words, remedy) in _COLUMNS.items():
         spelled = find(schema.names, name)
         if spelled is None:
             continue
@@ -96,7 +94,7 @@ def _without_json(kind: t.DataType) -> t.DataType | None:
         found = (_without_json(each.dataType) for each in kind)
         return next((each for each in found if each is not None), None)
     if isinstance(kind, t.MapType):
-        if not isinstance(kind.keyType, (t.StringType, *_INTEGERS)):
+        if not isinstance(kind.keyType, (t.StringType, *INTEGERS)):
             return kind.keyType
         return _without_json(kind.valueType)
     # A 32-bit float has other digits in Python than in Spark.

@@ -193,6 +193,7 @@ def test_native_arrays_maps_and_structs_become_json_with_their_nulls(spark):
         ("'a' task, 1 countdown", r"a column 'key' is needed, got \['task', 'countdown'\]"),
         ("'a' key, 1 countdown", "a column 'task' is needed"),
         ("'a' key, 't' task", "eta .* or countdown"),
+        ("now() key, 't' task, 1 countdown", r'key must be .*timestamp; use cast\("string"\)'),
         ("'a' key, 't' task, '2030-01-01' eta", "eta must be a timestamp, got string"),
         ("'a' key, 't' task, 1 countdown, 5 args", "args must be JSON, .* got int"),
         ("'a' key, 't' task, 1 countdown, 'a' Queue, 'b' queue", "'Queue', 'queue'.* case only"),

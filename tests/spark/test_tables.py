@@ -16,9 +16,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from kombu_binary_delay import Ladder
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.journal import export_journal, read_journal
+from kombu_binary_delay.spark.prepare import prepare
 from kombu_binary_delay.spark.publish import _forget_failed, publish
 from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
 from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
@@ -165,6 +167,14 @@ def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
     assert [row.asDict() for row in read(spark, place).collect()] == [
         {"key": "a", "countdown": 1.5}
     ]
+
+
+def test_text_in_csv_stays_as_it_is_written(spark, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("Key,task,countdown,queue,expires\n007,t,60,0042,2030-01-31T12:00:00Z\n")
+    [row] = prepare(read(spark, f"csv:{file}"), job_id="j", ladder=Ladder.default()).collect()
+    assert (row.key, row.queue, row.countdown, row.reason) == ("007", "0042", 60.0, None)
+    assert row.expires == datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1_000_000
 
 
 @pytest.mark.parametrize("name", ["spark", *CATALOGUES])
