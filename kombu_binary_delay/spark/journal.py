@@ -3,9 +3,9 @@
 ``spark.read.format("binary_delay_journal")`` reads the events that exist, and ``readStream`` also
 those that follow. Both use the offsets of the stream, so that a read can be repeated. Options:
 ``broker`` (a URL), ``namespace`` (``kbd``) and, for a batch read, ``partitions`` (1) and
-``start``, an offset (0). For a stream, named as Kafka's: ``maxOffsetsPerTrigger``, the most events
-of a micro-batch (1,000,000; PySpark 4.2 and later), and ``failOnDataLoss`` (``true``): whether
-events that the stream has dropped before they were read end the query.
+``start``, an offset (0). Named as Kafka's: ``failOnDataLoss`` (``true``), whether it is an error
+that the stream has dropped events after those that were read before; and for a stream
+``maxOffsetsPerTrigger``, the most events of a micro-batch (1,000,000; PySpark 4.2 and later).
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ def _overlaps(table: DataFrame) -> bool:
 def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: str = "kbd") -> None:
     """Append the stream's events since the last export to a table at a place such as a path.
 
-    The offsets in the table show where the last export ended. Two concurrent exports append the
-    same events; :func:`read_journal` then returns each of them once. Each export adds one row
-    :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far the table
-    goes.
+    The offsets in the table show where the last export ended. If the stream has dropped events
+    since then, the export fails: an audit would take the tasks of the gap for lost. Two concurrent
+    exports append the same events; :func:`read_journal` then returns each of them once. Each export
+    adds one row :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far
+    the table goes.
     """
     # The end of the stream is found after this time.
     begun = datetime.now(timezone.utc)
@@ -242,7 +243,9 @@ class _Stream:
             f"journal_max_age"
         )
         if not self.may_lose:
-            raise RuntimeError(f"{lost}; to go on without it, set the option failOnDataLoss=false")
+            raise RuntimeError(
+                f"{lost}; to go on without it, export to another table, or set failOnDataLoss=false"
+            )
         logger.warning("%s", lost)
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -348,11 +351,19 @@ class _Stream:
                     channel.basic_cancel(_CONSUMER)
 
 
+def _may_lose(options: dict[str, str]) -> bool:
+    # Spark's names of options are in lower case here.
+    lossless = options.get("failondataloss", "true").lower()
+    if lossless not in {"true", "false"}:
+        raise ValueError(f"failOnDataLoss must be true or false, got {lossless!r}")
+    return lossless == "false"
+
+
 class _Reader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
-        self._stream = _Stream(options)
         self._number = int(options.get("partitions", "1"))
         self._start = int(options.get("start", "0"))
+        self._stream = _Stream(options, may_lose=not self._start or _may_lose(options))
 
     def partitions(self) -> Sequence[InputPartition]:
         end = self._stream.end()
@@ -368,11 +379,7 @@ class _Reader(DataSourceReader):
 
 class _StreamReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
-        # Spark's names of options are in lower case here.
-        lossless = options.get("failondataloss", "true").lower()
-        if lossless not in {"true", "false"}:
-            raise ValueError(f"failOnDataLoss must be true or false, got {lossless!r}")
-        self._stream = _Stream(options, may_lose=lossless == "false")
+        self._stream = _Stream(options, may_lose=_may_lose(options))
         most = options.get("maxoffsetspertrigger", str(_TRIGGER))
         self._most = int(most) if most.isdecimal() else 0
         if self._most < 1:

@@ -186,6 +186,11 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             USAGE,
             "cannot start the Python '/x/python'",
         ),
+        (
+            f"{WORKER}RuntimeError: the stream s begins at 9 now; do this\n\tat java",
+            USAGE,
+            "the stream s begins at 9 now; do this",
+        ),
         (f"{WORKER}ModuleNotFoundError: No module named 'shop'", USAGE, "cannot import 'shop'"),
         (
             f"{WORKER}ConnectionRefusedError: [Errno 111] Connection refused\n\n\tat java",

@@ -13,11 +13,13 @@ from datetime import datetime, timedelta, timezone
 
 import amqp
 import pytest
+from click.testing import CliRunner
 from kombu import Connection, Queue
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark import journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
@@ -217,9 +219,10 @@ def test_a_query_that_dies_in_the_middle_loses_nothing_and_writes_nothing_twice(
     assert offsets(spark, table) == list(range(37))
 
 
-def test_a_stream_that_has_dropped_what_was_not_read_ends_the_query(
-    spark, vhost, read_on, tmp_path
-):
+@pytest.fixture
+def drop(vhost):
+    """A stream with ten events, and a function that adds others until these are dropped."""
+    numbers = itertools.count()
     with vhost.connect() as connection:
         channel = connection.channel()
         small = {"x-stream-max-segment-size-bytes": 20_000, "x-max-length-bytes": 40_000}
@@ -227,27 +230,49 @@ def test_a_stream_that_has_dropped_what_was_not_read_ends_the_query(
         channel.queue_declare("kbd.v2.journal", durable=True, auto_delete=False, arguments=kind)
         channel.confirm_select()
 
-        numbers = itertools.count()
-
         def write(count):
             for number in itertools.islice(numbers, count):
                 event = json.dumps({"event": s.SCHEDULED, "id": "i" * 500, "hops": number})
                 channel.basic_publish_confirm(amqp.Message(event), "", "kbd.v2.journal")
 
+        def drop():
+            deadline = time.monotonic() + 60
+            while (first := _Stream({"broker": vhost.url}).start()) <= 11:
+                assert time.monotonic() < deadline
+                write(100)
+            return first, next(numbers)
+
         write(10)
-        read_on("table")
-        deadline = time.monotonic() + 60
-        while (first := _Stream({"broker": vhost.url}).start()) <= 11:
-            assert time.monotonic() < deadline
-            write(100)
+        yield drop
+
+
+def test_a_stream_that_has_dropped_what_was_not_read_ends_the_query(spark, drop, read_on, tmp_path):
+    read_on("table")
+    first, count = drop()
     with pytest.raises(Exception, match=f"was read up to the offset 10, and begins at {first} now"):
         read_on("table")
     assert offsets(spark, tmp_path / "table") == list(range(10))
     read_on("table", failOnDataLoss="false")
     found = sorted(row.hops for row in spark.read.parquet(str(tmp_path / "table")).collect())
     # Not by offsets: RabbitMQ uses some itself, one for each segment of the stream.
-    assert found == [*range(10), *range(found[10], next(numbers))]
+    assert found == [*range(10), *range(found[10], count)]
     assert found[10] > 10
+
+
+def test_an_export_after_events_that_the_stream_has_dropped_is_refused(
+    spark, vhost, drop, tmp_path
+):
+    path = tmp_path / "journal"
+    export_journal(spark, vhost.url, str(path))
+    first, _ = drop()
+    arguments = ["spark", "journal-export", "--broker", vhost.url, "--output"]
+    refused = CliRunner().invoke(binary_delay, [*arguments, str(path)])
+    assert refused.exit_code == 2, refused.output
+    assert f"up to the offset 10, and begins at {first} now" in refused.output
+    assert "export to another table" in refused.output
+    assert exported(spark, path) == ([*range(10)], 1)
+    done = CliRunner().invoke(binary_delay, [*arguments, str(tmp_path / "another")])
+    assert done.exit_code == 0, done.output
 
 
 def test_what_is_dropped_between_the_plan_and_the_read_is_no_silent_loss(monkeypatch):
@@ -371,9 +396,12 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
         source = JournalSource({**options, **more})
         return source.streamReader(StructType()).partitions(*offsets)
 
-    batch = JournalSource(options).reader(StructType()).partitions
+    def batch(**more):
+        return JournalSource({**options, **more}).reader(StructType()).partitions()
+
     for partitions, lossless in (
-        (batch, False),
+        (batch, start > 0),
+        (lambda: batch(failondataloss="false"), False),
         (stream, True),
         (lambda: stream(failondataloss="false"), False),
     ):
@@ -381,7 +409,7 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
         if "now ends" in said or ("begins at" in said and lossless):
             with pytest.raises(RuntimeError, match=said) as refusal:
                 partitions()
-            advice = "go on with another table, or another checkpoint", "set the option failOn"
+            advice = "go on with another table, or another checkpoint", "export to another table"
             assert any(each in str(refusal.value) for each in advice)
         else:
             [partition] = partitions()

@@ -103,6 +103,12 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         "Spark cannot write {0}: name a path where it may, or give it the permission",
     ),
     (
+        # Of the journal, which has dropped events, or has been deleted and declared again.
+        r"RuntimeError: (the stream .+)",
+        USAGE,
+        "{0}",
+    ),
+    (
         r"Could not parse Master URL|masters are unresponsive|methods on a stopped SparkContext",
         UNREACHABLE,
         "no Spark runs at {master}: change spark.master",
