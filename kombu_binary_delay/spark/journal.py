@@ -32,6 +32,7 @@ from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
+from .prepare import FIRST
 from .tables import Place, append, existing, read
 from .versions import (
     DataSource,
@@ -145,13 +146,18 @@ def _columns(raw: DataFrame) -> DataFrame:
         "retries",
         "task",
         _queue(F.col("exchange"), F.coalesce("key", F.lit(""))).alias("queue"),
-        F.timestamp_micros("at").alias("at"),
-        F.timestamp_micros("due").alias("due"),
+        _time("at"),
+        _time("due"),
         "ladder",
         "hops",
         "state",
         F.lit(None).cast("bigint").alias("offset"),
     )
+
+
+def _time(name: str) -> Column:
+    micros = F.col(name)
+    return F.timestamp_micros(F.when(micros >= FIRST, micros)).alias(name)
 
 
 def _queue(exchange: Column, key: Column) -> Column:
@@ -453,6 +459,9 @@ def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
         "offset": pa.int64(),
     }
     for event in events:
+        for name in ("at", "due"):
+            if event.get(name) is not None and event[name] < FIRST:
+                event[name] = None  # Spark may refuse to write it
         key = event.get("key", "")
         event["queue"] = f"{event['exchange']}/{key}" if event.get("exchange") else key
     arrays = [pa.array([e.get(name) for e in events], kind) for name, kind in columns.items()]

@@ -21,13 +21,14 @@ from .columns import check_key, check_needed, find, has, named, tried
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
-#: The range of a datetime, in microseconds since the epoch.
-FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: The years 1900 to 9999, in microseconds since the epoch. By default, Spark 3.5 refuses to write
+#: earlier times to Parquet; Python has no later ones.
+FIRST, LAST = -2_208_988_800_000_000, 253_402_300_799_999_999
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
 #: The reasons that apply to amendments, too.
 _OF_KEYS = ("the key is null", "the key is not unique")
-_OF_TIMES = ("due outside of the years 1 to 9999",)
+_OF_TIMES = ("due outside of the years 1900 to 9999",)
 #: The value that replaces an invalid priority.
 _NONE = -1
 
@@ -123,8 +124,8 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         "both eta and countdown": eta.isNotNull() & countdown.isNotNull(),
         "countdown is not a number of seconds": countdown.isNotNull()
         & ~F.coalesce(F.abs(countdown) < 1e12, F.lit(False)),
-        "due outside of the years 1 to 9999": ~F.col("due").between(FIRST, LAST),
-        "expires outside of the years 1 to 9999": ~F.col("expires").between(FIRST, LAST),
+        "due outside of the years 1900 to 9999": ~F.col("due").between(FIRST, LAST),
+        "expires outside of the years 1900 to 9999": ~F.col("expires").between(FIRST, LAST),
         "args is not a JSON array": F.col("args").isNotNull()
         & F.json_array_length("args").isNull(),
         "kwargs is not a JSON object": F.col("kwargs").isNotNull()

@@ -210,7 +210,7 @@ def _reason(row: dict[str, Any], due: int | None, seen: set[str]) -> str | None:
     }
     if row["action"] == s.RESCHEDULE:
         found["a task is rescheduled by eta alone"] = eta is None or countdown is not None
-        found["due outside of the years 1 to 9999"] = due is None
+        found["due outside of the years 1900 to 9999"] = due is None
     if row["action"] != s.PUBLISH:
         return _first(found)
     found |= {
@@ -219,8 +219,8 @@ def _reason(row: dict[str, Any], due: int | None, seen: set[str]) -> str | None:
         "both eta and countdown": eta is not None and countdown is not None,
         "countdown is not a number of seconds": countdown is not None
         and not _is_seconds(countdown),
-        "due outside of the years 1 to 9999": due is None,
-        "expires outside of the years 1 to 9999": expires is not None
+        "due outside of the years 1900 to 9999": due is None,
+        "expires outside of the years 1900 to 9999": expires is not None
         and not FIRST <= expires <= LAST,
     }
     return _first(found)

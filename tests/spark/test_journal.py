@@ -149,6 +149,31 @@ def test_local_files_are_read_as_the_stream_is(spark, vhost, write, tmp_path):
     ]
 
 
+def test_a_time_before_1900_is_null_since_spark_may_refuse_to_write_it(
+    spark, vhost, write, tmp_path
+):
+    write(["a"], countdown=3600.0)
+    year_1 = -62_135_596_800_000_000
+    event = json.dumps({"event": s.SCHEDULED, "id": "b", "at": 0, "due": year_1})
+    with vhost.connect() as connection:
+        channel = connection.channel()
+        channel.confirm_select()
+        channel.basic_publish_confirm(amqp.Message(event), "", "kbd.v2.journal")
+    files, path = tmp_path / "files", str(tmp_path / "journal")
+    files.mkdir()
+    (files / "journal-1.jsonl").write_text(f"{event}\n")
+    mode = "spark.sql.parquet.int96RebaseModeInWrite"
+    before = spark.conf.get(mode)
+    try:
+        spark.conf.set(mode, "EXCEPTION")  # the default of PySpark 3.5
+        export_journal(spark, vhost.url, path)
+    finally:
+        spark.conf.set(mode, before)
+    for where in (str(files), path):
+        [row] = read_journal(spark, where).where("task_id = 'b'").collect()
+        assert (row.at.year, row.due) == (1970, None)
+
+
 @pytest.fixture
 def read_on(spark, vhost, tmp_path):
     """Write what a stream has got since the last call to a table, by a checkpoint."""

@@ -11,6 +11,7 @@ from kombu_binary_delay.spark.prepare import prepare, task_id
 
 LADDER = Ladder.binary(levels=16, tick=1000)  # 65,535 s
 SOON = datetime.now(timezone.utc) + timedelta(seconds=36_000)
+EARLIEST = datetime(1900, 1, 1, tzinfo=timezone.utc)
 COLUMNS = "key string, task string, eta timestamp, countdown double, args string, kwargs string"
 
 
@@ -43,7 +44,9 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
         (("a", "t", SOON, 10.0), "both eta and countdown"),
         (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
         (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
-        (("a", "t", None, -9e10), "due outside of the years 1 to 9999"),
+        (("a", "t", None, -9e10), "due outside of the years 1900 to 9999"),
+        (("a", "t", EARLIEST), None),
+        (("a", "t", EARLIEST - timedelta(seconds=1)), "due outside of the years 1900 to 9999"),
         (("a", "t", None, 65_536.0), f"longer than the ladder {LADDER.name}"),
         (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
         (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
@@ -82,7 +85,7 @@ def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes
 def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
     df = rows(spark, ("a", "t", SOON)).withColumn("expires", F.timestamp_micros(F.lit(10**18)))
     [found] = prepared(df).collect()
-    assert found.reason == "expires outside of the years 1 to 9999"
+    assert found.reason == "expires outside of the years 1900 to 9999"
 
 
 def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
@@ -134,10 +137,10 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ("timestamp_micros(-9223372036854775808) eta", "due outside of the years 1 to 9999"),
-        ("timestamp_micros(9223372036854775807) eta", "due outside of the years 1 to 9999"),
-        ("date_from_unix_date(2147483647) eta", "due outside of the years 1 to 9999"),
-        ("date_from_unix_date(-2147483648) eta", "due outside of the years 1 to 9999"),
+        ("timestamp_micros(-9223372036854775808) eta", "due outside of the years 1900 to 9999"),
+        ("timestamp_micros(9223372036854775807) eta", "due outside of the years 1900 to 9999"),
+        ("date_from_unix_date(2147483647) eta", "due outside of the years 1900 to 9999"),
+        ("date_from_unix_date(-2147483648) eta", "due outside of the years 1900 to 9999"),
         ("1 countdown, 1000000000000 priority", "priority is not a whole number from 0 to 255"),
         ("1 countdown, 2.5D priority", "priority is not a whole number from 0 to 255"),
     ],

@@ -228,8 +228,8 @@ def test_a_row_that_cannot_be_sent_has_a_receipt_with_what_is_known_of_it(spark,
         "neither eta nor countdown": ("c", "t", None, None, None),
         "both eta and countdown": ("d", "t", FAR, 1.0, None),
         "countdown is not a number of seconds": ("e", "t", None, float("nan"), None),
-        "due outside of the years 1 to 9999": ("f", "t", None, -9e10, None),
-        "expires outside of the years 1 to 9999": ("g", "t", FAR, None, 10**18),
+        "due outside of the years 1900 to 9999": ("f", "t", None, -9e10, None),
+        "expires outside of the years 1900 to 9999": ("g", "t", FAR, None, 10**18),
     }
     given = [("good", "t", FAR, None, None), *reasons.values()]
     df = spark.createDataFrame(
