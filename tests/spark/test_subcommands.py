@@ -10,6 +10,8 @@ import sys
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import amqp
 import click
@@ -22,6 +24,7 @@ from kombu_binary_delay.spark import follow
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.cli.shared import given_broker
 from kombu_binary_delay.spark.follow import audit_due
+from kombu_binary_delay.spark.report import plan_page, planned
 
 ROOT = Path(__file__).parents[2]
 SOON = datetime.now(timezone.utc) + timedelta(hours=1)
@@ -115,6 +118,20 @@ def test_a_plan_that_compares_ladders_is_not_drawn_as_one(tool, gone, reminders,
     assert refused.exit_code == 2
     assert "compares 125ms-" in refused.output
     assert not (tmp_path / "o").exists()
+
+
+def test_a_countdown_begins_at_one_time_in_the_plan_and_in_its_report(
+    tool, spark, tmp_path, monkeypatch
+):
+    path, found = str(tmp_path / "rows"), dict[str, Any]()
+    spark.range(30).selectExpr("600.0D countdown").write.parquet(path)
+    # The report is drawn much later.
+    later = time.time_ns() + 3_600 * 10**9
+    monkeypatch.setattr(planned, "time", SimpleNamespace(time_ns=lambda: later))
+    monkeypatch.setattr(plan_page, "plan_page", lambda given: found.update(given) or "")
+    result = tool("plan", path, "--report", tmp_path / "plan.html")
+    assert result.exit_code == 0, result.output
+    assert {name: sum(each) for name, each in found["due"].items()} == {"the task's own": 30}
 
 
 def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def plan(
     with following(session) as phase:
         phase("planning")
         with usage():
-            rows = read(session, path)
+            rows = _published(read(session, path))
             planned = plan(rows, variants)
             if output:
                 overwrite(planned, output)
@@ -131,6 +132,17 @@ def plan(
 def _ladder_before() -> Ladder:
     with usage():
         return Settings.from_transport_options({KEY: settings_before()}).topology().ladder
+
+
+def _published(rows: DataFrame) -> DataFrame:
+    """Return rows with the time of their publish, the same for the plan and for its report."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see above
+
+    from kombu_binary_delay.spark.columns import has, named  # noqa: PLC0415
+
+    now = F.lit(datetime.now(timezone.utc))
+    known = named(rows, "published") if has(rows, "published") else now
+    return rows.withColumn("published", F.coalesce(known, now))
 
 
 def _report(

@@ -34,7 +34,8 @@ def plan_figures(
     """Reduce a plan to what is drawn.
 
     :param df: the rows that were planned. ``queue``, or ``exchange`` and ``routing_key``, are their
-        destinations, if they have such columns.
+        destinations, if they have such columns. With ``countdown``, they need the ``published``
+        that they were planned with; without it, the countdowns begin now.
     :param planned: what :func:`~kombu_binary_delay.spark.plan.plan` gave; best read from a table,
         for it is read often.
     :param limits: of the broker, by the names of :class:`~kombu_binary_delay.spark.plan.Limits`.
