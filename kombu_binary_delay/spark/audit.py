@@ -73,8 +73,9 @@ def audit(
         alone.
     :param journal: the events, with the schema ``JOURNAL``.
     :param late_after: seconds after the due time from which a task is "late".
-    :param patience: seconds after which a message that has not arrived counts as lost. A broker
-        that lost a confirm in a crash sends the message again after 180 seconds.
+    :param patience: seconds after which a message that has not arrived, or whose task has not
+        ended, counts as lost: more than the longest run, and the wait in a worker before it. A
+        broker that lost a confirm in a crash sends the message again after 180 seconds.
     :param since: the time from which the journal is complete; see ``until``.
     :param until: the time up to which the journal is complete, for example because you have read
         the broker's stream to its end. By default, the latest time that an export has recorded, or

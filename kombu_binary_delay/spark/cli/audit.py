@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="A task that has not come so long after it was due is lost.",
+    help="A task that has not come and ended so long after it was due is lost: give more than the "
+    "longest run, and the wait in a worker before it.",
 )
 @click.option(
     "--complete",

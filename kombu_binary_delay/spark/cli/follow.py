@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="A task has its verdict so long after it was due.",
+    help="A task has its verdict so long after it was due: give more than the longest run, and the "
+    "wait in a worker before it.",
 )
 @click.option(
     "--every",
