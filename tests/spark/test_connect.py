@@ -20,9 +20,14 @@ HOME = Path(pyspark.__file__).parent
 SUBMIT = str(HOME / "bin" / "spark-submit")
 
 
+def log_of(folder):
+    return folder / "events"
+
+
 @pytest.fixture
 def server(tmp_path):
     [port] = free_ports(1)
+    log_of(tmp_path).mkdir()
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -31,6 +36,11 @@ def server(tmp_path):
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.sql.warehouse.dir": tmp_path / "warehouse",
+        # As the documentation advises, so that the password stays out of it.
+        "spark.sql.redaction.string.regex": r"amqps?://\S+",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": log_of(tmp_path),
     }
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     launch = [SUBMIT, "--master", "local[2]", "--driver-memory", "1g", *conf]
@@ -71,3 +81,7 @@ def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp
         "sink": 40,
         "read on": 60,
     }
+    files = [each for each in log_of(tmp_path).rglob("*") if each.is_file()]
+    logged = "".join(each.read_text(errors="replace") for each in files)
+    assert "SparkListenerConnectOperationStarted" in logged
+    assert vhost.url not in logged
