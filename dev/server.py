@@ -12,6 +12,7 @@ import urllib.request
 import uuid
 from base64 import b64encode
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -62,7 +63,7 @@ class Server:
 
     # --- what it is -----------------------------------------------------------------
 
-    @property
+    @cached_property
     def version(self) -> str:
         """The version that the broker reports: "3.10.8"."""
         return str(self.api("GET", "overview")["rabbitmq_version"])
