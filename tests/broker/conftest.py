@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_binary_delay import Topology
+from kombu_binary_delay import Settings
+
+OURS = "kombu_binary_delay:Transport"
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,26 @@ class Arrival:
     properties: dict[str, Any]
 
 
-@pytest.fixture(scope="session")
-def topology(broker):
-    """The default topology on this broker; RabbitMQ has the quorum queues it takes since 3.10."""
-    return Topology(queue_type="quorum" if broker.release >= (3, 10) else "classic")
+@pytest.fixture(scope="module")
+def radix():
+    """The radix of the module's ladder: None for the default, 2 for the fewest queues."""
+
+
+@pytest.fixture(scope="module")
+def topology(broker, radix):
+    """The module's ladder on this broker; RabbitMQ has the quorum queues it takes since 3.10."""
+    return Settings(radix=radix).topology(can_quorum=broker.release >= (3, 10))
 
 
 @pytest.fixture
-def connect(vhost):
+def connect(vhost, radix):
     """Connect to the test's own virtual host, by default by our transport."""
     opened = []
 
-    def connect(transport="kombu_binary_delay:Transport", url=None, **options):
+    def connect(transport=OURS, url=None, **options):
+        settings = options.get("binary_delay", {})
+        if radix and transport == OURS and "foreign_ladder" not in settings:
+            options["binary_delay"] = {"radix": radix, **settings}
         connection = Connection(
             url or vhost.url, transport=transport, transport_options=options, connect_timeout=30
         )

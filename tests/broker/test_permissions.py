@@ -37,6 +37,12 @@ PASSWORD = uuid.uuid4().hex
 DEFAULT = "amq.default"  # how permissions name the default exchange
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """All levels need the same permissions, so the fewest queues will do."""
+    return 2
+
+
 @dataclass(frozen=True)
 class Grant:
     """What a user may do: regular expressions, each to be matched as a whole."""
@@ -151,7 +157,7 @@ def test_what_rabbitmq_checks_itself(vhost, login, what):
 # -- what each role takes ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def names(topology) -> dict[str, str]:
     """What the docs call these names, as regular expressions."""
     return {
