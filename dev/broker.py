@@ -107,7 +107,10 @@ class Node(Server):
         return Path("/mnt") if self._root else self.folder
 
     def _command(self, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Return the arguments and the environment to run one of the broker's programs."""
+        """Return the arguments and environment to run one of the broker's programs.
+
+        More arguments of the program can be appended.
+        """
         inside = self._inside
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -132,17 +135,17 @@ class Node(Server):
             "RUNNING_UNDER_SYSTEMD": "true",
         }
         if self._root:
-            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(argv)]
+            argv = ["unshare", "--mount", "sh", "-ec", self._chroot_script(), "sh", *argv]
         return argv, env
 
-    def _chroot_script(self, argv: list[str]) -> str:
+    def _chroot_script(self) -> str:
         # The mounts are in the process's namespace, and end with it.
         root = shlex.quote(str(self._root))
         return (
             f"mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev\n"
             f"mount --bind {shlex.quote(str(self.folder))} {root}/mnt\n"
             f"touch {root}/etc/hosts; mount --bind /etc/hosts {root}/etc/hosts\n"
-            f"exec chroot {root} {shlex.join(argv)}"
+            f'exec chroot {root} "$@"'
         )
 
 
