@@ -32,6 +32,11 @@ from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.waits import consume_until, drain_until, wait_until
 
 
+@pytest.fixture(scope="module")
+def radix():
+    return 2
+
+
 @pytest.fixture
 def streams(broker):
     return broker.release >= STREAMS_SINCE
@@ -87,7 +92,7 @@ def publish(connection, delay, **headers):
 
 def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting, confirm):
     connection = connect(
-        binary_delay={"journal": setting}, confirm_publish=confirm, read_timeout=60
+        binary_delay={"journal": setting, "radix": None}, confirm_publish=confirm, read_timeout=60
     )
     before = time.time_ns() // 1000
     publish(connection, 300)
@@ -228,10 +233,8 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, s
     assert {row["name"] for row in vhost.queues()} == before
     assert caplog.text.count("the stream 'kbd.v2.journal' does not exist") == 1
     assert "make it with kombu-binary-delay create" in caplog.text
-    made = CliRunner().invoke(
-        binary_delay,
-        ["-b", vhost.url, "--journal", "stream", "--journal-max-age", "2h", "create", "--json"],
-    )
+    create = ("--radix", "2", "--journal", "stream", "--journal-max-age", "2h", "create", "--json")
+    made = CliRunner().invoke(binary_delay, ["-b", vhost.url, *create])
     assert "kbd.v2.journal" in json.loads(made.stdout)["queues"]
     publish(connect(binary_delay=options), 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
