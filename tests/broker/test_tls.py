@@ -62,6 +62,12 @@ def broker(certificates) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="module")
+def vhost(broker: Broker) -> VHost:
+    """One for all: each test takes what it has published, and none looks for more."""
+    return broker.vhost()
+
+
 @pytest.fixture
 def trusted(certificates, monkeypatch) -> str:
     """Let this machine trust the authority, as it does the usual ones."""
