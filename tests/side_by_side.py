@@ -15,6 +15,8 @@ EACH, FILE = "each", "file"
 # What starts Java is in two units. Each keeps a processor busy, so more of them side by side only
 # make each other late; and one would take longer than all other tests.
 PUBLISHING, PLANNING = "spark, publishing", "spark, planning"
+# A worker keeps the broker that a test takes by `own_broker`, so only these units take one.
+OWNERS = ("own broker, one", "own broker, two")
 
 #: How test ids begin, and their unit: of its own for EACH test, one for each FILE, or one by name.
 #: For each test the first line counts that fits. What is higher up begins earlier: what is long.
@@ -28,16 +30,34 @@ TABLE = (
     ("tests/spark/test_connect.py", PLANNING),
     ("tests/spark/test_tables.py", PLANNING),
     ("tests/spark/test_formats.py", PLANNING),
+    # These use no Spark of ours, but that of the processes that they start.
+    ("tests/spark/test_subcommands.py::test_the_pipeline_proves_itself", EACH),
+    ("tests/spark/test_notebook.py", FILE),
     ("tests/spark/test_send.py", FILE),
     ("tests/spark/", PUBLISHING),
     # Each of their tests starts a broker or three, which should not be all at once.
     ("tests/faults/", FILE),
+    ("tests/broker/test_waiting.py::test_any_node_of_a_cluster", EACH),
+    ("tests/broker/test_waiting.py::test_the_journal_", EACH),
+    ("tests/broker/test_waiting.py::test_a_listing_of_the_journal", EACH),
+    ("tests/broker/test_waiting.py::test_the_story_of_a_task", EACH),
+    ("tests/broker/test_waiting.py", OWNERS[0]),
+    # The first on its broker, which it measures.
+    ("tests/broker/test_monitoring.py", OWNERS[1]),
+    ("tests/broker/test_web_browser.py", OWNERS[1]),
+    ("tests/broker/test_move.py::test_a_broker_that_confirms_nothing", OWNERS[1]),
+    ("tests/broker/test_amendments.py::test_what_is_postponed_is_not_early_while", OWNERS[1]),
+    ("tests/broker/test_amendments.py::test_where_nothing_can_be_held_while", OWNERS[1]),
+    ("tests/broker/test_journal.py::test_a_consumer_with_a_journal_goes_on", OWNERS[1]),
+    ("tests/broker/test_delivery.py::test_a_publish_waits_for_what_the_delay", OWNERS[1]),
+    ("tests/broker/test_batch.py::test_a_lost_connection_tells", OWNERS[1]),
+    ("tests/broker/test_batch.py::test_a_broker_that_does_not_answer", OWNERS[1]),
+    ("tests/broker/test_batch.py::test_of_messages_sent_at_once", OWNERS[1]),
     ("tests/broker/test_bench.py", FILE),
     ("tests/broker/test_docs.py", EACH),
     ("tests/acceptance/", FILE),
     ("tests/broker/test_admin.py", EACH),
     ("tests/broker/test_move.py", EACH),
-    ("tests/broker/test_waiting.py", EACH),
     ("tests/broker/test_cli.py", EACH),
     ("tests/broker/test_cancel.py", EACH),
     ("tests/broker/test_amendments.py", EACH),

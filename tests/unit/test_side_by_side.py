@@ -1,0 +1,12 @@
+"""Which tests run side by side."""
+
+from __future__ import annotations
+
+from tests.side_by_side import OWNERS, unit
+
+
+def test_only_few_units_start_a_broker_that_no_other_test_uses(request):
+    takers = [item for item in request.session.items if "own_broker" in item.fixturenames]
+
+    # Each of the others may be in another worker, which would start one, and keep it.
+    assert [each.nodeid for each in takers if unit(each.nodeid) not in OWNERS] == []
