@@ -185,12 +185,13 @@ def refill(
         with Probe(connection) as probe:
             _refuse_a_ladder(to, probe)
     file.seek(start)
-    lines = _lines(file)
     refilling = _Refilling(left)
     try:
-        refilling.send(connection, lines, to)
+        refilling.send(connection, _lines(file), to)
     except BaseException as exc:
-        refilling.stop(lines)
+        # Anew: an interrupt may have ended the reading.
+        file.seek(start)
+        refilling.stop(_lines(file))
         if isinstance(exc, UnconfirmedError):
             # A broker that confirms nothing does not answer a close either.
             connection.collect()
@@ -208,6 +209,7 @@ class _Refilling:
     def __init__(self, left: Callable[[str], object]) -> None:
         self._left = left
         self._pending: dict[int, str] = {}
+        self._taken = 0
         self.sent = 0
         self.reasons: Counter[str] = Counter()
 
@@ -222,28 +224,43 @@ class _Refilling:
             PublishBatch(channel, on_outcome=self._on_outcome) as batch,
         ):
             obstacle = cache(partial(_obstacle, probe))
-            for number, line in lines:
-                self._pending[number] = line
-                destination, message = load(line)
-                place = to or destination
-                why = obstacle(place)
-                if why:
-                    self._failed(number, why)
-                else:
-                    batch.publish(
-                        message,
-                        place.exchange,
-                        place.routing_key,
-                        mandatory=True,
-                        confirm_timeout=PATIENCE,
-                        tag=number,
-                    )
+            try:
+                for number, line in lines:
+                    self._pending[number] = line
+                    self._taken = number
+                    self._send_one(batch, number, obstacle, to)
+            except (KeyboardInterrupt, SystemExit):
+                # A frame may have been read in part: nothing after it can be understood.
+                asking.collect()
+                connection.collect()
+                raise
+
+    def _send_one(
+        self,
+        batch: PublishBatch,
+        number: int,
+        obstacle: Callable[[Destination], str],
+        to: Destination | None,
+    ) -> None:
+        destination, message = load(self._pending[number])
+        place = to or destination
+        why = obstacle(place)
+        if why:
+            self._failed(number, why)
+            return
+        batch.publish(
+            message,
+            place.exchange,
+            place.routing_key,
+            mandatory=True,
+            confirm_timeout=PATIENCE,
+            tag=number,
+        )
 
     def stop(self, lines: Iterator[tuple[int, str]]) -> None:
-        for line in self._pending.values():
-            self._left(line)
-        for _, line in lines:
-            self._left(line)
+        for number, line in lines:
+            if number in self._pending or number > self._taken:
+                self._left(line)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         if outcome.state == CONFIRMED:
@@ -253,7 +270,9 @@ class _Refilling:
             self._failed(outcome.tag, f"{outcome.state}: {outcome.reply_text}")
 
     def _failed(self, number: int, why: str) -> None:
-        self._left(self._pending.pop(number))
+        # In this order, so that an interrupt loses no line.
+        self._left(self._pending[number])
+        del self._pending[number]
         self.reasons[why] += 1
 
 

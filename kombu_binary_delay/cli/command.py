@@ -28,6 +28,8 @@ from .connect import Target
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 #: A shell's exit code for a program that SIGPIPE ends.
 _CLOSED = 128 + 13
+#: The longest time for what a subcommand puts back after a signal, in seconds.
+_CLEANING = 60
 
 
 @dataclasses.dataclass
@@ -111,7 +113,8 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
 def _ended_by_signals() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C: the subcommand puts back what it has begun to remove.
 
-    A second SIGTERM ends it at once. A second SIGHUP does not: a shell that ends may send two.
+    A second SIGTERM ends it at once, and so does a minute, as the broker may not answer. A second
+    SIGHUP does not: a shell that ends may send two.
     """
     ours: list[int] = []
     if threading.current_thread() is threading.main_thread():
@@ -121,6 +124,8 @@ def _ended_by_signals() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         for each in ours:
             signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+        if hasattr(signal, "alarm"):
+            signal.alarm(_CLEANING)
         raise SystemExit(128 + number)
 
     for each in ours:

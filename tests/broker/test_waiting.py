@@ -226,7 +226,7 @@ def test_more_levels_than_one_command_takes_are_read_by_several(connect, on_node
         commands.append(names)
         return read_queues(vhost, names)
 
-    monkeypatch.setattr(script, "LONGEST", 6000)
+    monkeypatch.setattr(script, "LONGEST", 1000)
     monkeypatch.setattr(script, "read_queues", read)
 
     assert ids(on_node()) == ["far", "near"]
