@@ -6,6 +6,7 @@ from tests.side_by_side import OWNERS, unit
 
 
 def test_only_few_units_start_a_broker_that_no_other_test_uses(request):
+    """Of the tests that this session has collected: all, in a whole run."""
     takers = [item for item in request.session.items if "own_broker" in item.fixturenames]
 
     # Each of the others may be in another worker, which would start one, and keep it.
