@@ -812,8 +812,8 @@ def test_what_comes_without_acks_is_not_lost_where_an_alarm_ends_its_connection(
 @pytest.fixture
 def blocked(consumer, monkeypatch):
     """The broker has blocked a connection of this process a moment ago."""
-    at = consumer.connection.host, (time.monotonic(), 600.0)
-    monkeypatch.setattr(alarms, "_blocked", dict([at]))
+    host = consumer.connection.host
+    monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), 600.0)})
 
 
 @pytest.mark.usefixtures("blocked")
