@@ -20,6 +20,7 @@ from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import further_keys, has_blind_copies, wrap
 from kombu_binary_delay.model.parts import Binding, Part, Queue
+from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
 
@@ -314,7 +315,7 @@ class _Sorter:
                 f"a message for {place!r} has keys in a BCC header, which RabbitMQ shows to "
                 f"nobody: it arrives by its own ladder when it is due",
             )
-        found.properties[_HEADERS].pop("x-delivery-count", None)
+        found.properties[_HEADERS].pop(RETURNS, None)
         left = remaining(found.due, now)
         if source.topology is not None:
             keep_due(found.properties[_HEADERS], found.due)

@@ -21,13 +21,14 @@ from amqp.exceptions import NotFound, ResourceLocked
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
-from kombu_binary_delay.model.versions import MOST_RETURNS
+from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 
 from .errors import OperationError, UnreachableError
 from .probe import Probe
 from .progress import Progress, ignore
 from .snapshot import Row, delivery_limit
 
+_HEADERS = "application_headers"
 #: The most outstanding confirms. More gain nothing, and leave more duplicates after a kill.
 WINDOW = 500
 #: The most messages in this program. It is larger than the window, so that the broker delivers the
@@ -217,7 +218,7 @@ class Mover:
         if why:
             self.reasons[why] += 1
         again = None
-        if deliveries(message) >= self._max_deliveries:
+        if returns(message.properties.get(_HEADERS)) >= self._max_deliveries:
             again = self._requeue(message, count)
         if again is None:
             self._stay(message, count)
@@ -460,14 +461,6 @@ def max_deliveries(queue: str, row: Row) -> int:
 
 def as_new(message: Any) -> Any:
     """Return a copy of a message, as if it was never delivered."""
-    headers = dict(message.properties.get("application_headers") or {})
-    headers.pop("x-delivery-count", None)
-    return amqp.Message(message.body, **{**message.properties, "application_headers": headers})
-
-
-def deliveries(message: Any) -> int:
-    """Return how often a message was delivered and came back, where its queue counts that."""
-    headers = message.properties.get("application_headers") or {}
-    # A classic queue keeps a header that another program has written.
-    count = headers.get("x-delivery-count")
-    return count if isinstance(count, int) else 0
+    headers = dict(message.properties.get(_HEADERS) or {})
+    headers.pop(RETURNS, None)
+    return amqp.Message(message.body, **{**message.properties, _HEADERS: headers})

@@ -23,6 +23,7 @@ from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
+from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
 
 from .errors import OperationError, UnreachableError
@@ -372,7 +373,7 @@ class _Sorter:
             # A record of amendments counts by the exchange that it comes from alone.
             destination = Destination(exchange_name(self._topology.namespace), IDS)
         unwrap(properties, self._topology.owns)
-        headers.pop("x-delivery-count", None)
+        headers.pop(RETURNS, None)
         return destination, amqp.Message(message.body, **properties)
 
     def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:

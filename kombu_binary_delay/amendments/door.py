@@ -26,7 +26,7 @@ from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, seen_as
-from kombu_binary_delay.model.versions import MOST_RETURNS
+from kombu_binary_delay.model.returns import MOST_RETURNS, returns
 from kombu_binary_delay.router import Delivery
 
 from . import celery
@@ -321,8 +321,8 @@ class AmendingChannel(FollowingChannel):
         """
         if message.delivery_info.get("no_ack"):
             raise AmendmentError("the broker blocks publishers, and would not give it again")
-        came = (message.properties.get(_HEADERS) or {}).get("x-delivery-count")
-        if isinstance(came, int) and came >= MOST_RETURNS:
+        came = returns(message.properties.get(_HEADERS))
+        if came >= MOST_RETURNS:
             raise AmendmentError(
                 f"the broker blocks publishers, and has given it {came} times before: at its "
                 f"queue's delivery limit, it would be dropped"

@@ -10,9 +10,6 @@ from typing import Any
 QUORUM_SINCE = (3, 10)
 #: Streams exist since RabbitMQ 3.9.
 STREAMS_SINCE = (3, 9)
-#: How often a message may come back to a quorum queue, so that there is room for as many more:
-#: since 4.0, the queue drops it after 20 times where nothing else is set.
-MOST_RETURNS = 10
 #: The most bytes of the text of a broker's error.
 MAX_REPLY = 255
 #: A name as long as any of an exchange's type: RabbitMQ's plugins have up to 17 characters.
