@@ -61,3 +61,21 @@ def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not i
         with suppress(TimeoutError):
             connection.drain_events(timeout=0.1)
     return found
+
+
+def run_query(start: Callable[[], Any], attempts: int = 5) -> Any:
+    """Start a Spark query that reads a source in Python, wait for its end, and return it.
+
+    Spark gives the source's process ten seconds to start. A busy machine needs longer, so the query
+    is started again.
+    """
+    for left in reversed(range(attempts)):
+        query = start()
+        try:
+            query.awaitTermination()
+        except Exception as exc:
+            if not left or "Python worker failed to connect back" not in str(exc):
+                raise
+        else:
+            return query
+    raise ValueError(f"attempts={attempts}: at least one")

@@ -28,6 +28,7 @@ from kombu_binary_delay.spark.report.figures import figures
 from kombu_binary_delay.spark.report.page import page
 from kombu_binary_delay.spark.sink import FORMAT, CelerySink
 from kombu_binary_delay.spark.tables import existing, merge, overwrite, read
+from tests.waits import run_query
 
 server, broker, folder = sys.argv[1:]
 ROWS = 40
@@ -96,16 +97,15 @@ sink = {"job_id": "by-sink", "broker": broker, "receipts": f"{folder}/sink-recei
 reminders.write.format(FORMAT).mode("append").options(**sink).save()
 
 spark.dataSource.register(JournalSource)
-query = (
+writing = (
     spark.readStream.format(JOURNAL)
     .option("broker", broker)
     .load()
     .writeStream.format("parquet")
     .option("checkpointLocation", f"{folder}/checkpoint")
     .trigger(availableNow=True)
-    .start(f"{folder}/read-on")
 )
-query.awaitTermination()
+run_query(lambda: writing.start(f"{folder}/read-on"))
 
 found = {
     "plan": {row.ladder: row.messages for row in summary.collect()},

@@ -15,7 +15,6 @@ import amqp
 import pytest
 from click.testing import CliRunner
 from kombu import Connection, Queue
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -32,6 +31,7 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.spark.versions import HAS_SOURCES
+from tests.waits import run_query
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")
 
@@ -180,28 +180,17 @@ def read_on(spark, vhost, tmp_path):
     if not HAS_SOURCES:
         pytest.skip("PySpark 3.5 has no sources in Python")
     spark.dataSource.register(JournalSource)
-    # Spark gives the Python process of a source ten seconds to start: a busy machine needs longer.
-    attempts = 5
 
     def read_on(name, **options):
-        for left in reversed(range(attempts)):
-            query = (
-                spark.readStream.format(FORMAT)
-                .options(broker=vhost.url, **options)
-                .load()
-                .writeStream.format("parquet")
-                .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
-                .trigger(availableNow=True)
-                .start(str(tmp_path / name))
-            )
-            try:
-                query.awaitTermination()
-            except StreamingQueryException as exc:
-                if not left or "Python worker failed to connect back" not in str(exc):
-                    raise
-            else:
-                break
-        return query
+        writing = (
+            spark.readStream.format(FORMAT)
+            .options(broker=vhost.url, **options)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+            .trigger(availableNow=True)
+        )
+        return run_query(lambda: writing.start(str(tmp_path / name)))
 
     return read_on
 
