@@ -618,7 +618,17 @@ def _faults() -> list[Sentence]:
             (frozen, "3.1"),
         )
     ]
+    twice = [
+        (row["duplicates"], row["confirmed"])
+        for row in faults.runs()
+        if row["case"].startswith(frozen)
+    ]
     return [
+        Sentence(
+            "docs/how-to/configure-the-broker.md",
+            "was frozen for 20 s: to {} of {} messages at most",
+            tuple(map(str, max(twice))),
+        ),
         Sentence(
             "docs/how-to/configure-the-broker.md",
             "messages were late by up to {} s when their leader was frozen for 20 s, and by up to "

@@ -33,7 +33,8 @@ from .web import web
     epilog="Exit status: 0 if all is well; 1 if something was found, such as a difference or a "
     "parked message; 2 if it cannot be done as asked; 3 if it would lose messages, and was "
     "refused; "
-    "4 if the broker or its management API does not answer, or has not confirmed what was sent.",
+    "4 if the broker or its management API does not answer, refuses the user, or has not confirmed "
+    "what was sent.",
     help="""See and manage the delayed messages that wait in RabbitMQ.
 
     Say where RabbitMQ is, and which settings your programs have, with the options below or with -A

@@ -98,7 +98,8 @@ def migrate(
 @click.option(
     "--to-management",
     metavar="URL",
-    help="Its management API, for the setting foreign_ladder.  [default: its host, port 15672]",
+    help="Its management API, for the setting foreign_ladder.  [default: its host, port 15672; "
+    "with TLS, 15671]",
 )
 @_from_ladder
 @_from_queue

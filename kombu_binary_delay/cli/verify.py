@@ -31,8 +31,8 @@ from .connect import Target
     Ends with
       0  if all is well, or there are only notes
       1  for an error or a warning; with --fix, for one that is left
-      2  where it cannot be done as asked, such as without a permission
-      4  if the broker or its management API does not answer
+      2  where it cannot be done as asked, such as without a permission to declare
+      4  if the broker or its management API does not answer, or refuses the user
 
     \b
       kombu-binary-delay verify
