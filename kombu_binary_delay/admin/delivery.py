@@ -325,7 +325,7 @@ class _Side:
                 relay,
                 direct,
             )
-        elif indirect and queue in self._straight:
+        elif indirect and queue in self._straight and not self._refuses(queue):
             how = "both straight and by the queue's relay"
             causes = "each delayed message arrives twice"
             if not straight:

@@ -152,6 +152,22 @@ def test_a_queue_that_may_refuse_is_named_unless_a_relay_takes_precedence(queue,
     assert not grave(TOPOLOGY, with_part(whole(), TOPOLOGY.to_queue(queue)))
 
 
+def test_a_refusing_queue_that_one_binding_leads_to_straight_keeps_its_relay_for_the_others():
+    snapshot = whole(bound=(*BOUND, other := Binding("mails", "full", "full")))
+    led = [
+        TOPOLOGY.mirror_bindings("mails", "direct", name, other.key, to_queue=True)
+        for name in (TOPOLOGY.queue_relay_name("full"), "full")
+    ]
+    snapshot = with_part(snapshot, Part(bindings=led[1]), led[0])
+
+    (found,) = grave(TOPOLOGY, snapshot)
+
+    assert (found.severity, found.what) == ("error", "binding from mails to full")
+    again = mended(TOPOLOGY, snapshot)
+    assert again.bindings == snapshot.bindings - {*led[1]} | {*led[0]}
+    assert not grave(TOPOLOGY, again)
+
+
 def test_a_queue_that_mirrors_lead_to_straight_stays_so_where_it_has_a_relay_for_its_name():
     snapshot = with_part(whole(), TOPOLOGY.queue_relay("mail"))
 
