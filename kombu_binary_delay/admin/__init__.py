@@ -8,7 +8,7 @@ from .amend import Amended, Chosen, amend, choose
 from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
-from .errors import OperationError, RefusedError, UnreachableError
+from .errors import IncompleteError, OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
 from .fix import fix
 from .management import Management
@@ -51,6 +51,7 @@ __all__ = [
     "Expected",
     "Explanation",
     "Finding",
+    "IncompleteError",
     "LadderStatus",
     "Management",
     "Migration",

@@ -19,7 +19,7 @@ import amqp
 from amqp.exceptions import NotFound, ResourceLocked
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.draining import drain
+from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 
@@ -37,6 +37,8 @@ PREFETCH = 4 * WINDOW
 #: The longest time to wait for a confirm, in seconds: a queue without a majority gives none, and a
 #: broker that is short of memory or disk reads nothing.
 PATIENCE = 60.0
+#: The longest time to wait for the answer to a cancel or a close, in seconds.
+_ANSWER = 15.0
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, before that is an error
 _CONSUMER = "kombu-binary-delay"
@@ -109,6 +111,8 @@ class Mover:
         self._requeue: Requeue = _never
         self._max_deliveries = MOST_RETURNS
         self._kept = 0
+        #: Whether a message that must stay has come back as often as it may.
+        self._is_worn = False
         self._done = 0
         #: The number of messages by count.
         self.counts: Counter[str] = Counter()
@@ -154,6 +158,7 @@ class Mover:
         """
         before = self._done
         self._requeue, self._max_deliveries = requeue, max_deliveries
+        self._is_worn = False
         seen = idle = 0
         with self._consumer(queue, progress) as consumer:
             while limit is None or seen < limit:
@@ -164,6 +169,17 @@ class Mover:
                     if seen % WINDOW == 0:
                         consumer.acks.send()
                     self._treat(consumer.taken.popleft(), decide)
+                    if self._is_worn:
+                        break
+                if self._is_worn:
+                    # Each look at what is behind it would bring it nearer to the delivery limit.
+                    ready = consumer.ready()
+                    self.counts["left"] += ready + len(consumer.taken)
+                    self.reasons[
+                        f"a message in {queue!r} has come back as often as is safe, and cannot be "
+                        f"published again: it and what is behind it stay"
+                    ] += 1
+                    break
                 if quiet or seen == expected:
                     self._flush()
                     ready = consumer.ready()
@@ -220,6 +236,8 @@ class Mover:
         again = None
         if returns(message.properties.get(_HEADERS)) >= self._max_deliveries:
             again = self._requeue(message, count)
+            if again is None:
+                self._is_worn = True
         if again is None:
             self._stay(message, count)
         else:
@@ -267,6 +285,8 @@ class Mover:
             self._failed(message, str(exc), stays=stays)
 
     def _flush(self) -> None:
+        # A broker that confirms nothing may hold this up until the program is killed.
+        self._settle()
         # In this order: messages that the target refused may be published again by ``aside``.
         try:
             with self._reachable(self._onward):
@@ -276,9 +296,13 @@ class Mover:
                 with self._reachable(self._aside):
                     self._aside.flush()
             finally:
-                self._sync()
-                if self._acks is not None:
-                    self._acks.send()
+                self._settle()
+
+    def _settle(self) -> None:
+        """Remove what is confirmed or safely written from the queue."""
+        self._sync()
+        if self._acks is not None:
+            self._acks.send()
 
     def _on_outcome(self, outcome: Outcome) -> None:
         message, count, stays = outcome.tag
@@ -373,10 +397,20 @@ class _Consumer:
 
     def close(self) -> None:
         """Close the channel; the messages that were not acknowledged go back to their queue."""
-        if self._channel.is_open:
-            self._cancel()
-            self.acks.finish()
-            self._channel.close()
+        if not self._channel.is_open:
+            return
+        try:
+            try:
+                with within(self._connection, _ANSWER):
+                    self._cancel()
+            finally:
+                self.acks.finish()
+            with within(self._connection, _ANSWER):
+                self._channel.close()
+        except (OSError, amqp.AMQPError):
+            # After an interrupt within a frame, no answer can be read, not even to a close.
+            self._connection.collect()
+            raise
 
     def _cancel(self) -> None:
         if self._number:
@@ -447,15 +481,15 @@ def max_deliveries(queue: str, row: Row) -> int:
     :param row: the queue, as the management API describes it.
     :raises OperationError: if the delivery limit is 0.
     """
-    if row.get("type") == "quorum" and "effective_policy_definition" not in row:
-        # Without statistics, the API does not give the policy: assume the lowest possible limit.
-        return 1
     limit = delivery_limit(row)
     if limit == 0:
         raise OperationError(
             f"the queue {queue!r} has a delivery limit of 0, and would drop every message that is "
             f"read and put back; set a higher limit in its policy or its arguments"
         )
+    if row.get("type") == "quorum" and "effective_policy_definition" not in row:
+        # Without statistics, the API does not give the policy: assume the lowest possible limit.
+        return 1
     return MOST_RETURNS if limit is None else max(1, min(MOST_RETURNS, limit // 2))
 
 

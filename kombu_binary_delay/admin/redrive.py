@@ -26,7 +26,7 @@ from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
 
-from .errors import OperationError, UnreachableError
+from .errors import IncompleteError, OperationError, UnreachableError
 from .management import Management
 from .mover import PATIENCE, Decision, Keep, Mover, Send, Write, as_new, max_deliveries
 from .probe import Probe
@@ -177,6 +177,7 @@ def refill(
         these again cannot duplicate a confirmed message.
     :raises OperationError: if a line cannot be read; then nothing was sent.
     :raises UnreachableError: if the broker went away.
+    :raises IncompleteError: if ``left`` did not get all of these lines, as that was interrupted.
     """
     if not file.seekable():
         raise OperationError("the input is read twice, so it must be a file: write it to one first")
@@ -190,9 +191,15 @@ def refill(
     try:
         refilling.send(connection, _lines(file), to)
     except BaseException as exc:
-        # Anew: an interrupt may have ended the reading.
-        file.seek(start)
-        refilling.stop(_lines(file))
+        try:
+            # Anew: an interrupt may have ended the reading.
+            file.seek(start)
+            refilling.stop(_lines(file))
+        except BaseException as again:
+            raise IncompleteError(
+                f"{again!r} came while what was not sent was written: send the whole file again; "
+                f"the {refilling.sent} messages that were sent then come twice"
+            ) from again
         if isinstance(exc, UnconfirmedError):
             # A broker that confirms nothing does not answer a close either.
             connection.collect()
@@ -230,6 +237,7 @@ class _Refilling:
                     self._pending[number] = line
                     self._taken = number
                     self._send_one(batch, number, obstacle, to)
+                batch.flush()
             except (KeyboardInterrupt, SystemExit):
                 # A frame may have been read in part: nothing after it can be understood.
                 asking.collect()

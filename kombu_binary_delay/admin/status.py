@@ -230,9 +230,7 @@ def _sides(topology: Topology) -> Iterator[Topology]:
 
 
 def _redrive(topology: Topology, parking: str) -> str:
-    """Return the command for a parking queue."""
-    if parking == topology.parking:
-        return "redrive"
+    """Return the command for a parking queue, whatever ladder the settings name."""
     ladder = next(each for each in _sides(topology) if each.parking == parking)
     return f"redrive --ladder {ladder.prefix}"
 

@@ -105,22 +105,32 @@ def _refill(connection: Any, printer: Printer, path: Path, to: Destination | Non
             f"{beside} is there, from a time before: send it with --from-file, or remove it"
         )
     try:
-        left = part.open("w", encoding="utf-8")
+        left = part.open("x", encoding="utf-8")
+    except FileExistsError as exc:
+        raise click.UsageError(
+            f"{part} is there: another command sends {path}, or one was killed; if none does, "
+            f"remove it"
+        ) from exc
     except OSError as exc:
-        raise click.UsageError(f"{beside}, for what cannot be sent, cannot be made: {exc}") from exc
+        raise click.UsageError(f"{part}, for what cannot be sent, cannot be made: {exc}") from exc
+    is_whole = True
     try:
         with path.open(encoding="utf-8") as file:
             done = admin.refill(connection, file, to, left=left.write)
+    except admin.IncompleteError:
+        is_whole = False
+        raise
     finally:
-        # Only what is complete gets the name: a run that is killed leaves the part.
-        left.flush()
-        os.fsync(left.fileno())
-        left.close()
-        if part.stat().st_size:
+        try:
+            left.flush()
+            os.fsync(left.fileno())
+        finally:
+            left.close()
+        if not is_whole or not part.stat().st_size:
+            part.unlink()
+        else:
             part.replace(beside)
             printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
-        else:
-            part.unlink()
     for reason in done.reasons:
         printer.log(f"! {reason}")
     printer.show(done, "refill")

@@ -316,14 +316,17 @@ def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
     run(*tick, "create", "--queue", "mail")
     side = form(queue_type="classic")
     with Connection(vhost.url) as connection:
-        admin.create(connection, side, side.base)
+        admin.create(connection, side, side.whole)
         connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
 
-    [trouble] = json.loads(run(*tick, "status", "--json").stdout)["troubles"]
-    [command] = re.findall("'(redrive --ladder .*)'", trouble)
+    for arguments in (), ("--ladder", side.prefix):
+        [trouble] = json.loads(run(*tick, "status", *arguments, "--json").stdout)["troubles"]
+        assert "1 messages are parked" in trouble
+        [command] = re.findall("'(redrive --ladder .*)'", trouble)
+        planned = run(*tick, *command.split(), "--dry-run", "--json")
+        assert json.loads(planned.stdout)["stays"] == 1
     done = run(*tick, *command.split(), "--json")
 
-    assert "1 messages are parked" in trouble
     assert json.loads(done.stdout)["sent"] == 1
     assert vhost.waiting("mail", side.parking) == {"mail": 1, side.parking: 0}
 
@@ -398,15 +401,19 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
     way = {"exchange": "", "routing_key": "mail", "properties": {}, "body": "bQ=="}
     lines = [json.dumps({**way, "routing_key": key}) + "\n" for key in ("mail", "gone", "mail")]
     path.write_text("".join(lines))
-    # As a run that was killed leaves it.
-    (tmp_path / "parked.left.part").write_text(lines[0])
+    part = tmp_path / "parked.left.part"
+    # As a run that was killed leaves it, or another one that sends the file now.
+    part.write_text(lines[0])
 
+    beside_another = run("redrive", "--from-file", str(path))
+    part.unlink()
     first = run("redrive", "--from-file", str(path))
     beside = left.read_text()
     refused = run("redrive", "--from-file", str(path), "--to", "mail")
     rest = run("redrive", "--from-file", str(left), "--to", "mail", "--json")
     missing = run("redrive", "--from-file", str(tmp_path / "nothing"))
 
+    assert (beside_another.exit_code, "another command sends" in beside_another.output) == (2, True)
     assert (first.exit_code, "2 messages sent" in first.output) == (1, True)
     assert f"what was not sent is in {left}" in first.output
     assert beside == lines[1]

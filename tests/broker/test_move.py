@@ -26,6 +26,7 @@ from kombu.transport import native_delayed_delivery as native
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
+    IncompleteError,
     Management,
     OperationError,
     Snapshot,
@@ -451,6 +452,43 @@ def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_t
     assert sorted(left) == lines
 
 
+@pytest.fixture
+def unwritten(plain, monkeypatch):
+    """Send a file's lines, and interrupt that while the last confirms are waited for."""
+
+    def unwritten(lines, left):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PublishBatch, "flush", interrupted)
+        with plain() as connection:
+            Queue("mail")(connection.channel()).declare()
+            try:
+                refill(connection, io.StringIO("".join(lines)), left=left)
+            finally:
+                assert not connection.connected, "nothing was asked of the broker after it"
+
+    return unwritten
+
+
+def test_an_interrupt_during_the_last_confirms_leaves_all_lines_at_once(unwritten):
+    lines = [line("mail") for _ in range(3)]
+    left: list[str] = []
+
+    with pytest.raises(KeyboardInterrupt):
+        unwritten(lines, left.append)
+
+    assert left == lines
+
+
+def test_lines_that_could_not_all_be_written_are_told_to_be_incomplete(unwritten):
+    def write(text):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(IncompleteError, match=r"No space left.*send the whole file again"):
+        unwritten([line("mail")], write)
+
+
 def park(plain, small, *keys, **headers):
     """Put messages into parking, each with a key, be it an address or not."""
     with plain() as connection:
@@ -639,6 +677,10 @@ def lead(url, exchange, *keys):
             channel.exchange_bind(exchange, "celery_delayed_delivery", f"#.{key}")
 
 
+def came_back(vhost, topology, expected):
+    return waiting(vhost, topology) == expected
+
+
 def destinations(vhost, topology):
     """Consume what waits in a ladder, and return where it goes."""
     found = []
@@ -758,6 +800,31 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     assert time.time() * 1000 + left >= due > time.time() * 1000 + HOUR / 2
 
 
+def test_what_must_stay_and_what_is_behind_it_are_not_looked_at_until_the_limit(
+    connect, vhost, tall, operator, allow
+):
+    """Given: a message that cannot be published again, since its BCC keys are not known."""
+    if tall.queue_type == "classic":
+        pytest.skip("classic queues have no delivery limit")
+    connection = connect(confirm_publish=True, binary_delay=TALL)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", HOUR, BCC=["mail"])
+    publish(connection, "mail", HOUR)
+    allow(8)
+    (name,) = waiting(vhost, tall)
+
+    runs: list[Any] = []
+    for number in range(5):
+        expected = {name: 2 + number - sum(each.moved for each in runs)}
+        wait_until(partial(came_back, vhost, tall, expected))
+        taller = Topology(Ladder.binary(13, 1000), queue_type=tall.queue_type)
+        runs.append(operator.migrate(tall, taller, **{**TALL, "levels": 13}))
+        publish(connection, "mail", HOUR)
+
+    assert [each.moved for each in runs] == [1, 1, 0, 0, 0]
+    wait_until(lambda: waiting(vhost, tall) == {name: 5})
+
+
 def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, tall, operator, allow):
     if tall.queue_type == "classic":
         pytest.skip("classic queues have no delivery limit")
@@ -770,6 +837,11 @@ def test_a_queue_that_takes_nothing_back_is_not_looked_into(connect, tall, opera
         operator.migrate(tall, Topology(Ladder.binary(4, 500)))
 
 
+def test_a_limit_of_0_in_a_queues_arguments_is_seen_without_statistics():
+    with pytest.raises(OperationError, match="delivery limit of 0"):
+        max_deliveries("q", {"type": "quorum", "arguments": {"x-delivery-limit": 0}})
+
+
 NO_POLICY: dict[str, Any] = {"effective_policy_definition": {}}
 
 
@@ -779,6 +851,7 @@ NO_POLICY: dict[str, Any] = {"effective_policy_definition": {}}
         ({"type": "quorum", **NO_POLICY}, 10),
         # Without statistics, the API does not name the policy.
         ({"type": "quorum"}, 1),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": 50}}, 1),
         ({"type": "quorum", "arguments": {"x-delivery-limit": 5}, **NO_POLICY}, 2),
         ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 3}}, 1),
         ({"type": "quorum", "effective_policy_definition": {"delivery-limit": 1}}, 1),
@@ -900,6 +973,7 @@ def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
     second = operator.migrate(old, small)
 
     assert (first.moved, first.left, second.moved, second.left) == (1, 1, 0, 1)
+    assert any("as often as is safe" in each for each in second.reasons)
     words = "a message for 'mail' has keys in a BCC header, which RabbitMQ shows to nobody"
     assert words in first.reasons[0]
     arrivals = collect(connection, queues, 3)
@@ -1319,6 +1393,25 @@ def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, oper
     assert (done.moved, done.left) == (3, many)
     level = f"{ladder.level_name(3)}.1"
     wait_until(lambda: vhost.waiting(level) == {level: many})
+
+
+def test_an_interrupt_within_a_frame_ends_in_time_and_loses_nothing(
+    parked, operator, small, vhost, monkeypatch
+):
+    monkeypatch.setattr(mover, "_ANSWER", 1.0)
+    taking, aside, sending = (operator.plain() for _ in range(3))
+
+    def decide(_):
+        # The head of the next frame, and no more.
+        taking.connection.transport._read(7)  # noqa: SLF001 - py-amqp's way to read
+        raise KeyboardInterrupt
+
+    with taking, aside, sending:
+        moving = mover.Mover(taking, aside, sending)
+        with pytest.raises((KeyboardInterrupt, OSError, amqp.AMQPError)):
+            moving.run(small.parking, decide, requeue=lambda *_: None)
+
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
 
 def test_a_migration_leaves_no_channel_open(vhost, small, operator):
