@@ -95,6 +95,9 @@ missing=$(missing_packages)
 [ "$part" != system ] || exit 0
 install_project
 case $group in test | dev)
+    # From it, each of Spark's Python processes compiles PySpark anew, which takes a second of CPU.
+    # The same modules are beside it.
+    rm -f .venv/lib/python3.*/site-packages/pyspark/python/lib/pyspark.zip
     # While nothing else runs: among the tests, it would take minutes. They do without it as well.
     [ -e .venv/spark-classes.jsa ] || { say "an archive of Spark's classes into .venv" &&
         .venv/bin/python -m tests.spark_classes; } || true

@@ -63,19 +63,15 @@ def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not i
     return found
 
 
-def run_query(start: Callable[[], Any], attempts: int = 5) -> Any:
-    """Start a Spark query that reads a source in Python, wait for its end, and return it.
+def despite_a_slow_start(run: Callable[[], T], attempts: int = 5) -> T:
+    """Call a function that runs a Spark query with a source in Python, and return its result.
 
     Spark gives the source's process ten seconds to start. A busy machine needs longer, so the query
-    is started again.
+    is run again.
     """
-    for left in reversed(range(attempts)):
-        query = start()
-        try:
-            query.awaitTermination()
-        except Exception as exc:
-            if not left or "Python worker failed to connect back" not in str(exc):
-                raise
-        else:
-            return query
-    raise ValueError(f"attempts={attempts}: at least one")
+    try:
+        return run()
+    except Exception as exc:
+        if attempts == 1 or "Python worker failed to connect back" not in str(exc):
+            raise
+    return despite_a_slow_start(run, attempts - 1)

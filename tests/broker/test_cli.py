@@ -424,6 +424,10 @@ def test_what_a_file_has_and_no_way_is_put_into_a_file_beside_it(run, connect, v
     assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
 
 
+#: Where the tests run under `nohup`, it would ignore SIGHUP.
+SIGHUP_ENDS_IT = ["env", "--default-signal=HUP"]
+
+
 @pytest.fixture
 def started(broker, vhost):
     """Start the command as a program."""
@@ -432,7 +436,7 @@ def started(broker, vhost):
     def started(*arguments):
         place = ["-b", vhost.url, "-m", broker.management_url]
         with subprocess.Popen(
-            [sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
+            [*SIGHUP_ENDS_IT, sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
             stderr=subprocess.PIPE,
             text=True,
         ) as process:

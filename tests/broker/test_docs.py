@@ -12,6 +12,7 @@ import doctest
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from kombu import Producer
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay.cli import binary_delay
+from tests.waits import despite_a_slow_start
 
 ROOT = Path(__file__).parents[2]
 URL = "amqp://guest:guest@localhost//"
@@ -96,7 +98,8 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
                 compile(code, f"{page}: {file}", "exec")
             elif language == "python":
                 # As many newlines before it as in the page, so that a traceback has the right line.
-                exec(compile("\n" * line + code, page, "exec"), names)  # noqa: S102
+                block_of_page = compile("\n" * line + code, page, "exec")
+                despite_a_slow_start(partial(exec, block_of_page, names))
             elif language == "pycon":
                 run_session(code, names, page, line)
             else:

@@ -28,7 +28,7 @@ from kombu_binary_delay.spark.report.figures import figures
 from kombu_binary_delay.spark.report.page import page
 from kombu_binary_delay.spark.sink import FORMAT, CelerySink
 from kombu_binary_delay.spark.tables import existing, merge, overwrite, read
-from tests.waits import run_query
+from tests.waits import despite_a_slow_start
 
 server, broker, folder = sys.argv[1:]
 ROWS = 40
@@ -105,7 +105,7 @@ writing = (
     .option("checkpointLocation", f"{folder}/checkpoint")
     .trigger(availableNow=True)
 )
-run_query(lambda: writing.start(f"{folder}/read-on"))
+despite_a_slow_start(lambda: writing.start(f"{folder}/read-on").awaitTermination())
 
 found = {
     "plan": {row.ladder: row.messages for row in summary.collect()},

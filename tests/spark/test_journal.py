@@ -31,7 +31,7 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.spark.versions import HAS_SOURCES
-from tests.waits import run_query
+from tests.waits import despite_a_slow_start
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")
 
@@ -190,7 +190,13 @@ def read_on(spark, vhost, tmp_path):
             .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
             .trigger(availableNow=True)
         )
-        return run_query(lambda: writing.start(str(tmp_path / name)))
+
+        def run():
+            query = writing.start(str(tmp_path / name))
+            query.awaitTermination()
+            return query
+
+        return despite_a_slow_start(run)
 
     return read_on
 
