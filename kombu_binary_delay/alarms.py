@@ -38,7 +38,8 @@ def rest(connection: Any) -> float:
 def end(connection: Any) -> NoReturn:
     """End a connection that the broker has blocked.
 
-    :raises RecoverableConnectionError: always; Kombu then connects again.
+    :raises RecoverableConnectionError: always, and once more where the connection drains events: the
+        program connects and consumes again. Who catches it in between cannot hide it.
     """
     now = time.monotonic()
     at, pause = _blocked.get(connection.host, _NEVER)
@@ -48,8 +49,9 @@ def end(connection: Any) -> NoReturn:
         pause = min(2 * pause, LONGEST_PAUSE)
     # Else it is another connection of this process, in the same pause.
     _blocked[connection.host] = now, pause
-    connection.collect()
-    raise RecoverableConnectionError(
+    connection.ended = RecoverableConnectionError(
         "the broker has a memory or disk alarm and blocks connections that publish; connect again "
         "to consume without a publish"
     )
+    connection.collect()
+    raise connection.ended

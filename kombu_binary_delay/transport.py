@@ -338,20 +338,34 @@ class ConnectionMixin(BufferingConnection):
     is_blocked = False
     #: Whether something waits until the broker does not block publishers.
     is_held_up = False
+    #: Why this transport has ended the connection, if it has.
+    ended: RecoverableConnectionError | None = None
 
     def drain_events(self, timeout: float | None = None) -> Any:
         """Handle the next event of the broker, or what an alarm has held up before.
 
         :param timeout: in seconds. Unlike in py-amqp, a heartbeat does not begin it anew.
         :raises TimeoutError: if none comes in time.
+        :raises RecoverableConnectionError: if this transport has ended the connection meanwhile.
         """
+        result = self._drain_or_release(timeout)
+        if self.ended is not None:
+            # The program, or Kombu's retry of a publish, has caught it in a callback. Without an
+            # error here, Kombu would connect again, but not consume.
+            raise self.ended
+        return result
+
+    def _drain_or_release(self, timeout: float | None) -> Any:
         mechanism = self.delay_mechanism
         if not self.is_held_up or mechanism is None:
             return self._drain(timeout)
-        if mechanism.journal is not None:
+        is_busy = mechanism.executor.is_busy
+        # Not where the journal only looks what has come, before it publishes an event of a publish:
+        # the program would not get the error. It does when it drains events next.
+        if mechanism.journal is not None and not (is_busy and timeout == 0):
             mechanism.journal.end_if_blocked()
         # Not in the middle of a declaration: this can run the program's own code.
-        if mechanism.executor.is_busy:
+        if is_busy:
             return self._drain(timeout)
         parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
         # A caller that waits for an answer asks again: it may have come meanwhile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from unittest.mock import patch
 
 import amqp
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from click.testing import CliRunner
 from kombu import Queue
@@ -538,3 +540,38 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
     # The event that made the broker block the connection may be lost with it.
     noted = of_stream(vhost, "kbd.v2.journal", 19)
     assert len({each["id"] for each in noted if each["event"] == "released"}) >= 9
+
+
+def test_a_callback_that_publishes_hides_no_end_of_its_connection(connect, own_broker, monkeypatch):
+    """Kombu would connect again, and not consume."""
+    if own_broker.release < STREAMS_SINCE:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    monkeypatch.setattr(alarms, "_blocked", {})
+    # Or the end would come where the consumer looks for amendments.
+    settings = {"journal": "stream", "amendments": False}
+    publisher, consumer = (connect(binary_delay=settings) for _ in range(2))
+    Queue("mail")(consumer.default_channel).declare()
+    published: list[str] = []
+
+    def is_readable():
+        return select.select([consumer.connection.sock], [], [], 0)[0]
+
+    def again(name):
+        headers = {"x-delay": 9000, "id": name, "task": "t", "eta": None}
+        consumer.Producer().publish("Hello", routing_key="mail", headers=headers)
+        published.append(name)
+
+    def take(_, message):
+        wait_until(is_readable, "the broker does not block the connection for its event")
+        message.ack()
+        again("while it is blocked")
+
+    again("before, so that the ladder exists")
+    publish(publisher, 500, id="1", task="t", eta=None)
+    consumer.Consumer(Queue("mail"), callbacks=[take], prefetch_count=1).consume()
+    wait_until(is_readable, "nothing is delivered")
+
+    with own_broker.alarm(), pytest.raises(RecoverableConnectionError, match="alarm"):
+        drain_until(consumer, lambda: False)
+
+    assert len(published) == 2
