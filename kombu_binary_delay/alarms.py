@@ -38,17 +38,15 @@ def rest(connection: Any) -> float:
 def end(connection: Any) -> NoReturn:
     """End a connection that the broker has blocked.
 
-    :raises RecoverableConnectionError: always, and once more where the connection drains events: the
-        program connects and consumes again. Who catches it in between cannot hide it.
+    :raises RecoverableConnectionError: always, and once more where the connection drains events, as
+        a callback may have caught it: the program must connect and consume again.
     """
     now = time.monotonic()
     at, pause = _blocked.get(connection.host, _NEVER)
-    if now >= at + 2 * pause:
-        pause = PAUSE
-    elif now >= at + pause:
-        pause = min(2 * pause, LONGEST_PAUSE)
     # Else it is another connection of this process, in the same pause.
-    _blocked[connection.host] = now, pause
+    if now >= at + pause:
+        again = now < at + 2 * pause
+        _blocked[connection.host] = now, min(2 * pause, LONGEST_PAUSE) if again else PAUSE
     connection.ended = RecoverableConnectionError(
         "the broker has a memory or disk alarm and blocks connections that publish; connect again "
         "to consume without a publish"

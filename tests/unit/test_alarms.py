@@ -16,7 +16,7 @@ from kombu_binary_delay import alarms
     ("blocked_at", "rest"),
     [
         pytest.param([0], 300, id="once"),
-        pytest.param([0, 1, 2], 300, id="another connection, in the same pause"),
+        pytest.param([0, 1, 2], 298, id="another connection, in the same pause"),
         pytest.param([0, 301], 600, id="the alarm has gone on"),
         pytest.param([0, 301, 902, 2103, 3304], 1200, id="for long"),
         pytest.param([0, 301, 1600], 300, id="another alarm"),
