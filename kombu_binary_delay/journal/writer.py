@@ -13,7 +13,7 @@ import amqp
 from kombu.log import get_logger
 
 from kombu_binary_delay import alarms
-from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.topology import Topology
@@ -149,17 +149,25 @@ class Journal:
             try:
                 self._note(event)
                 if not found:
-                    # The broker answers no more if it blocks the connection for this event.
-                    self.stream.wait()
+                    self._wait()
             except BaseException:
                 self._later.appendleft(event)
                 raise
             if self._is_stopped:
                 self._later.appendleft(event)
             found = True
+        if found and not self._is_stopped:
+            self._wait()
         # The next alarm must not end a connection that only publishes.
         self._follows = follows
         return found
+
+    def _wait(self) -> None:
+        """Wait until the broker has read the events: it answers no more if it blocks for them."""
+        try:
+            self.stream.wait()
+        except TopologyError as exc:
+            self._end(exc)
 
     @property
     def _is_stopped(self) -> bool:

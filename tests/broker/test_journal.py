@@ -490,6 +490,49 @@ def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost
     assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
 
 
+@pytest.fixture
+def held_up(connect, streams):
+    """A connection, and its journal, with three events that an alarm has held up."""
+    if not streams:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+
+    def held_up(url=None):
+        connection = connect(url=url, binary_delay={"journal": "stream", "amendments": False})
+        journal = connection.connection.delay_mechanism.journal
+        held = [{"event": "released", "at": 1, "id": each} for each in "123"]
+        journal._later.extend(held)  # noqa: SLF001 - as in an alarm
+        connection.connection.is_held_up = True
+        return connection, journal
+
+    return held_up
+
+
+def test_the_last_event_of_an_alarm_is_read_before_it_is_over(held_up, monkeypatch):
+    """Until then, it can be why the broker blocks the connection in the next alarm."""
+    _, journal = held_up()
+    done: list[str] = []
+    monkeypatch.setattr(journal.stream, "publish", lambda event: done.append(event["id"]))
+    monkeypatch.setattr(journal.stream, "wait", lambda: done.append("wait"))
+
+    journal.release()
+
+    assert done == ["1", "wait", "2", "3", "wait"]
+
+
+def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, vhost, caplog):
+    held_up()[1].prepare()  # the stream
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+    permissions = {"configure": ".*", "write": "kbd.*", "read": ".*"}
+    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", permissions)
+    connection, journal = held_up(vhost.url_of(name, "x"))
+
+    drain_until(connection, lambda: "the journal ends on this connection" in caplog.text)
+
+    assert journal.is_holding
+    vhost.broker.api("DELETE", f"users/{name}")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_process_leaves_the_events_of_an_alarm_to_its_parent():
     code = (
