@@ -32,6 +32,7 @@ from kombu_binary_delay.amendments import channel, door, memory, parts, stream
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.returns import RETURNS
 from tests.waits import consume_until, drain_until, wait_until
 
 QUEUE = Queue("mail")
@@ -827,6 +828,15 @@ def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, coll
 
     assert arrival.body == "postponed"
     assert arrival.at >= due
+
+
+def test_what_is_postponed_has_not_come_back_yet(consumer, publisher, collect):
+    publish(publisher, "postponed", **{RETURNS: 3})
+    reschedule("postponed", countdown=3, connection=publisher)
+
+    (arrival,) = collect(consumer, [QUEUE], 1)
+
+    assert RETURNS not in arrival.headers
 
 
 @pytest.mark.usefixtures("blocked")
