@@ -52,7 +52,7 @@ from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
-from .compat.hub import poll_at_once_if_ready
+from .compat.hub import poll_at_once_if_ready, read_while_held_up
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
 from .draining import raise_if_aborted, within
@@ -368,17 +368,19 @@ class ConnectionMixin(BufferingConnection):
         if is_busy:
             return self._drain(timeout)
         parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
+        rests = [each.rest for each in parts if each.is_holding]
         # A caller that waits for an answer asks again: it may have come meanwhile.
         released = [each.release() for each in parts]
         if any(released):
             return None
-        rests = [each.rest for each in parts if each.is_holding]
         self.is_held_up = bool(rests)
-        if timeout is not None or not rests:
+        # What could be released now, and was not, waits for an event.
+        rest = min((each for each in rests if each > 0), default=None)
+        if rest is None or (timeout is not None and timeout <= rest):
             return self._drain(timeout)
-        end = time.monotonic() + min(rests)
+        end = time.monotonic() + rest
         try:
-            return self._drain(min(rests))
+            return self._drain(rest)
         except TimeoutError as exc:
             raise_if_aborted(self, exc)
             if time.monotonic() < end:
@@ -462,6 +464,7 @@ class TransportMixin(_Above):
         """Read from the connection in an event loop, which does not wait while it has work."""
         super().register_with_event_loop(connection, loop)
         poll_at_once_if_ready(loop)
+        read_while_held_up(loop, connection, partial(self.on_readable, connection, loop))
 
 
 class Channel(ChannelMixin, pyamqp.Channel):

@@ -1,4 +1,4 @@
-"""Poll without waiting while the event loop of a worker has callbacks to run.
+"""What the event loop of a worker misses: callbacks that are ready, and messages that are held.
 
 Kombu's loop runs the callbacks of ``call_soon``, then its timers, and then waits for its sockets.
 A timer may run a task, with Celery's pool ``solo``, and add its acknowledgement to the callbacks.
@@ -7,10 +7,14 @@ limit gets no other task until then.
 
 The callbacks are not run before the poll: one of them may receive a message or set a timer, which
 would then wait instead.
+
+The loop reads from a connection when the broker has sent something. A message that is held in an
+alarm can be due before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .patch import replace
@@ -29,3 +33,16 @@ def poll_at_once_if_ready(loop: Any) -> None:
         return poll_in_time
 
     replace(getattr(loop, "poller", None), "poll", at_once_if_ready)
+
+
+def read_while_held_up(loop: Any, connection: Any, read: Callable[[], object]) -> None:
+    """Read from a connection each second while it holds something up, until it ends."""
+
+    def look() -> None:
+        # Not every Celery removes the timers of a lost connection.
+        if not connection.connected:
+            timer.cancel()
+        elif connection.is_held_up:
+            read()
+
+    timer = loop.call_repeatedly(1, look)

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ import amqp
 import pytest
 from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
+from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
 from dev.broker import Broker
@@ -828,6 +829,36 @@ def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, coll
 
     assert arrival.body == "postponed"
     assert arrival.at >= due
+
+
+@pytest.fixture
+def held(consumer, publisher, blocked):
+    """What arrives, where a message is held that is due soon."""
+    arrived: list[str] = []
+    publish(publisher, "postponed")
+    reschedule("postponed", countdown=10, connection=publisher)
+    channel = consumer.channel()
+    callbacks = [lambda body, _: arrived.append(body)]
+    consumer.Consumer(QUEUE, callbacks=callbacks, channel=channel).consume()
+    amendments = consumer.connection.delay_mechanism.amendments
+    drain_until(consumer, lambda: amendments.is_holding)
+    return arrived
+
+
+def test_what_is_held_comes_where_a_consumer_waits_for_longer(consumer, held):
+    while not held:
+        # Nothing else comes from the broker.
+        consumer.drain_events(timeout=60)
+
+    assert held == ["postponed"]
+
+
+def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(consumer, held):
+    with closing(Hub()) as hub:
+        consumer.register_with_event_loop(hub)
+        wait_until(lambda: hub.run_once() or held)
+
+    assert held == ["postponed"]
 
 
 def test_what_is_postponed_has_not_come_back_yet(consumer, publisher, collect):

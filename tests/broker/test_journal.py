@@ -533,6 +533,24 @@ def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, v
     vhost.broker.api("DELETE", f"users/{name}")
 
 
+def test_what_an_alarm_holds_up_is_no_reason_to_look_all_the_time(held_up):
+    """The broker says when it does not block the connection any more."""
+    connection, _ = held_up()
+    connection.connection.is_blocked = True
+    publish(connection, 500)
+
+    def take(*_):
+        raise TimeoutError("of the program")
+
+    def look():
+        for _ in range(10):
+            connection.drain_events()
+
+    connection.Consumer(Queue("mail"), callbacks=[take]).consume()
+    with pytest.raises(TimeoutError, match="of the program"):
+        look()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_process_leaves_the_events_of_an_alarm_to_its_parent():
     code = (

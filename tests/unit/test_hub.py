@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection
 from kombu.asynchronous import Hub
 
-from kombu_binary_delay.compat.hub import poll_at_once_if_ready
+from kombu_binary_delay.compat.hub import poll_at_once_if_ready, read_while_held_up
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def hub():
 def register():
     """Register a connection that receives nothing."""
     ours, broker = socket.socketpair()
-    connection = SimpleNamespace(sock=ours, transport=SimpleNamespace())
+    connection = SimpleNamespace(
+        sock=ours, transport=SimpleNamespace(), connected=True, is_held_up=False
+    )
     transport = Connection(transport="kombu_binary_delay:Transport").transport
     with ours, broker:
         yield lambda hub: transport.register_with_event_loop(connection, hub)
@@ -112,3 +114,28 @@ def test_a_loop_that_lacks_a_part_waits_as_it_did(missing):
     if missing != "poll":
         poller.poll(2)
         assert timeouts == [2]
+
+
+@pytest.mark.parametrize("is_held_up", [True, False])
+def test_the_loop_reads_by_itself_only_while_something_is_held(hub, is_held_up):
+    reads: list[str] = []
+    connection = SimpleNamespace(connected=True, is_held_up=is_held_up)
+    read_while_held_up(hub, connection, lambda: reads.append("read"))
+    (timer,) = hub.timer.queue
+
+    timer.entry()
+
+    assert reads == ["read"] * is_held_up
+    assert not timer.entry.canceled
+
+
+def test_a_connection_that_has_ended_leaves_no_timer_in_the_loop(hub):
+    reads: list[str] = []
+    connection = SimpleNamespace(connected=False, is_held_up=True)
+    read_while_held_up(hub, connection, lambda: reads.append("read"))
+    (timer,) = hub.timer.queue
+
+    timer.entry()
+
+    assert not reads
+    assert timer.entry.canceled
