@@ -223,14 +223,18 @@ class ChannelMixin(AmendingChannel):
         if timeout is None:
             yield
             return
+        connection = self.connection
+        before, connection.answer_limit = connection.answer_limit, timeout
         try:
-            with within(self.connection, timeout):
+            with within(connection, timeout):
                 yield
         except TimeoutError as exc:
             # As py-amqp says it of a publish, so that Kombu connects again.
             raise RecoverableConnectionError(
                 f"the broker did not answer within {timeout:g} s what a delayed message needs"
             ) from exc
+        finally:
+            connection.answer_limit = before
 
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         """Publish as :meth:`basic_publish`, and wait for the confirm.
@@ -338,6 +342,8 @@ class ConnectionMixin(BufferingConnection):
     is_blocked = False
     #: Whether something waits until the broker does not block publishers.
     is_held_up = False
+    #: For how long a call without a timeout of its own waits for an event, in seconds.
+    answer_limit: float | None = None
     #: Why this transport has ended the connection, if it has.
     ended: RecoverableConnectionError | None = None
 
@@ -389,6 +395,8 @@ class ConnectionMixin(BufferingConnection):
             return None
 
     def _drain(self, timeout: float | None) -> Any:
+        if timeout is None:
+            timeout = self.answer_limit
         if not timeout:
             return super().drain_events(timeout)
         end = time.monotonic() + timeout

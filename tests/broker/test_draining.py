@@ -4,6 +4,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
+from amqp import spec
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Connection
 
 from dev.faults.proxy import Proxy
@@ -58,6 +60,18 @@ def test_heartbeats_do_not_prolong_a_wait(vhost):
         pytest.raises(TimeoutError),
     ):
         connection.drain_events(timeout=3)
+
+
+def test_nor_what_a_delayed_publish_waits_for(vhost):
+    door = "kombu_binary_delay:Transport"
+    with Connection(vhost.url, transport=door, heartbeat=4) as connection:
+        channel = connection.default_channel
+        with (
+            pytest.raises(RecoverableConnectionError, match="did not answer within 3 s"),
+            channel._answered_within(3),  # noqa: SLF001 - while the ladder is declared
+        ):
+            channel.wait(spec.Basic.Ack)
+        assert connection.connection.answer_limit is None
 
 
 def test_the_reason_why_a_connection_was_closed_is_raised_and_not_its_closed_socket(connect):
