@@ -354,17 +354,19 @@ class ConnectionMixin(BufferingConnection):
         :raises TimeoutError: if none comes in time.
         :raises RecoverableConnectionError: if this transport has ended the connection meanwhile.
         """
-        result = self._drain_or_release(timeout)
+        mechanism = self.delay_mechanism
+        # Most events come where nothing is held up.
+        if not self.is_held_up or mechanism is None:
+            result = self._drain(timeout)
+        else:
+            result = self._release_or_drain(mechanism, timeout)
         if self.ended is not None:
             # The program, or Kombu's retry of a publish, has caught it in a callback. Without an
             # error here, Kombu would connect again, but not consume.
             raise self.ended
         return result
 
-    def _drain_or_release(self, timeout: float | None) -> Any:
-        mechanism = self.delay_mechanism
-        if not self.is_held_up or mechanism is None:
-            return self._drain(timeout)
+    def _release_or_drain(self, mechanism: Mechanism, timeout: float | None) -> Any:
         is_busy = mechanism.executor.is_busy
         # Not where the journal only looks what has come, before it publishes an event of a publish:
         # the program would not get the error. It does when it drains events next.
