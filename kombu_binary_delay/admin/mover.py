@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -285,18 +285,18 @@ class Mover:
             self._failed(message, str(exc), stays=stays)
 
     def _flush(self) -> None:
-        # A broker that confirms nothing may hold this up until the program is killed.
-        self._settle()
-        # In this order: messages that the target refused may be published again by ``aside``.
-        try:
-            with self._reachable(self._onward):
-                self._onward.flush()
-        finally:
-            try:
-                with self._reachable(self._aside):
-                    self._aside.flush()
-            finally:
-                self._settle()
+        with ExitStack() as steps:
+            # The last one is the first. All are done, also after an error.
+            steps.callback(self._settle)
+            # What the target refused may be published again by ``aside``.
+            steps.callback(self._flush_batch, self._aside)
+            steps.callback(self._flush_batch, self._onward)
+            # A broker that confirms nothing may hold up the others until the program is killed.
+            steps.callback(self._settle)
+
+    def _flush_batch(self, batch: PublishBatch) -> None:
+        with self._reachable(batch):
+            batch.flush()
 
     def _settle(self) -> None:
         """Remove what is confirmed or safely written from the queue."""

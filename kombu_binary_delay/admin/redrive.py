@@ -191,6 +191,8 @@ def refill(
     try:
         refilling.send(connection, _lines(file), to)
     except BaseException as exc:
+        # A broker that confirms nothing does not answer a close either.
+        connection.collect()
         try:
             # Anew: an interrupt may have ended the reading.
             file.seek(start)
@@ -201,8 +203,6 @@ def refill(
                 f"the {refilling.sent} messages that were sent then come twice"
             ) from again
         if isinstance(exc, UnconfirmedError):
-            # A broker that confirms nothing does not answer a close either.
-            connection.collect()
             raise UnreachableError(
                 f"the broker went away or refused, after {refilling.sent} messages were "
                 f"sent: {exc.__cause__ or exc}"
@@ -241,7 +241,6 @@ class _Refilling:
             except (KeyboardInterrupt, SystemExit):
                 # A frame may have been read in part: nothing after it can be understood.
                 asking.collect()
-                connection.collect()
                 raise
 
     def _send_one(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -105,7 +105,8 @@ def _refill(connection: Any, printer: Printer, path: Path, to: Destination | Non
             f"{beside} is there, from a time before: send it with --from-file, or remove it"
         )
     try:
-        left = part.open("x", encoding="utf-8")
+        # By lines, so that a full disk is seen by who writes one.
+        left = part.open("x", buffering=1, encoding="utf-8")
     except FileExistsError as exc:
         raise click.UsageError(
             f"{part} is there: another command sends {path}, or one was killed; if none does, "
@@ -113,25 +114,33 @@ def _refill(connection: Any, printer: Printer, path: Path, to: Destination | Non
         ) from exc
     except OSError as exc:
         raise click.UsageError(f"{part}, for what cannot be sent, cannot be made: {exc}") from exc
-    is_whole = True
     try:
         with path.open(encoding="utf-8") as file:
             done = admin.refill(connection, file, to, left=left.write)
     except admin.IncompleteError:
-        is_whole = False
-        raise
-    finally:
-        try:
-            left.flush()
-            os.fsync(left.fileno())
-        finally:
+        # A full disk does not take the rest on closing either.
+        with suppress(OSError):
             left.close()
-        if not is_whole or not part.stat().st_size:
-            part.unlink()
-        else:
-            part.replace(beside)
-            printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
+        part.unlink()
+        raise
+    except BaseException:
+        _keep(left, beside, printer)
+        raise
+    _keep(left, beside, printer)
     for reason in done.reasons:
         printer.log(f"! {reason}")
     printer.show(done, "refill")
     return FOUND if done.left else OK
+
+
+def _keep(left: IO[str], beside: Path, printer: Printer) -> None:
+    """Give what was not sent its name. A run that is killed before leaves the part."""
+    part = Path(left.name)
+    with left:
+        left.flush()
+        os.fsync(left.fileno())
+    if part.stat().st_size:
+        part.replace(beside)
+        printer.log(f"what was not sent is in {beside}: send that next time, and not the first")
+    else:
+        part.unlink()

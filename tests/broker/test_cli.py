@@ -433,10 +433,10 @@ def started(broker, vhost):
     """Start the command as a program."""
 
     @contextmanager
-    def started(*arguments):
+    def started(*arguments, by=SIGHUP_ENDS_IT):
         place = ["-b", vhost.url, "-m", broker.management_url]
         with subprocess.Popen(
-            [*SIGHUP_ENDS_IT, sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
+            [*by, sys.executable, "-m", "kombu_binary_delay.cli", *place, *arguments],
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
@@ -490,6 +490,19 @@ def test_what_a_signal_leaves_of_a_file_is_beside_it(started, connect, vhost, tm
     assert sent
     assert sent | kept == set(names)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["parked", "parked.left"]
+
+
+def test_where_the_rest_of_a_file_cannot_be_written_it_is_to_be_sent_again(started, tmp_path):
+    """Given: a disk that takes a few lines of it, and no more."""
+    path = tmp_path / "parked"
+    gone = dump(Destination("", "gone"), amqp.Message("m")) + "\n"
+    path.write_text(gone * 100)
+
+    with started("redrive", "--from-file", str(path), by=["prlimit", "--fsize=1000"]) as process:
+        _, said = process.communicate()
+
+    assert (process.returncode, "send the whole file again" in said) == (2, True), said
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
