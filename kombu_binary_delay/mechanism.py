@@ -25,6 +25,11 @@ class Mechanism:
     journal: Any = None
     amendments: Any = None
 
+    @property
+    def holding(self) -> list[Any]:
+        """Return the parts that hold something up in an alarm of the broker."""
+        return [each for each in (self.amendments, self.journal) if each is not None]
+
 
 def mechanism_of(connection: Any) -> Mechanism | None:
     """Return the mechanism of a py-amqp connection; None if it is not of our transport."""

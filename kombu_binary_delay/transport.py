@@ -52,7 +52,7 @@ from .batching import PublishBatch
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
-from .compat.hub import poll_at_once_if_ready, read_while_held_up
+from .compat.hub import poll_at_once_if_ready, release_in_time
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
 from .draining import raise_if_aborted, within
@@ -366,22 +366,39 @@ class ConnectionMixin(BufferingConnection):
             raise self.ended
         return result
 
-    def _release_or_drain(self, mechanism: Mechanism, timeout: float | None) -> Any:
-        is_busy = mechanism.executor.is_busy
-        # Not where the journal only looks what has come, before it publishes an event of a publish:
-        # the program would not get the error. It does when it drains events next.
-        if mechanism.journal is not None and not (is_busy and timeout == 0):
+    def release_held(self) -> bool:
+        """Deliver or write what an alarm has held up, if its time has come.
+
+        For an event loop, which only reads what has come.
+
+        :returns: whether there was any.
+        :raises RecoverableConnectionError: if this transport ends the connection, or has ended it.
+        """
+        mechanism = self.delay_mechanism
+        if mechanism is None:
+            return False
+        if mechanism.journal is not None:
             mechanism.journal.end_if_blocked()
         # Not in the middle of a declaration: this can run the program's own code.
-        if is_busy:
-            return self._drain(timeout)
-        parts = [each for each in (mechanism.amendments, mechanism.journal) if each is not None]
-        rests = [each.rest for each in parts if each.is_holding]
-        # A caller that waits for an answer asks again: it may have come meanwhile.
+        if mechanism.executor.is_busy:
+            return False
+        parts = mechanism.holding
+        self.is_held_up = any(each.is_holding for each in parts)
         released = [each.release() for each in parts]
-        if any(released):
+        if self.ended is not None:
+            raise self.ended
+        return any(released)
+
+    def _release_or_drain(self, mechanism: Mechanism, timeout: float | None) -> Any:
+        if timeout == 0:
+            # Perhaps it is a publish that looks what has come: Kombu's retry would hide an end.
+            return self._drain(timeout)
+        rests = [each.rest for each in mechanism.holding if each.is_holding]
+        # A caller that waits for an answer asks again: it may have come meanwhile.
+        if self.release_held():
             return None
-        self.is_held_up = bool(rests)
+        if mechanism.executor.is_busy:
+            return self._drain(timeout)
         # What could be released now, and was not, waits for an event.
         rest = min((each for each in rests if each > 0), default=None)
         if rest is None or (timeout is not None and timeout <= rest):
@@ -474,7 +491,7 @@ class TransportMixin(_Above):
         """Read from the connection in an event loop, which does not wait while it has work."""
         super().register_with_event_loop(connection, loop)
         poll_at_once_if_ready(loop)
-        read_while_held_up(loop, connection, partial(self.on_readable, connection, loop))
+        release_in_time(loop, connection)
 
 
 class Channel(ChannelMixin, pyamqp.Channel):

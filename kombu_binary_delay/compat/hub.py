@@ -14,7 +14,6 @@ alarm can be due before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .patch import replace
@@ -35,14 +34,15 @@ def poll_at_once_if_ready(loop: Any) -> None:
     replace(getattr(loop, "poller", None), "poll", at_once_if_ready)
 
 
-def read_while_held_up(loop: Any, connection: Any, read: Callable[[], object]) -> None:
-    """Read from a connection each second while it holds something up, until it ends."""
+def release_in_time(loop: Any, connection: Any) -> None:
+    """Deliver what a connection holds when it is due, until the connection ends."""
 
     def look() -> None:
         # Not every Celery removes the timers of a lost connection.
         if not connection.connected:
             timer.cancel()
         elif connection.is_held_up:
-            read()
+            # The loop only logs the errors of a timer.
+            loop.call_soon(connection.release_held)
 
     timer = loop.call_repeatedly(1, look)

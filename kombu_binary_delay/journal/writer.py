@@ -138,29 +138,31 @@ class Journal:
 
         :raises RecoverableConnectionError: if it does not, and blocks the connection.
         """
-        found, follows = False, self._follows
-        while not (self._is_stopped or alarms.is_recent(self._connection)):
-            try:
-                event = self._later.popleft()
-            except IndexError:
-                # Other threads may write them, too.
-                break
-            self._follows = True
-            try:
+        written: list[dict[str, Any]] = []
+        follows = self._follows
+        try:
+            while not (self._is_stopped or alarms.is_recent(self._connection)):
+                try:
+                    event = self._later.popleft()
+                except IndexError:
+                    # Other threads may write them, too.
+                    break
+                self._follows = True
+                written.append(event)
                 self._note(event)
-                if not found:
+                if len(written) == 1:
                     self._wait()
-            except BaseException:
-                self._later.appendleft(event)
-                raise
-            if self._is_stopped:
-                self._later.appendleft(event)
-            found = True
-        if found and not self._is_stopped:
-            self._wait()
-        # The next alarm must not end a connection that only publishes.
-        self._follows = follows
-        return found
+            if written and not self._is_stopped:
+                self._wait()
+        except BaseException:
+            self._later.extendleft(reversed(written))
+            raise
+        finally:
+            # The next alarm must not end a connection that only publishes.
+            self._follows = follows
+        if self._is_stopped:
+            self._later.extendleft(reversed(written))
+        return bool(written)
 
     def _wait(self) -> None:
         """Wait until the broker has read the events: it answers no more if it blocks for them."""

@@ -603,7 +603,10 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
     assert len({each["id"] for each in noted if each["event"] == "released"}) >= 9
 
 
-def test_a_callback_that_publishes_hides_no_end_of_its_connection(connect, own_broker, monkeypatch):
+@pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])
+def test_a_program_that_publishes_hides_no_end_of_its_connection(
+    connect, own_broker, monkeypatch, within
+):
     """Kombu would connect again, and not consume."""
     if own_broker.release < STREAMS_SINCE:
         pytest.skip("RabbitMQ before 3.9 has no streams")
@@ -613,26 +616,36 @@ def test_a_callback_that_publishes_hides_no_end_of_its_connection(connect, own_b
     publisher, consumer = (connect(binary_delay=settings) for _ in range(2))
     Queue("mail")(consumer.default_channel).declare()
     published: list[str] = []
+    taken: list[object] = []
 
     def is_readable():
         return select.select([consumer.connection.sock], [], [], 0)[0]
 
     def again(name):
         headers = {"x-delay": 9000, "id": name, "task": "t", "eta": None}
-        consumer.Producer().publish("Hello", routing_key="mail", headers=headers)
+        consumer.Producer().publish("Hello", routing_key="mail", headers=headers, retry=True)
         published.append(name)
 
     def take(_, message):
         wait_until(is_readable, "the broker does not block the connection for its event")
         message.ack()
-        again("while it is blocked")
+        taken.append(message)
+        if within:
+            again("while it is blocked")
 
     again("before, so that the ladder exists")
     publish(publisher, 500, id="1", task="t", eta=None)
     consumer.Consumer(Queue("mail"), callbacks=[take], prefetch_count=1).consume()
     wait_until(is_readable, "nothing is delivered")
 
-    with own_broker.alarm(), pytest.raises(RecoverableConnectionError, match="alarm"):
+    def go_on():
+        drain_until(consumer, lambda: taken)
+        if not within:
+            drain_until(consumer, lambda: consumer.connection.is_blocked)
+            again("while it is blocked")
         drain_until(consumer, lambda: False)
+
+    with own_broker.alarm(), pytest.raises(RecoverableConnectionError, match="alarm"):
+        go_on()
 
     assert len(published) == 2

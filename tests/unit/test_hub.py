@@ -7,10 +7,11 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Connection
 from kombu.asynchronous import Hub
 
-from kombu_binary_delay.compat.hub import poll_at_once_if_ready, read_while_held_up
+from kombu_binary_delay.compat.hub import poll_at_once_if_ready, release_in_time
 
 
 @pytest.fixture
@@ -116,26 +117,44 @@ def test_a_loop_that_lacks_a_part_waits_as_it_did(missing):
         assert timeouts == [2]
 
 
+@pytest.fixture
+def holding(hub):
+    """Let a loop look after a connection, and run that once."""
+
+    def holding(release, **state):
+        connection = SimpleNamespace(release_held=release, **state)
+        release_in_time(hub, connection)
+        (timer,) = hub.timer.queue
+        timer.entry()
+        record_polls(hub)
+        hub.run_once()
+        return timer.entry
+
+    return holding
+
+
 @pytest.mark.parametrize("is_held_up", [True, False])
-def test_the_loop_reads_by_itself_only_while_something_is_held(hub, is_held_up):
-    reads: list[str] = []
-    connection = SimpleNamespace(connected=True, is_held_up=is_held_up)
-    read_while_held_up(hub, connection, lambda: reads.append("read"))
-    (timer,) = hub.timer.queue
+def test_the_loop_looks_for_what_is_due_while_something_is_held(holding, is_held_up):
+    looks: list[str] = []
 
-    timer.entry()
+    timer = holding(lambda: looks.append("look"), connected=True, is_held_up=is_held_up)
 
-    assert reads == ["read"] * is_held_up
-    assert not timer.entry.canceled
+    assert looks == ["look"] * is_held_up
+    assert not timer.canceled
 
 
-def test_a_connection_that_has_ended_leaves_no_timer_in_the_loop(hub):
-    reads: list[str] = []
-    connection = SimpleNamespace(connected=False, is_held_up=True)
-    read_while_held_up(hub, connection, lambda: reads.append("read"))
-    (timer,) = hub.timer.queue
+def test_an_error_of_that_ends_the_loop_so_that_its_program_connects_again(holding):
+    def end():
+        raise RecoverableConnectionError("an alarm")
 
-    timer.entry()
+    with pytest.raises(RecoverableConnectionError, match="an alarm"):
+        holding(end, connected=True, is_held_up=True)
 
-    assert not reads
-    assert timer.entry.canceled
+
+def test_a_connection_that_has_ended_leaves_no_timer_in_the_loop(holding):
+    looks: list[str] = []
+
+    timer = holding(lambda: looks.append("look"), connected=False, is_held_up=True)
+
+    assert not looks
+    assert timer.canceled
