@@ -134,7 +134,7 @@ def _refill(connection: Any, printer: Printer, path: Path, to: Destination | Non
 
 
 def _keep(left: IO[str], beside: Path, printer: Printer) -> None:
-    """Give what was not sent its name. A run that is killed before leaves the part."""
+    """Rename the part, now that it is complete, or remove it if it is empty."""
     part = Path(left.name)
     with left:
         left.flush()
