@@ -252,9 +252,8 @@ def test_the_page_prints_with_nothing_cut_off_however_long_the_names(whole, tmp_
 
 
 @pytest.mark.slow
-def test_the_page_stays_small_however_many_tasks_there_are(spark):
-    small, large = (len(page(figures(many(spark, count)))) for count in (10_000, 100_000))
-    assert large < 1.1 * small
+def test_the_page_stays_small_for_a_million_tasks(spark):
+    assert len(page(figures(many(spark, 1_000_000))).encode()) < 1_000_000
 
 
 def test_the_largest_groups_are_shown_of_each_kind_and_hours_in_their_order(spark):
