@@ -191,8 +191,6 @@ def refill(
     try:
         refilling.send(connection, _lines(file), to)
     except BaseException as exc:
-        # A broker that confirms nothing does not answer a close either.
-        connection.collect()
         try:
             # Anew: an interrupt may have ended the reading.
             file.seek(start)
@@ -238,9 +236,11 @@ class _Refilling:
                     self._taken = number
                     self._send_one(batch, number, obstacle, to)
                 batch.flush()
-            except (KeyboardInterrupt, SystemExit):
-                # A frame may have been read in part: nothing after it can be understood.
+            except BaseException:
+                # Before the batch closes: a broker that confirms nothing does not answer that
+                # either, and an interrupt may have left a frame that is read in part.
                 asking.collect()
+                connection.collect()
                 raise
 
     def _send_one(

@@ -460,13 +460,16 @@ def unwritten(plain, monkeypatch):
         def interrupted(*_):
             raise KeyboardInterrupt
 
+        def close(batch):
+            assert not connection.connected, "the batch asks the broker to close its channel"
+            closed(batch)
+
+        closed = PublishBatch.close
         monkeypatch.setattr(PublishBatch, "flush", interrupted)
+        monkeypatch.setattr(PublishBatch, "close", close)
         with plain() as connection:
             Queue("mail")(connection.channel()).declare()
-            try:
-                refill(connection, io.StringIO("".join(lines)), left=left)
-            finally:
-                assert not connection.connected, "nothing was asked of the broker after it"
+            refill(connection, io.StringIO("".join(lines)), left=left)
 
     return unwritten
 
