@@ -124,23 +124,25 @@ def _refill(connection: Any, printer: Printer, path: Path, to: Destination | Non
         part.unlink()
         raise
     except BaseException:
-        _keep(left, beside, printer)
+        _keep(left, printer)
         raise
-    _keep(left, beside, printer)
+    _keep(left, printer)
     for reason in done.reasons:
         printer.log(f"! {reason}")
     printer.show(done, "refill")
     return FOUND if done.left else OK
 
 
-def _keep(left: IO[str], beside: Path, printer: Printer) -> None:
+def _keep(left: IO[str], printer: Printer) -> None:
     """Rename the part, now that it is complete, or remove it if it is empty."""
     part = Path(left.name)
+    beside = part.with_suffix("")
     with left:
         left.flush()
         os.fsync(left.fileno())
     if part.stat().st_size:
         part.replace(beside)
-        printer.log(f"what was not sent is in {beside}: send that next time, and not the first")
+        path = beside.with_suffix("")
+        printer.log(f"what was not sent is in {beside}: send that next time, and not {path}")
     else:
         part.unlink()
