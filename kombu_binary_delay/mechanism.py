@@ -27,7 +27,7 @@ class Mechanism:
 
     @property
     def holding(self) -> list[Any]:
-        """Return the parts that hold something up in an alarm of the broker."""
+        """Return the parts that may hold something in an alarm of the broker."""
         return [each for each in (self.amendments, self.journal) if each is not None]
 
 

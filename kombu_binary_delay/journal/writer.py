@@ -138,8 +138,9 @@ class Journal:
 
         :raises RecoverableConnectionError: if it does not, and blocks the connection.
         """
-        written: list[dict[str, Any]] = []
-        follows = self._follows
+        found, follows = False, self._follows
+        #: Written, and perhaps not read by the broker.
+        unread: list[dict[str, Any]] = []
         try:
             while not (self._is_stopped or alarms.is_recent(self._connection)):
                 try:
@@ -148,28 +149,31 @@ class Journal:
                     # Other threads may write them, too.
                     break
                 self._follows = True
-                written.append(event)
+                unread.append(event)
                 self._note(event)
-                if len(written) == 1:
-                    self._wait()
-            if written and not self._is_stopped:
-                self._wait()
-        except BaseException:
-            self._later.extendleft(reversed(written))
-            raise
+                if not found:
+                    self._wait_for(unread)
+                found = True
+            if unread and not self._is_stopped:
+                self._wait_for(unread)
         finally:
+            # An audit counts an event that is written twice as one.
+            self._later.extendleft(reversed(unread))
             # The next alarm must not end a connection that only publishes.
             self._follows = follows
-        if self._is_stopped:
-            self._later.extendleft(reversed(written))
-        return bool(written)
+        return found
 
-    def _wait(self) -> None:
-        """Wait until the broker has read the events: it answers no more if it blocks for them."""
+    def _wait_for(self, unread: list[dict[str, Any]]) -> None:
+        """Wait until the broker has read these, and remove them from the list.
+
+        It answers no more if it blocks the connection for them.
+        """
         try:
             self.stream.wait()
         except TopologyError as exc:
             self._end(exc)
+        if not self._failed:
+            unread.clear()
 
     @property
     def _is_stopped(self) -> bool:
