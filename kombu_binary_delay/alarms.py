@@ -38,8 +38,7 @@ def rest(connection: Any) -> float:
 def end(connection: Any) -> NoReturn:
     """End a connection that the broker has blocked.
 
-    :raises RecoverableConnectionError: always, and once more where the connection drains events, as
-        a callback may have caught it: the program must connect and consume again.
+    :raises RecoverableConnectionError: always; see :meth:`.ConnectionMixin.end`.
     """
     now = time.monotonic()
     at, pause = _blocked.get(connection.host, _NEVER)
@@ -47,9 +46,9 @@ def end(connection: Any) -> NoReturn:
     if now >= at + pause:
         again = now < at + 2 * pause
         _blocked[connection.host] = now, min(2 * pause, LONGEST_PAUSE) if again else PAUSE
-    connection.ended = RecoverableConnectionError(
+    error = RecoverableConnectionError(
         "the broker has a memory or disk alarm and blocks connections that publish; connect again "
         "to consume without a publish"
     )
-    connection.collect()
-    raise connection.ended
+    connection.end(error)
+    raise error

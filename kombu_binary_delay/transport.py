@@ -366,6 +366,15 @@ class ConnectionMixin(BufferingConnection):
             raise self.ended
         return result
 
+    def end(self, error: RecoverableConnectionError) -> None:
+        """End the connection, since its program is to connect and consume again.
+
+        :param error: is to be raised by the caller. :meth:`drain_events` raises it as well, as a
+            callback may catch it.
+        """
+        self.ended = error
+        self.collect()
+
     def release_held(self) -> bool:
         """Deliver or write what an alarm has held up, if its time has come.
 

@@ -299,9 +299,9 @@ class Amendments:
                 channel.send_message(message, exchange, routing_key, mandatory=False)
                 channel.wait_for_confirms(or_blocked=True)
         except UnansweredError as exc:
-            self._connection.ended = RecoverableConnectionError(str(exc))
-            self._connection.collect()
-            raise self._connection.ended from exc
+            error = RecoverableConnectionError(str(exc))
+            self._connection.end(error)
+            raise error from exc
         except amqp.ChannelError as exc:
             raise AmendmentError(f"RabbitMQ refused it: {exc.reply_text}") from exc
 

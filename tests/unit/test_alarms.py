@@ -23,7 +23,7 @@ from kombu_binary_delay import alarms
     ],
 )
 def test_it_pauses_longer_while_an_alarm_goes_on(monkeypatch, blocked_at, rest):
-    connection = SimpleNamespace(host="broker", collect=lambda: None)
+    connection = SimpleNamespace(host="broker", end=lambda _: None)
     monkeypatch.setattr(alarms, "_blocked", {})
 
     for at in blocked_at:
