@@ -95,8 +95,8 @@ missing=$(missing_packages)
 [ "$part" != system ] || exit 0
 install_project
 case $group in test | dev)
-    # From it, each of Spark's Python processes compiles PySpark anew, which takes a second of CPU.
-    # The same modules are beside it.
+    # Spark's Python processes import PySpark from this archive, which has no bytecode: that takes a
+    # second of CPU for each. The same modules are beside it.
     rm -f .venv/lib/python3.*/site-packages/pyspark/python/lib/pyspark.zip
     # While nothing else runs: among the tests, it would take minutes. They do without it as well.
     [ -e .venv/spark-classes.jsa ] || { say "an archive of Spark's classes into .venv" &&
