@@ -52,38 +52,40 @@ def wait_for_parked(env: Environment, count: int) -> None:
     env.wait_until(lambda: env.parked() >= count, f"{count} parked", WAIT[1] + 20)
 
 
-def publish_and_delete(env: Environment, wait: tuple[float, float] = WAIT) -> None:
+def publish_and_delete(env: Environment, queue: str, wait: tuple[float, float] = WAIT) -> None:
     """Publish to the queue, and delete it before anything is due."""
-    env.queue("a")
-    env.declare_ladder("a")
-    publish(env, ["a"], wait=wait)
+    env.queue(queue)
+    env.declare_ladder(queue)
+    publish(env, [queue], key=queue, wait=wait)
     with env.vhost.connect() as connection:
-        connection.channel().queue_delete("a")
+        connection.channel().queue_delete(queue)
 
 
 def made_anew(env: Environment) -> None:
     """Delete the queue, and declare it again before anything is due."""
-    for wait in (WAIT, LONG_WAIT):
+    # Each try has a queue of its own: what has arrived in a queue goes with it.
+    for name, wait in (("a", WAIT), ("b", LONG_WAIT)):
         begin = time.monotonic()
-        publish_and_delete(env, wait)
+        publish_and_delete(env, name, wait)
         with channel(env) as app:
-            a = Queue("a", queue_arguments={"x-queue-type": "quorum"})(app)
-            a.declare()
+            queue = Queue(name, queue_arguments={"x-queue-type": "quorum"})(app)
+            queue.declare()
             # As soon as it consumes, a connection of the transport leads delayed messages there.
-            a.get()
-        if time.monotonic() < begin + wait[0]:
+            queue.get()
+        in_time = time.monotonic() < begin + wait[0]
+        env.consumer(name)
+        if in_time:
             break
         # The machine was too slow: some may have been due while there was no queue.
         time.sleep(wait[1])
         env.redrive()
-    env.consumer("a")
     env.wait_until_done()
     env.check("parked", env.parked(), 0)
 
 
 def parked(env: Environment) -> None:
     """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
-    publish_and_delete(env)
+    publish_and_delete(env, "a")
     wait_for_parked(env, COUNT)
     env.queue("a")
     env.check("parked, and not sent on", COUNT - env.redrive(), 0)
