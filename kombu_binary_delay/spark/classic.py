@@ -6,6 +6,7 @@ broker.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,12 @@ def cached(df: DataFrame) -> DataFrame:
         return df.cache()
     except Exception:  # noqa: BLE001 - as above
         return df
+
+
+def release(df: DataFrame) -> None:
+    """Forget rows that were cached, and so free their memory."""
+    with suppress(Exception):  # as above
+        df.unpersist()
 
 
 class Folders:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from . import schema as s
 from .audit import action_of, audit, span
 from .checks import check_not_negative, check_number
+from .classic import cached, release
 from .tables import Place, append, existing
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
@@ -120,6 +121,8 @@ def audit_due(
     if job_id is not None and of_job is not None:
         # Of any age: a task may be retried or postponed for long.
         chosen = chosen.join(of_job.select("task_id"), "task_id", "left_semi")
+    # All that follows asks for them several times, and they take a join.
+    chosen = cached(chosen)
     events = journal.where(window.reaches("due", "at")).withColumn("retries", _retries())
     events = events.join(chosen, _ID, "left_semi")
     # Two exports at once have written the same events.
@@ -140,8 +143,7 @@ def audit_due(
     found = judged.join(_final(sent, events, window), _ID, "left_semi")
     found = found.withColumn("corrected", F.lit(False)) if before is None else _new(found, before)
     batch, path = last.batch + 1, f"{output}/verdicts/batch={last.batch + 1}"
-    found.write.mode("overwrite").parquet(path)
-    written = spark.read.schema(s.FOLLOWED).parquet(path)
+    written = _stored(found, path, chosen)
     counts = written.groupBy("verdict", "corrected").count().collect()
     verdicts = {row["verdict"]: row["count"] for row in counts if not row["corrected"]}
     corrected = sum(row["count"] for row in counts if row["corrected"])
@@ -154,6 +156,15 @@ def audit_due(
     bad = written.where(F.col("verdict").isin(s.EARLY, *_LOST)).select(*_ROW).limit(3)
     alarms = bad.collect() if any(row["verdict"] in {s.EARLY, *_LOST} for row in counts) else []
     return Step(batch, window.end, verdicts, corrected, tuple(each.asDict() for each in alarms))
+
+
+def _stored(found: DataFrame, path: str, chosen: DataFrame) -> DataFrame:
+    """Write the verdicts of a step, and return them as they are stored; forget what was cached."""
+    try:
+        found.write.mode("overwrite").parquet(path)
+    finally:
+        release(chosen)
+    return found.sparkSession.read.schema(s.FOLLOWED).parquet(path)
 
 
 def read_verdicts(spark: SparkSession, output: str) -> DataFrame:

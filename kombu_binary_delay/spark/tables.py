@@ -272,7 +272,7 @@ def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Call
     of_job = f"{place.beside('staged').where}/{job}"
     path = f"{of_job}/{uuid4()}"
     df.write.mode("overwrite").parquet(path)
-    stored = session.read.parquet(path)
+    stored = session.read.schema(df.schema).parquet(path)
 
     def empty() -> None:
         # Spark has no function that deletes files, but this write empties the whole folder.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -38,7 +39,7 @@ def figures(
     :param jobs: the names of the jobs that published the tasks, for the title.
     :returns: plain values, ready for JSON; times in seconds since the epoch.
     """
-    start, end = _span(verdicts)
+    start, end, unknown = _span(verdicts)
     width = _width(end - start)
     start -= start % width
     found: Figures = {
@@ -47,9 +48,10 @@ def figures(
         "start": start,
         "end": end,
         "width": width,
-        "groups": [row.asDict() for row in _groups(verdicts).collect()],
+        "groups": _groups(verdicts),
         "histogram": _histogram(verdicts),
         "offenders": _offenders(verdicts),
+        "without_publish_time": unknown,
     }
     found |= _over_time(verdicts, start, end, width)
     found["planned"] = _planned(plan, start, end, width) if plan is not None else None
@@ -61,15 +63,20 @@ def _seconds(column: Column | str) -> Column:
     return F.unix_micros(column) / 1_000_000
 
 
-def _span(verdicts: DataFrame) -> tuple[float, float]:
-    """From the first publish to the last arrival: what is due in years would hide all else."""
+def _span(verdicts: DataFrame) -> tuple[float, float, int]:
+    """From the first publish to the last arrival: what is due in years would hide all else.
+
+    And how many have arrived that were sent nobody knows when.
+    """
+    unknown = F.col("published_at").isNull() & F.col("arrived_at").isNotNull()
     [row] = verdicts.agg(
         F.min(_seconds(F.least("published_at", "due", "arrived_at"))).alias("first"),
         F.max(_seconds("arrived_at")).alias("last"),
         F.max(_seconds("due")).alias("due"),
+        F.count(F.when(unknown, 1)).alias("unknown"),
     ).collect()
     first, last = row["first"] or 0.0, row["last"] or row["due"] or 0.0
-    return first, max(last, first + 1)
+    return first, max(last, first + 1), row["unknown"]
 
 
 def _width(span: float) -> float:
@@ -95,61 +102,52 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
             F.max("lateness").alias("worst"),
         )
         .where(within)
-        .orderBy("bin")
         .collect()
     )
     # What the broker does not have does not wait; what is cancelled waits until it is due.
     sent = F.when(F.col("verdict") != s.NOT_PUBLISHED, F.col("published_at"))
     cancelled = F.col("verdict") == s.TAKEN_BACK
     left = F.greatest(sent, F.when(cancelled, F.col("due")).otherwise(F.col("arrived_at")))
-    times = verdicts.select(
-        F.col("published_at").alias("published"),
-        F.when(~cancelled, F.col("due")).alias("due"),
-        F.col("arrived_at").alias("arrived"),
-        sent.alias("sent"),
+    times = {
+        "published": F.col("published_at"),
+        "due": F.when(~cancelled, F.col("due")),
+        "arrived": F.col("arrived_at"),
+        "sent": sent,
         # Of a task that was sent nobody knows when, nobody knows how long it has waited. Spark's
         # greatest() takes no notice of null.
-        F.when(sent.isNotNull() & (cancelled | F.col("arrived_at").isNotNull()), left).alias(
-            "left"
-        ),
-        (F.col("published_at").isNull() & F.col("arrived_at").isNotNull()).alias("unknown"),
+        "left": F.when(sent.isNotNull() & (cancelled | F.col("arrived_at").isNotNull()), left),
+    }
+    each = [F.struct(F.lit(name).alias("what"), at.alias("at")) for name, at in times.items()]
+    counts = (
+        verdicts.select(F.inline(F.array(*each)))
+        .where(F.col("at").isNotNull())
+        .groupBy("what", _bin("at", start, width).alias("bin"))
+        .count()
+        .where(within)
+        .collect()
     )
-    counted = {}
-    for column in ("published", "due", "arrived", "sent", "left"):
-        counts = (
-            times.where(F.col(column).isNotNull())
-            .groupBy(_bin(column, start, width).alias("bin"))
-            .count()
-            .where(within)
-            .collect()
-        )
-        filled = [0] * number
-        for row in counts:
-            filled[row["bin"]] = row["count"]
-        counted[column] = filled
+    counted = {name: [0] * number for name in times}
+    for row in counts:
+        counted[row["what"]][row["bin"]] = row["count"]
     waiting, held = [], 0
     for come, gone in zip(counted["sent"], counted["left"], strict=True):
         held += come - gone
         waiting.append(held)
     return {
-        "late": [[row["bin"], *row["at"], row["worst"]] for row in late],
+        "late": sorted([row["bin"], *row["at"], row["worst"]] for row in late),
         "published": counted["published"],
         "due": counted["due"],
         "arrived": counted["arrived"],
         "waiting": waiting,
-        "without_publish_time": times.where("unknown").count(),
     }
 
 
-def _groups(verdicts: DataFrame) -> DataFrame:
+def _groups(verdicts: DataFrame) -> list[dict[str, Any]]:
     largest = Window.partitionBy("grouping").orderBy(F.desc("tasks"), "value")
-    return (
-        lateness(verdicts)
-        .withColumn("rank", F.row_number().over(largest))
-        .where(F.col("rank") <= GROUPS)
-        .orderBy("grouping", "rank")
-        .drop("rank")
-    )
+    rank = F.row_number().over(largest)
+    found = lateness(verdicts).withColumn("rank", rank).where(F.col("rank") <= GROUPS)
+    rows = [row.asDict() for row in found.drop("rank").collect()]
+    return sorted(rows, key=lambda row: (row["grouping"], -row["tasks"], row["value"] or ""))
 
 
 def _histogram(verdicts: DataFrame) -> list[list[float]]:
@@ -160,10 +158,12 @@ def _histogram(verdicts: DataFrame) -> list[list[float]]:
         verdicts.where(F.col("lateness").isNotNull())
         .groupBy(place.alias("place"))
         .count()
-        .orderBy("place")
         .collect()
     )
-    return [[_EDGES[row["place"]], _EDGES[row["place"] + 1], row["count"]] for row in rows]
+    return [
+        [_EDGES[row["place"]], _EDGES[row["place"] + 1], row["count"]]
+        for row in sorted(rows, key=itemgetter("place"))
+    ]
 
 
 def _offenders(verdicts: DataFrame) -> list[dict[str, Any]]:
@@ -203,11 +203,10 @@ def _planned(plan: DataFrame, start: float, end: float, width: float) -> Figures
         .where(F.col("bin") < number)
         .groupBy("scope", "queue", "wait_ms", "bin")
         .agg(F.max_by("waiting", "minute").alias("waiting"))
-        .orderBy("wait_ms", "bin")
         .collect()
     )
     levels: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["wait_ms"] or 0, row["queue"] or "", row["bin"])):
         level = levels.setdefault(
             row["queue"] or "", {"wait": row["wait_ms"], "held": [None] * number, "before": 0}
         )
