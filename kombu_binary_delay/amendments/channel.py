@@ -27,7 +27,7 @@ PREFETCH = 2000
 #: How long to wait for the broker's next frame, in seconds.
 PATIENCE = 30.0
 #: If no frame comes for so long, in seconds, everything has been read.
-_QUIET = 0.25
+_QUIET = 1.0
 _JSON = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
 PLAIN: Mapping[str, Any] = {}
 
