@@ -74,7 +74,7 @@ TITLES = {name: title for name, (title, _) in WAYS.items()} | WORKERS
 def delivery(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Measure the consumer's CPU of a delivery, beside Kombu's own transport."""
     found = _plain(broker, scale)
-    for pool in POOLS:
+    for pool in scale.pick(POOLS, POOLS[:1]):
         names = [name for name in WORKERS if name.endswith(pool)]
         measure = partial(_worker, broker, scale)
         runs = in_turns(names, scale, measure, "delivery", 2)

@@ -121,6 +121,8 @@ class Node(Server):
             # For every Erlang process of the node, including the helper that looks for epmd.
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
+            # It waits for the node's answers, and does not keep a processor busy with that.
+            "RABBITMQ_CTL_ERL_ARGS": "+S 1 +sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_MNESIA_BASE": f"{inside}/data",
@@ -193,7 +195,7 @@ class Broker(Node, Service):
 
     # --- life -----------------------------------------------------------------------
 
-    def start(self, timeout: float = 120) -> None:
+    def start(self, timeout: float = 400) -> None:
         """Start the node, and wait until it answers."""
         if self.is_running:
             return
@@ -207,7 +209,7 @@ class Broker(Node, Service):
             wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
-    def wait_until_up(self, timeout: float = 120) -> None:
+    def wait_until_up(self, timeout: float = 400) -> None:
         """Wait until the node answers."""
         if self._node is None:
             raise BrokerError("the node is not started")

@@ -83,4 +83,4 @@ class Cluster(Service):
         except TimeoutError as late:
             raise BrokerError(f"{late}, only {sorted(self.running())}") from None
         for node in self.nodes:
-            node.ctl("await_startup", timeout=max(1, deadline - time.monotonic()))
+            node.ctl("await_startup", timeout=max(60, deadline - time.monotonic()))

@@ -123,7 +123,7 @@ class Server:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
                 text = answer.read()
         except urllib.error.HTTPError as refusal:
             raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None

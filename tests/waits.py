@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 #: In seconds. What a level with a stuck dead-letter worker holds up comes after 180.
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 
 def wait_until(ready: Callable[[], T], complaint: str = "not in time") -> T:

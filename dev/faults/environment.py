@@ -278,9 +278,10 @@ class Environment:
             time.sleep(0.1)
 
     def wait_until_done(self, patience: float = 60.0) -> None:
-        """Wait until all that is confirmed is done, or so many seconds after the last due time."""
+        """Wait until all that is confirmed is done, or so many seconds from now or the last due."""
         last = max((each["due"] for each in self.entries() if each["event"] == SENT), default=0.0)
-        while self.verdict().lost and time.time() < last + patience:
+        end = max(last, time.time()) + patience
+        while self.verdict().lost and time.time() < end:
             time.sleep(0.2)
         if self.verdict().lost:
             self.notes["kept"] = self.kept()

@@ -262,6 +262,7 @@ def _connect(urls: list[str], settings: dict[str, Any]) -> Connection:
         transport=TRANSPORT,
         transport_options={"confirm_publish": True, "binary_delay": settings},
         heartbeat=10,
+        connect_timeout=30,  # a busy broker takes longer than the 5 s that are the default
     )
 
 

@@ -54,4 +54,4 @@ def test_a_worker_killed_before_anything_is_due_delays_nothing(celery_setup: Set
     # then
     celery_setup.worker.restart()
     celery_setup.journal.wait_for(*tasks)
-    celery_setup.journal.assert_on_time(tasks)
+    celery_setup.journal.assert_on_time(tasks, late=AFTER_A_DEATH)

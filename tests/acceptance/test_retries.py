@@ -36,7 +36,7 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     # when
     task = system.send("retry", RETRIES, 0.125, queue="foo").id
     # then
-    runs = system.journal.wait_for(task, times=RETRIES + 1, timeout=300)
+    runs = system.journal.wait_for(task, times=RETRIES + 1, timeout=900)
     assert [run.retries for run in runs] == list(range(RETRIES + 1))
     assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
     system.journal.assert_on_time([task])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def connect(vhost, radix):
         settings = options.get("binary_delay", {})
         if radix and transport == OURS and "foreign_ladder" not in settings:
             options["binary_delay"] = {"radix": radix, **settings}
+        # By default, the system ends a connection whose broker takes nothing for a second.
+        options.setdefault("socket_settings", {socket.TCP_USER_TIMEOUT: 60_000})
         connection = Connection(
             url or vhost.url, transport=transport, transport_options=options, connect_timeout=30
         )

@@ -275,8 +275,9 @@ def test_a_management_api_that_does_not_answer_is_named(plain):
 
 
 def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, management, slow):
-    ours = connect(binary_delay=SLOW)
-    other = connect(binary_delay={"tick": 2 * MINUTE, "radix": 2, "levels": 10})
+    ours = connect(binary_delay=SLOW, confirm_publish=True)
+    several = {"tick": 2 * MINUTE, "radix": 2, "levels": 10}
+    other = connect(binary_delay=several, confirm_publish=True)
     channel = ours.channel()
     Queue("mail")(channel).declare()
     publish(ours, "mail", 9 * MINUTE, 9 * MINUTE, 9 * MINUTE)
@@ -374,7 +375,7 @@ def test_what_was_created_is_there_for_others_at_once(vhost, plain, small):
 def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     connect, plain, management, vhost, slow
 ):
-    connection = connect(binary_delay=SLOW)
+    connection = connect(binary_delay=SLOW, confirm_publish=True)
     Queue("mail")(connection.channel()).declare()
     publish(connection, "mail", 9 * MINUTE, 9 * MINUTE)
     before = Snapshot.read(management)
@@ -499,6 +500,7 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
             routing_key=queue,
             headers={"x-binary-delay": {"due": 0}},
         )
+        wait_until(lambda: vhost.waiting(queue) == {queue: 1})
 
     with pytest.raises(RefusedError, match="put back as it was"):
         teardown(plain, management, slow, stats_delay=0, notify=come_in)
@@ -585,6 +587,13 @@ def test_prune_removes_mirrors_and_relays_whose_originals_are_gone(  # noqa: PLR
     left = {small.mirror_name(name)}
     if small.queue_type == "quorum":
         left |= {small.queue_relay_name(name)}
+
+    def seen():
+        # What a relay has in its hands is a statistic, which may be some seconds old.
+        found = prune(plain, management, small, dry_run=True)
+        return {*found.exchanges, *found.removed} == left
+
+    wait_until(seen)
     before = Snapshot.read(management)
 
     planned = prune(plain, management, small, dry_run=True)

@@ -775,6 +775,7 @@ def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_del
 ):
     """The alarm may need the consumer to go on; and what is without acks would be lost."""
     monkeypatch.setattr(alarms, "_blocked", {})
+    monkeypatch.setattr(channel, "_QUIET", 4.0)
     arrived: list[str] = []
     for name in ("postponed", "too", "other"):
         publish(publisher, name, delay=2000)
@@ -817,6 +818,8 @@ def blocked(consumer, monkeypatch):
     """The broker has blocked a connection of this process a moment ago."""
     host = consumer.connection.host
     monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), 600.0)})
+    # It appends no marker then, and what it has to read may be slow to come.
+    monkeypatch.setattr(channel, "_QUIET", 4.0)
 
 
 @pytest.mark.usefixtures("blocked")
@@ -835,6 +838,7 @@ def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, coll
 def held(consumer, publisher, blocked):
     """What arrives, where a message is held that is due soon."""
     arrived: list[str] = []
+    cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed")
     reschedule("postponed", countdown=10, connection=publisher)
     channel = consumer.channel()
@@ -862,8 +866,9 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
 
 
 def test_what_is_postponed_has_not_come_back_yet(consumer, publisher, collect):
+    cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed", **{RETURNS: 3})
-    reschedule("postponed", countdown=3, connection=publisher)
+    reschedule("postponed", countdown=10, connection=publisher)
 
     (arrival,) = collect(consumer, [QUEUE], 1)
 

@@ -10,7 +10,7 @@ from benchmarks.report import table
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
 SAMPLE = [
     *("size", "publishing", "burst", "waiting", "worker"),
-    *("amendments", "delivery", "herd", "spark"),
+    *("amendments", "delivery", "herd-100000", "spark"),
 ]
 
 

@@ -292,6 +292,7 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
 @pytest.mark.own_broker
 def test_status_is_shown_in_an_alarm_too(vhost, own_broker, monkeypatch):
     monkeypatch.setattr(alarms, "_blocked", {})
+    monkeypatch.setattr(channel, "_QUIET", 4.0)
 
     def run(*arguments):
         place = ["-b", vhost.url, "-m", own_broker.management_url]
@@ -371,8 +372,8 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
     monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
     monkeypatch.setattr(stream, "LEAD", 1000)
     # As many digits on both ladders: the old one must not get back what is moved.
-    publish("cancelled", "kept", delay=20_000)
-    cancelled = run("cancel", "cancelled", "--eta", "20s", "--json")
+    publish("cancelled", "kept", delay=45_000)
+    cancelled = run("cancel", "cancelled", "--eta", "45s", "--json")
 
     def active():
         return json.loads(run("status", "--json").stdout)["amendments"]["active"]
@@ -395,13 +396,13 @@ def test_a_cancellation_that_a_broker_in_an_alarm_does_not_take_ends_a_migration
     """Given: a cancellation that waits on the ladder."""
     monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
     monkeypatch.setattr(stream, "LEAD", 1000)
-    monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
     place = ["-b", vhost.url, "-m", own_broker.management_url]
 
     def run(*arguments):
         return CliRunner().invoke(binary_delay, [*place, *arguments])
 
     cancelled = run("cancel", "one", "--eta", "1h")
+    monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 
     with own_broker.alarm():
         done = run("--tick", "250", "migrate", "--from", topology.prefix)

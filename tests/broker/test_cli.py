@@ -229,6 +229,7 @@ def test_status_counts_by_destination_from_the_journal(run, tick, connect):
 def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
     run, tick, connect, vhost, small
 ):
+    declare(connect)  # what is parked would be trouble too
     publish(connect, 9000)
     whole = run(*tick, "status", "--json")
     with Connection(vhost.url) as operator:

@@ -56,7 +56,7 @@ def test_heartbeats_do_not_prolong_a_wait(vhost):
     """Its own are not sent here, so that a broker without the answer ends the connection soon."""
     door = "kombu_binary_delay:Transport"
     with (
-        Connection(vhost.url, transport=door, heartbeat=4) as connection,
+        Connection(vhost.url, transport=door, heartbeat=10) as connection,
         pytest.raises(TimeoutError),
     ):
         connection.drain_events(timeout=3)
@@ -64,7 +64,7 @@ def test_heartbeats_do_not_prolong_a_wait(vhost):
 
 def test_nor_what_a_delayed_publish_waits_for(vhost):
     door = "kombu_binary_delay:Transport"
-    with Connection(vhost.url, transport=door, heartbeat=4) as connection:
+    with Connection(vhost.url, transport=door, heartbeat=10) as connection:
         channel = connection.default_channel
         with (
             pytest.raises(RecoverableConnectionError, match="did not answer within 3 s"),

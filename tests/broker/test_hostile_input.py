@@ -116,7 +116,7 @@ class Ground:
             part += topology.to_queue(queue) + Part(bindings=mirrored)
         return part
 
-    def take(self, count: int, more: str = "", timeout: float = 60) -> Counter[Arrival]:
+    def take(self, count: int, more: str = "", timeout: float = 150) -> Counter[Arrival]:
         """Consume through our transport until so many have come, and then a little longer."""
         taken: Counter[Arrival] = Counter()
         channel = self.connection.channel()
@@ -285,7 +285,7 @@ def forged_address(rng: random.Random) -> str:
 
 
 def wait_for_parked(vhost: Any, topology: Topology, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while (parked := vhost.waiting(topology.parking)[topology.parking]) < count:
         assert time.monotonic() < deadline, f"{parked} of {count} are parked"
         time.sleep(0.1)

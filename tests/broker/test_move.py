@@ -590,25 +590,25 @@ def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vh
 # -- migrate -------------------------------------------------------------------------------------
 
 
-def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, small, operator):
+def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collect, tall, operator):
     vhost = operator.vhost
     plain = operator.plain
-    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    old = Topology(Ladder.binary(10, 500), queue_type=tall.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
     sent = time.time()
-    publish(connection, "order.paid", 12_000, 13_000, 12_500, exchange="events", mine=1)
-    publish(connection, "mail", 14_000)
+    publish(connection, "order.paid", 30_000, 31_000, 30_500, exchange="events", mine=1)
+    publish(connection, "mail", 32_000)
 
     with plain() as client:
         planned = plan(client, Snapshot.read(operator.management), old)
-    done = operator.migrate(old, small)
+    done = operator.migrate(old, tall, **TALL)
 
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
     assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
-    arrivals = collect(connect(confirm_publish=True, binary_delay=SETTINGS), [queue], 4)
+    arrivals = collect(connect(confirm_publish=True, binary_delay=TALL), [queue], 4)
     for arrival in arrivals:
         assert arrival.at - sent >= float(arrival.body) / 1000
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
@@ -618,30 +618,29 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     ]
 
 
-def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, small, operator):
+def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, operator):
     plain = operator.plain
-    if small.queue_type == "classic":
+    if tall.queue_type == "classic":
         pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     with plain() as client:
         native.declare_native_delayed_delivery_exchanges_and_queues(client, "quorum")
         queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(client.channel())
         queue.declare()
         native.bind_queue_to_native_delayed_delivery_exchange(client, queue)
-        due = datetime.now(timezone.utc) + timedelta(seconds=12)
+        # The exchange of tasks leads to it by our ladder as well, from the first look at it on.
+        reader = connect(confirm_publish=True, binary_delay=TALL)
+        bound = queue(reader.default_channel)
+        bound.declare()
+        assert bound.get() is None
+        due = datetime.now(timezone.utc) + timedelta(seconds=30)
         client.Producer().publish(
             "task",
             exchange="celery_delayed_27",
-            routing_key=native.calculate_routing_key(12, "tasks.new"),
+            routing_key=native.calculate_routing_key(30, "tasks.new"),
             headers={"task": "t", "id": "1", "eta": due.isoformat()},
         )
 
-    # The exchange of tasks leads to it by our ladder as well, from its first look at the queue on.
-    reader = connect(confirm_publish=True, binary_delay=SETTINGS)
-    bound = queue(reader.default_channel)
-    bound.declare()
-    assert bound.get() is None
-
-    done = operator.migrate(FOREIGN_LADDERS["celery"], small)
+    done = operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
 
     assert done.moved == 1
     (arrival,) = collect(reader, [queue], 1)
@@ -712,24 +711,24 @@ def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
 
 
 def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder(
-    connect, collect, small, operator, celerys
+    connect, collect, tall, operator, celerys
 ):
     assert celerys
-    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("mail")(connection.channel())
     queue.declare()
     sent = time.time()
     connection.Producer().publish(
-        "m", routing_key="mail", headers={"x-delay": 12_000}, expiration=7
+        "m", routing_key="mail", headers={"x-delay": 30_000}, expiration=7
     )
 
     done = migrate(
-        operator.plain, operator.plain, operator.management, small, FOREIGN_LADDERS["celery"]
+        operator.plain, operator.plain, operator.management, tall, FOREIGN_LADDERS["celery"]
     )
 
     assert done.moved == 1
     (arrival,) = collect(connect(), [queue], 1)
-    assert arrival.at - sent >= 12
+    assert arrival.at - sent >= 30
     assert (arrival.properties["expiration"], arrival.headers) == ("7000", {})
 
 
@@ -959,21 +958,22 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
 
 
 def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
-    connect, collect, small, operator, monkeypatch
+    connect, collect, tall, operator, monkeypatch
 ):
     # What comes back once would be published again.
     monkeypatch.setattr(mover, "MOST_RETURNS", 1)
-    old = Topology(Ladder.binary(10, 500), queue_type=small.queue_type)
+    old = Topology(Ladder.binary(10, 500), queue_type=tall.queue_type)
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queues = [Queue(name)(connection.channel()) for name in ("mail", "audit")]
     for queue in queues:
         queue.declare()
-    publish(connection, "mail", 12_000)
-    publish(connection, "mail", 12_000, BCC=["audit"])
+    # It goes on to the next level after 32 s, and is then a new message to the broker.
+    publish(connection, "mail", 33_000)
+    publish(connection, "mail", 33_000, BCC=["audit"])
 
-    first = operator.migrate(old, small)
+    first = operator.migrate(old, tall, **TALL)
     wait_until(lambda: waiting(operator.vhost, old))
-    second = operator.migrate(old, small)
+    second = operator.migrate(old, tall, **TALL)
 
     assert (first.moved, first.left, second.moved, second.left) == (1, 1, 0, 1)
     assert any("as often as is safe" in each for each in second.reasons)
@@ -985,20 +985,20 @@ def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
-    connect, collect, small, operator
+    connect, collect, tall, operator
 ):
     plain = operator.plain
-    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
-    due = datetime.now(timezone.utc) + timedelta(seconds=12)
+    due = datetime.now(timezone.utc) + timedelta(seconds=30)
     with plain() as client:
         for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
             client.Producer().publish(
                 name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
             )
 
-    done = operator.migrate("tasks", small)
+    done = operator.migrate("tasks", tall, **TALL)
 
     assert (done.moved, done.kept) == (1, 2)
     at = {each.body: each.at for each in collect(connect("amqp"), [queue], 3)}
@@ -1177,21 +1177,19 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, o
 
 
 def test_transfer_takes_what_waits_to_another_virtual_host(
-    broker, connect, small, collect, operator
+    broker, connect, tall, collect, operator
 ):
     vhost = operator.vhost
-    connection = connect(confirm_publish=True, binary_delay=SETTINGS)
+    connection = connect(confirm_publish=True, binary_delay=TALL)
     Queue("mail")(connection.channel()).declare()
-    sent = time.time()
-    publish(connection, "mail", 12_000, 13_000)
     other = broker.vhost()
     try:
-        with ours(other, **SETTINGS)() as there:
+        with ours(other, **TALL)() as there:
             queue = Queue("mail")(there.channel())
             queue.declare()
-            done = migrate(
-                operator.plain, ours(other, **SETTINGS), operator.management, small, small
-            )
+            sent = time.time()
+            publish(connection, "mail", 30_000, 31_000)
+            done = migrate(operator.plain, ours(other, **TALL), operator.management, tall, tall)
             arrivals = collect(there, [queue], 2)
     finally:
         other.delete()

@@ -89,13 +89,13 @@ def test_a_queue_that_a_connection_has_declared_is_not_copied_to_find_that_out(c
         producer.publish("first", exchange="x", routing_key="k", declare=[queue])
         with patch.object(Queue, "__init__", side_effect=AssertionError("a copy")):
             producer.publish("next", exchange="x", routing_key="k", declare=[queue], retry=True)
-    assert vhost.waiting("q") == {"q": 2}
+    wait_until(lambda: vhost.waiting("q") == {"q": 2})
 
     connect("amqp").default_channel.queue_delete("q")
     connection.release()
     with connection.Producer() as producer:
         producer.publish("of a new connection", exchange="x", routing_key="k", declare=[queue])
-    assert vhost.waiting("q") == {"q": 1}
+    wait_until(lambda: vhost.waiting("q") == {"q": 1})
 
 
 def test_a_new_connection_asks_once_whether_the_levels_stand(connect):
@@ -393,7 +393,7 @@ def test_a_level_that_stands_with_other_arguments_is_named_and_the_users_channel
         producer.publish("never", routing_key="q", headers={"x-delay": 1})
 
     producer.publish("now", routing_key="q")
-    assert vhost.waiting("q") == {"q": 1}
+    wait_until(lambda: vhost.waiting("q") == {"q": 1})
 
 
 def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, connect, vhost):
@@ -413,7 +413,7 @@ def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, 
             producer.publish("never", routing_key="q", headers={"x-delay": 1})
 
         producer.publish("now", routing_key="q")
-        assert vhost.waiting("q") == {"q": 1}
+        wait_until(lambda: vhost.waiting("q") == {"q": 1})
         connection.release()
     finally:
         broker.api("DELETE", f"users/{name}")

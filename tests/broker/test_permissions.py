@@ -408,6 +408,13 @@ def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishin
         cancel("never", connection=publisher)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Let a reader that may append no marker wait for longer: a busy broker is slow to begin."""
+    monkeypatch.setattr("kombu_binary_delay.amendments.channel._QUIET", 4.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["marker", "no-marker"])
 def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_if_not(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, writes
@@ -453,6 +460,7 @@ def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_
     assert time.monotonic() - begin < PATIENCE
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("grant", "active"),
     [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],

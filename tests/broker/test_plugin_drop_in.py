@@ -11,6 +11,7 @@ from kombu import Connection, Exchange, Queue
 
 from dev.broker import Broker
 from kombu_binary_delay import DelayError
+from tests.waits import wait_until
 
 #: 100 ms are little on a machine that is busy: what is late then may change places. So often
 #: enough, it is to be found in a moment when it is not; a round takes half a second.
@@ -122,7 +123,7 @@ def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology)
     time.sleep(1)
     assert vhost.waiting("q") == {"q": 0}
     levels = [queue.name for level in topology.levels for queue in level.queues]
-    assert sum(vhost.waiting(*levels).values()) == 4
+    wait_until(lambda: sum(vhost.waiting(*levels).values()) == 4)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_a
 
 def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost):
     publisher = connect(confirm_publish=True)
-    mailbox = Queue("mailbox", queue_arguments={"x-expires": 4000})
+    mailbox = Queue("mailbox", queue_arguments={"x-expires": 10_000})
     arrived: list[object] = []
 
     def take(body, message):

@@ -77,7 +77,7 @@ def spelled(old, digits, mark, destination):
 
 
 #: How many times as long the messages wait that commands look at meanwhile.
-LONGER = 12
+LONGER = 20
 #: In milliseconds: later is what was forgotten.
 HELD_UP = 60_000
 
@@ -135,16 +135,16 @@ def test_a_worker_of_today_gets_what_waited_on_v1_as_it_was_sent(plain, old, con
 def test_what_waits_on_v1_is_moved_sent_on_and_its_ladder_removed(
     plain, old, connect, collect, run
 ):
-    due = publish(plain, old, LONGER)
-    plain.Producer().publish(
-        "parked", exchange=old.parking, routing_key="0.3.@..mail", headers={"a": 1}
-    )
     publisher = connect()
     for queue in QUEUES:
         bound = queue(publisher.default_channel)
         bound.declare()
         # From its first look on, delayed messages take this way.
         assert bound.get() is None
+    due = publish(plain, old, LONGER)
+    plain.Producer().publish(
+        "parked", exchange=old.parking, routing_key="0.3.@..mail", headers={"a": 1}
+    )
 
     _, planned = run("migrate", "--from", old.prefix, "--dry-run")
     _, shown = run("status")
@@ -157,7 +157,7 @@ def test_what_waits_on_v1_is_moved_sent_on_and_its_ladder_removed(
     assert refused == 2
     sent, redriven = run("redrive", "--ladder", old.prefix)
     assert (sent, redriven["sent"]) == (0, 1)
-    arrivals = collect(publisher, QUEUES, len(SENT) + 1)
+    arrivals = collect(publisher, QUEUES, len(SENT) + 1, timeout=120)
     assert [each.body for each in arrivals if each.body not in SENT] == ["parked"]
     assert_arrived([each for each in arrivals if each.body in SENT], due, old.ladder)
     assert all(each.at * 1000 >= due[each.body] for each in arrivals if each.body in SENT)

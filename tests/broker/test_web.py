@@ -223,13 +223,10 @@ def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhos
 
     everything = client.post("/plan", data={"action": "redrive", "token": token(now)})
     some = {"action": "redrive", "exchange": "", "key": "gone", "token": token(now)}
-    planned = client.post("/plan", data=some)
-    end = time.monotonic() + 60
     # What was counted is put back a moment later.
-    parking = topology.parking
-    while vhost.waiting(parking).get(parking) != 3:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 3})
+    planned = client.post("/plan", data=some)
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 3})
     key = planned.url.params["key"]
     done = client.post("/act", data={"key": key, "token": token(planned.text)})
 

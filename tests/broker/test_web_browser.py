@@ -21,7 +21,7 @@ from kombu_binary_delay.web import passwords
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-MANY = 10_000
+MANY = 2_500
 HOSTILE = "evil.task<script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
 PATIENCE = 60_000  # milliseconds
@@ -197,7 +197,7 @@ def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling)
     expect(other.locator("#count")).to_have_text(f"{MANY:,}")
     expect(other.get_by_text("1 cancelled or superseded task is not shown")).to_be_visible()
     said = log.read_text()
-    assert "'ann' from 127.0.0.1: cancel of task-10000" in said
+    assert f"'ann' from 127.0.0.1: cancel of task-{MANY}" in said
     assert f"reschedule {MANY:,} (name 'shop.*', before '4h') done" in said
     assert "bob" not in said
     assert "ann:" not in said

@@ -28,7 +28,7 @@ write = Amendments.write
 def hold(phase: str) -> None:
     """Stop here, to be killed."""
     Path(str(FOLDER), phase).touch()
-    time.sleep(600)
+    time.sleep(1800)
 
 
 def hold_between_messages(sender: str, **_: object) -> None:

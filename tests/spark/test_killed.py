@@ -75,7 +75,7 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
             )
 
         try:
-            wait_until(all_held, 600, "not all jobs came to their phase", driver)
+            wait_until(all_held, 900, "not all jobs came to their phase", driver)
         except (TimeoutError, ChildProcessError) as failure:
             pytest.fail(f"{failure}: {[each.name for each in held.glob('*')]}\n{log.read_text()}")
         processes.kill(driver)

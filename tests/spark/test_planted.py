@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: message is due later than that, and a state.
 Event = tuple[str, float, int, str | None]
 
-TASKS = int(os.environ.get("PLANTED_TASKS", "20000"))
+TASKS = int(os.environ.get("PLANTED_TASKS", "4000"))
 NOON = 1_577_880_000  # seconds since the epoch, years ago
 DAY = 86_400
 #: Each kind of task is one of so many; all others are ok.

@@ -98,7 +98,7 @@ def test_a_message_is_the_one_that_celery_sends(vhost, options):
     queue = options.get("queue", "celery")
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
     app.send_task("shop.remind", task_id="an-id", eta=past, **{"args": (), **options})
-    theirs = take(vhost, queue)
+    theirs = wait_until(lambda: take(vhost, queue))
     row = {"task": "shop.remind", "task_id": "an-id", "eta": round(past.timestamp() * 1e6)}
     for name, value in options.items():
         if name == "expires":
@@ -112,7 +112,7 @@ def test_a_message_is_the_one_that_celery_sends(vhost, options):
 
 
 def test_a_delayed_message_waits_and_comes_as_it_was(vhost):
-    row = {"task": "t", "task_id": "an-id", "countdown": 3.0, "key": "k"}
+    row = {"task": "t", "task_id": "an-id", "countdown": 10.0, "key": "k"}
     [sent] = send(vhost, [row])
     deadline = time.time() + 60
     while (message := take(vhost, "celery", OURS)) is None and time.time() < deadline:

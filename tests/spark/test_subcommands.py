@@ -27,7 +27,7 @@ from kombu_binary_delay.spark.follow import audit_due
 from kombu_binary_delay.spark.report import plan_page, planned
 
 ROOT = Path(__file__).parents[2]
-SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+SOON = datetime.now(timezone.utc) + timedelta(days=1)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from kombu_binary_delay.spark.tables import Place, append, existing, merge, over
 from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
 
 SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
-SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+SOON = datetime.now(timezone.utc) + timedelta(days=1)
 #: As Spark gives it back: to the microsecond, and without its time zone.
 DUE = SOON.replace(microsecond=678901, tzinfo=None)
 ROWS = "key string, task string, eta timestamp, exchange string, routing_key string"
@@ -303,7 +303,8 @@ def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
 ):
     lake = f"table:{lakes[name]}"
     rows: list[tuple[object, ...]] = [(f"k{n}", "t", SOON, None, None) for n in range(30)]
-    past = SOON - timedelta(hours=2)  # due already, so the message goes straight to its exchange
+    # Due already, so the message goes straight to its exchange.
+    past = SOON - timedelta(days=1, hours=1)
     rows += [("returned", "t", past, "amq.topic", "lonely"), (None, "t", SOON, None, None)]
     append(spark.createDataFrame(rows, ROWS), f"{lake}.reminders")
     job = ["--job-id", "j", "--receipts", f"{lake}.receipts", "--broker", vhost.url]

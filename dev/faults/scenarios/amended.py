@@ -124,8 +124,9 @@ def workers_killed(env: Environment) -> None:
     env.canceller([f"task-{number}" for number in range(0, 90, 3)], celery=True).wait(180)
     env.wait_for(CANCELLED, 30, 5)
     for _ in range(1 if env.short else 3):
+        before = env.count(DELIVERED)
         worker = env.worker("--concurrency=2")
-        env.wait_for(DELIVERED, env.count(DELIVERED) + 10)
+        env.wait_for(DELIVERED, before + 10)
         worker.kill()
     worker = env.worker("--concurrency=2")
     env.wait_until_done()
@@ -212,7 +213,9 @@ def wait_until_read(env: Environment) -> None:
     for attempt in range(10):
         # The first of two with one key is superseded, and the second cancelled, last of all.
         key = {KEY: f"{book.path.stem}-{attempt}"}
-        names = publish(env, key[KEY], count=2, wait=(1.0, 1.0), headers=key)
+        # Where a machine is too slow to cancel in time, the next attempt gives it longer.
+        delay = min(2.0**attempt, 30.0)
+        names = publish(env, key[KEY], count=2, wait=(delay, delay), headers=key)
         for name in names:
             book.write(CANCELLING, name)
         with Connection(env.vhost.url, transport=TRANSPORT) as connection:

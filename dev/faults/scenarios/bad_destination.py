@@ -198,7 +198,7 @@ def publish(  # noqa: PLR0913, PLR0917 - the options of a publisher
     """Publish, and wait until all is confirmed."""
     confirmed = env.count(CONFIRMED)
     publisher = env.publisher(to, count, rate, DELAYS, name=name, **options)
-    publisher.wait(count / rate + 60)
+    publisher.wait(count / rate + 180)
     env.wait_for(CONFIRMED, confirmed + count, 5)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu import Connection, Exchange, Queue
 
-from dev.faults.environment import Case, Environment
+from dev.faults.environment import Case, Environment, ScenarioError
 from dev.faults.ledger import CONFIRMED
 from dev.faults.programs import TRANSPORT
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COUNT = 200
 #: Seconds: all still wait when the destination changes; and where that took too long.
 WAIT, LONG_WAIT = (10.0, 13.0), (90.0, 93.0)
+#: Seconds that a step may take between its look at the clock and what it does.
+SPARE = 3.0
 
 
 @contextmanager
@@ -52,40 +54,52 @@ def wait_for_parked(env: Environment, count: int) -> None:
     env.wait_until(lambda: env.parked() >= count, f"{count} parked", WAIT[1] + 20)
 
 
-def publish_and_delete(env: Environment, queue: str, wait: tuple[float, float] = WAIT) -> None:
-    """Publish to the queue, and delete it before anything is due."""
+def publish_and_delete(env: Environment, queue: str, wait: tuple[float, float] = WAIT) -> bool:
+    """Publish to the queue, and delete it before anything is due.
+
+    :returns: whether it was in time: what has arrived in a queue goes with it, so it stays then.
+    """
     env.queue(queue)
     env.declare_ladder(queue)
+    begin = time.monotonic()
     publish(env, [queue], key=queue, wait=wait)
     with env.vhost.connect() as connection:
-        connection.channel().queue_delete(queue)
+        channel = connection.channel()
+        in_time = time.monotonic() < begin + wait[0] - SPARE
+        if in_time:
+            channel.queue_delete(queue)
+    return in_time
 
 
 def made_anew(env: Environment) -> None:
     """Delete the queue, and declare it again before anything is due."""
-    # Each try has a queue of its own: what has arrived in a queue goes with it.
+    # Each try has a queue of its own.
     for name, wait in (("a", WAIT), ("b", LONG_WAIT)):
         begin = time.monotonic()
-        publish_and_delete(env, name, wait)
-        with channel(env) as app:
-            queue = Queue(name, queue_arguments={"x-queue-type": "quorum"})(app)
-            queue.declare()
-            # As soon as it consumes, a connection of the transport leads delayed messages there.
-            queue.get()
-        in_time = time.monotonic() < begin + wait[0]
+        in_time = publish_and_delete(env, name, wait)
+        if in_time:
+            with channel(env) as app:
+                queue = Queue(name, queue_arguments={"x-queue-type": "quorum"})(app)
+                queue.declare()
+                # When it consumes, a connection of the transport leads delayed messages there.
+                queue.get()
+            in_time = time.monotonic() < begin + wait[0]
         env.consumer(name)
         if in_time:
             break
         # The machine was too slow: some may have been due while there was no queue.
         time.sleep(wait[1])
         env.redrive()
+    else:
+        raise ScenarioError(f"the queue was not made anew within {LONG_WAIT[0]:g} s")
     env.wait_until_done()
     env.check("parked", env.parked(), 0)
 
 
 def parked(env: Environment) -> None:
     """Delete the queue; what is parked is seen, and sent on when the queue is there again."""
-    publish_and_delete(env, "a")
+    if not publish_and_delete(env, "a"):
+        raise ScenarioError(f"the queue was not deleted within {WAIT[0]:g} s")
     wait_for_parked(env, COUNT)
     env.queue("a")
     env.check("parked, and not sent on", COUNT - env.redrive(), 0)
