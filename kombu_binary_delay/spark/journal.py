@@ -101,14 +101,15 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     """Append the stream's events since the last export to a table at a place such as a path.
 
     The offsets in the table show where the last export ended. If the stream has dropped events
-    since then, the export fails: an audit would take the tasks of the gap for lost. Two concurrent
+    since then, or is another one than it was, the export fails: an audit would take the tasks of
+    the gap for lost. Two concurrent
     exports append the same events; :func:`read_journal` then returns each of them once. Each export
     adds one row :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far
     the table goes.
     """
     # The end of the stream is found after this time.
     begun = datetime.now(timezone.utc)
-    options = {"broker": broker, "namespace": namespace, "start": str(_behind(spark, path))}
+    options = {"broker": broker, "namespace": namespace, **_last(spark, path)}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
     events = load(spark, JournalSource, options)
     append(events.unionByName(_complete(events, begun)).coalesce(1), path)
@@ -124,13 +125,25 @@ def _complete(events: DataFrame, until: datetime) -> DataFrame:
     return events.sparkSession.range(1, numPartitions=1).select(*columns)
 
 
-def _behind(spark: SparkSession, path: str) -> int:
-    """Return the offset after the last event in a table."""
+def _last(spark: SparkSession, path: str) -> dict[str, str]:
+    """Return the options to read on after the last event in a table; none where it has no event."""
     table = existing(spark, path, s.JOURNAL)
     if table is None:
-        return 0
+        return {}
     last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
-    return 0 if last is None else int(last) + 1
+    if last is None:
+        return {}
+    at = F.unix_micros(F.col("at").cast("timestamp"))
+    row = table.where(F.col("offset") == last).select("event", "task_id", at).first()
+    return {"start": str(int(last) + 1), "last": _identity(*row)} if row else {}
+
+
+def _identity(event: str | None, task_id: str | None, at: int | None) -> str:
+    """Return what tells an event from others; ``at``, in µs, only of one that has no id.
+
+    A table may keep times in whole seconds.
+    """
+    return json.dumps([event, task_id if task_id is not None or at is None else at // 1_000_000])
 
 
 def _has_lines(spark: SparkSession, folder: str) -> bool:
@@ -222,22 +235,37 @@ class _Stream:
                 return int(offset)
         return 0
 
-    def begin(self, start: int, end: int) -> int:
+    def begin(self, start: int, end: int, last: str | None = None) -> int:
         """Return the offset to read from, given the next offset and the end of the stream.
 
+        :param last: the :func:`_identity` of the last event that was read.
         :raises RuntimeError: if it is not the same stream as before.
         """
-        if start > end:
+        now = f"ends at {end}" if start > end else ""
+        if not now and last is not None and not self._may_have(start - 1, last):
+            now = f"has another event at {start - 1}"
+        if now:
             raise RuntimeError(
-                f"the stream {self.queue} was read up to the offset {start}, and now ends at "
-                f"{end}: it has been deleted since, and its offsets begin anew; keep what was read "
-                f"from it, and go on with another table, or another checkpoint, that is still empty"
+                f"the stream {self.queue} was read up to the offset {start}, and now {now}: it has "
+                f"been deleted since, and its offsets begin anew; keep what was read from it, and "
+                f"go on with another table, or another checkpoint, that is still empty"
             )
         first = self.start()
         # A batch read begins at 0, wherever the stream begins.
         if start > 0 or not self.may_lose:
             self._check_loss(start, first)
         return max(start, first)
+
+    def _may_have(self, offset: int, event: str) -> bool:
+        """Return whether an event is where it was, or has been dropped by retention."""
+        with self.consume(offset) as messages:
+            for found, body in messages(wait=_NEXT):
+                # RabbitMQ sends whole chunks: the first may begin before the offset.
+                if found == offset:
+                    return _identity_of(body) == event
+                if found > offset:
+                    return self.start() > offset
+        return True
 
     def _check_loss(self, start: int, first: int) -> None:
         # Each segment of a stream begins with an entry of RabbitMQ's own, which has an offset.
@@ -369,11 +397,12 @@ class _Reader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._number = int(options.get("partitions", "1"))
         self._start = int(options.get("start", "0"))
+        self._last = options.get("last")
         self._stream = _Stream(options, may_lose=not self._start or _may_lose(options))
 
     def partitions(self) -> Sequence[InputPartition]:
         end = self._stream.end()
-        start = self._stream.begin(self._start, end)
+        start = self._stream.begin(self._start, end, self._last)
         if start >= end:
             return [InputPartition((0, 0))]  # Spark turns no partition into one without a value
         step = -(-(end - start) // self._number)
@@ -441,6 +470,18 @@ _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, Recursio
 
 def _event(offset: int, body: str | bytes) -> dict[str, Any]:
     return {**json.loads(body), "offset": offset}
+
+
+def _identity_of(body: str | bytes) -> str | None:
+    """Return the :func:`_identity` of an event in the stream; None of what cannot be read."""
+    try:
+        row = _batch([_event(0, body)])
+    except _UNREADABLE:
+        return None
+    at = row.column("at").cast(pa.int64())
+    return _identity(
+        *(each[0].as_py() for each in (row.column("event"), row.column("task_id"), at))
+    )
 
 
 def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
