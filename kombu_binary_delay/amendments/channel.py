@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -121,10 +122,13 @@ class AmendmentChannel(ConfirmChannel):
         if self.connection is None:
             raise RecoverableConnectionError("the channel is closed")
 
-    def is_busy(self) -> bool:
-        """Handle the next frame; return whether one came soon."""
+    def is_busy(self, at_most: float = math.inf) -> bool:
+        """Handle the next frame; return whether one came soon.
+
+        :param at_most: seconds to wait for it, where that is less.
+        """
         try:
-            self.wait_for_next(_QUIET)
+            self.wait_for_next(min(_QUIET, at_most))
         except AmendmentError:
             return False
         return True

@@ -426,8 +426,8 @@ class Amendments:
         """Read until ``is_enough``, or for a second."""
         end = time.monotonic() + _AWAITED
         with self._buffer.closed():
-            while self.is_reading and not is_enough() and time.monotonic() < end:
-                self._open().is_busy()
+            while self.is_reading and not is_enough() and (left := end - time.monotonic()) > 0:
+                self._open().is_busy(left)
 
     def _begin_again_until(self, end: float) -> None:
         """Catch up; repeat that until a time while a starting node has no replica yet."""

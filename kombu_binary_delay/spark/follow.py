@@ -121,29 +121,25 @@ def audit_due(
     if job_id is not None and of_job is not None:
         # Of any age: a task may be retried or postponed for long.
         chosen = chosen.join(of_job.select("task_id"), "task_id", "left_semi")
-    # All that follows asks for them several times, and they take a join.
-    chosen = cached(chosen)
-    events = journal.where(window.reaches("due", "at")).withColumn("retries", _retries())
-    events = events.join(chosen, _ID, "left_semi")
-    # Two exports at once have written the same events.
-    events = events.dropDuplicates([*_ID, "event", "at", "offset"])
-    sent = None
-    if receipts is not None:
-        first_try = chosen.where("retries = 0")
-        sent = receipts.where(window.reaches("due", "published_at"))
-        sent = sent.join(first_try, "task_id", "left_semi")
-    judged = audit(
-        sent,
-        events,
-        late_after=late_after,
-        patience=patience,
-        since=complete_from,
-        until=complete_to,
-    ).where(F.col("verdict") != s.STILL_WAITING)
-    found = judged.join(_final(sent, events, window), _ID, "left_semi")
-    found = found.withColumn("corrected", F.lit(False)) if before is None else _new(found, before)
     batch, path = last.batch + 1, f"{output}/verdicts/batch={last.batch + 1}"
-    written = _stored(found, path, chosen)
+    # What judges them asks for them several times, and they take a join.
+    chosen = cached(chosen)
+    try:
+        sent, events = _of(chosen, receipts, journal, window)
+        judged = audit(
+            sent,
+            events,
+            late_after=late_after,
+            patience=patience,
+            since=complete_from,
+            until=complete_to,
+        ).where(F.col("verdict") != s.STILL_WAITING)
+        found = judged.join(_final(sent, events, window), _ID, "left_semi")
+        found = _corrected(found, before)
+        found.write.mode("overwrite").parquet(path)
+    finally:
+        release(chosen)
+    written = spark.read.schema(s.FOLLOWED).parquet(path)
     counts = written.groupBy("verdict", "corrected").count().collect()
     verdicts = {row["verdict"]: row["count"] for row in counts if not row["corrected"]}
     corrected = sum(row["count"] for row in counts if row["corrected"])
@@ -156,15 +152,6 @@ def audit_due(
     bad = written.where(F.col("verdict").isin(s.EARLY, *_LOST)).select(*_ROW).limit(3)
     alarms = bad.collect() if any(row["verdict"] in {s.EARLY, *_LOST} for row in counts) else []
     return Step(batch, window.end, verdicts, corrected, tuple(each.asDict() for each in alarms))
-
-
-def _stored(found: DataFrame, path: str, chosen: DataFrame) -> DataFrame:
-    """Write the verdicts of a step, and return them as they are stored; forget what was cached."""
-    try:
-        found.write.mode("overwrite").parquet(path)
-    finally:
-        release(chosen)
-    return found.sparkSession.read.schema(s.FOLLOWED).parquet(path)
 
 
 def read_verdicts(spark: SparkSession, output: str) -> DataFrame:
@@ -298,6 +285,21 @@ def _candidates(
     return ids.unionByName(unseen.select("task_id", F.lit(0).alias("retries")))
 
 
+def _of(
+    chosen: DataFrame, receipts: DataFrame | None, journal: DataFrame, window: _Window
+) -> tuple[DataFrame | None, DataFrame]:
+    """Return the receipts and the events of messages, by their ids."""
+    events = journal.where(window.reaches("due", "at")).withColumn("retries", _retries())
+    events = events.join(chosen, _ID, "left_semi")
+    # Two exports at once have written the same events.
+    events = events.dropDuplicates([*_ID, "event", "at", "offset"])
+    if receipts is None:
+        return None, events
+    first_try = chosen.where("retries = 0")
+    sent = receipts.where(window.reaches("due", "published_at"))
+    return sent.join(first_try, "task_id", "left_semi"), events
+
+
 def _retries() -> Column:
     return F.coalesce("retries", F.lit(0)).alias("retries")
 
@@ -323,8 +325,10 @@ def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> Da
     return last.where(F.coalesce(F.col("last") < window.end, F.lit(True))).select(*_ID)
 
 
-def _new(found: DataFrame, before: DataFrame) -> DataFrame:
-    """Return the rows that are not there yet as they are now."""
+def _corrected(found: DataFrame, before: DataFrame | None) -> DataFrame:
+    """Return the rows that are not there yet as they are now, and whether they correct others."""
+    if before is None:
+        return found.withColumn("corrected", F.lit(False))
     row = F.struct(*_ROW)
     known = found.join(before.select(*_ID, row.alias("was")), _ID, "left")
     is_there = F.col("was").isNotNull()

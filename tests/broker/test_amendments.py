@@ -824,9 +824,10 @@ def blocked(consumer, monkeypatch):
 
 @pytest.mark.usefixtures("blocked")
 def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, collect):
+    cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed")
-    due = time.time() + 4
-    reschedule("postponed", countdown=4, connection=publisher)
+    due = time.time() + 10
+    reschedule("postponed", countdown=10, connection=publisher)
 
     (arrival,) = collect(consumer, [QUEUE], 1)
 

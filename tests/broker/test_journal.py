@@ -461,7 +461,7 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
     assert max(depths) < min(depths) + 50
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize("batched", [False, True])
 def test_the_limit_of_a_publish_counts_for_the_journal_too(
     connect, own_broker, monkeypatch, batched

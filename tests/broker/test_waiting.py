@@ -223,7 +223,7 @@ def test_more_levels_than_one_command_takes_are_read_by_several(connect, on_node
         commands.append(names)
         return read_queues(vhost, names)
 
-    monkeypatch.setattr(script, "LONGEST", 3500)
+    monkeypatch.setattr(script, "LONGEST", 1500)
     monkeypatch.setattr(script, "read_queues", read)
 
     assert ids(on_node()) == ["far", "near"]
