@@ -31,7 +31,7 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.spark.versions import HAS_SOURCES
-from tests.waits import despite_a_slow_start
+from tests.waits import despite_a_slow_start, wait_until
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")
 
@@ -447,17 +447,40 @@ def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
     assert parts == [(7, 250_007), (250_007, 500_007), (500_007, 600_000)]
 
 
-def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write, tmp_path):
+def without_ids(vhost, count):
+    """Write the events of plain messages, as Kombu publishes them; wait until they are there."""
+    stream = "kbd.v2.journal"
+    before = vhost.waiting(stream).get(stream, 0)
+    options = {"binary_delay": {"journal": "stream"}}
+    url, door = vhost.url, "kombu_binary_delay:Transport"
+    with Connection(url, transport=door, transport_options=options) as connection:
+        for _ in range(count):
+            headers = {"x-delay": 3_600_000}
+            connection.Producer().publish("x", routing_key="celery", headers=headers)
+    # They are written without confirms.
+    wait_until(lambda: vhost.waiting(stream).get(stream, 0) == before + count)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["tasks", "messages without ids"])
+def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write, tmp_path, named):
+    def happen(begin, count):
+        if named:
+            write([f"{begin}{n}" for n in range(count)], countdown=3600.0)
+        else:
+            without_ids(vhost, count)
+
     path = str(tmp_path / "journal")
-    write([f"a{n}" for n in range(3)], countdown=3600.0)
+    happen("a", 3)
     export_journal(spark, vhost.url, path)
+    export_journal(spark, vhost.url, path)
+    time.sleep(1.1)  # of an event without an id, the second tells
     with vhost.connect() as connection:
         connection.channel().queue_delete("kbd.v2.journal")
     for count, now in ((1, "ends at 1"), (5, "has another event at 2")):
-        write([f"b{n}" for n in range(count)], countdown=3600.0)
+        happen("b", count)
         with pytest.raises(Exception, match=f"was read up to the offset 3, and now {now}"):
             export_journal(spark, vhost.url, path)
-    assert exported(spark, path) == ([*range(3)], 1)
+    assert exported(spark, path) == ([*range(3)], 2)
 
 
 @with_sources
