@@ -277,8 +277,9 @@ def _herd() -> list[Sentence]:
             ],
         ),
         _said(
-            "the last of 100,000 comes after {} s, and after {} s by the native ladder",
-            last["herd-100000-on-4.3"],
+            "Of so many, ours releases {} of bare dead-lettering: the last of 100,000 comes after "
+            "{} s, and after {} s by the native ladder",
+            [to_bare("herd-100000-on-4.3"), *last["herd-100000-on-4.3"]],
         ),
         _said(
             "the last of 100,000 comes after {} s, by ours after {} s", last["herd-100000"][::-1]
