@@ -125,7 +125,7 @@ def audit_due(
     # What judges them asks for them several times, and they take a join.
     chosen = cached(chosen)
     try:
-        sent, events = _of(chosen, receipts, journal, window)
+        sent, events = _rows_of(chosen, receipts, journal, window)
         judged = audit(
             sent,
             events,
@@ -285,7 +285,7 @@ def _candidates(
     return ids.unionByName(unseen.select("task_id", F.lit(0).alias("retries")))
 
 
-def _of(
+def _rows_of(
     chosen: DataFrame, receipts: DataFrame | None, journal: DataFrame, window: _Window
 ) -> tuple[DataFrame | None, DataFrame]:
     """Return the receipts and the events of messages, by their ids."""

@@ -3,7 +3,8 @@
 ``spark.read.format("binary_delay_journal")`` reads the events that exist, and ``readStream`` also
 those that follow. Both use the offsets of the stream, so that a read can be repeated. Options:
 ``broker`` (a URL), ``namespace`` (``kbd``) and, for a batch read, ``partitions`` (1) and
-``start``, an offset (0). Named as Kafka's: ``failOnDataLoss`` (``true``), whether it is an error
+``start``, an offset (0), with ``last``, the event before it as an export writes it, by which
+another stream is noticed. Named as Kafka's: ``failOnDataLoss`` (``true``), whether it is an error
 that the stream has dropped events after those that were read before; and for a stream
 ``maxOffsetsPerTrigger``, the most events of a micro-batch (1,000,000; PySpark 4.2 and later).
 """
@@ -102,10 +103,10 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
 
     The offsets in the table show where the last export ended. If the stream has dropped events
     since then, or is another one than it was, the export fails: an audit would take the tasks of
-    the gap for lost. Two concurrent
-    exports append the same events; :func:`read_journal` then returns each of them once. Each export
-    adds one row :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far
-    the table goes.
+    the gap for lost. Two concurrent exports append the same events; :func:`read_journal` then
+    returns each of them once. Each export adds one row
+    :data:`~kombu_binary_delay.spark.schema.COMPLETE`, by which an audit knows how far the table
+    goes.
     """
     # The end of the stream is found after this time.
     begun = datetime.now(timezone.utc)

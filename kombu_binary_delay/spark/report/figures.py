@@ -117,9 +117,9 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
         # greatest() takes no notice of null.
         "left": F.when(sent.isNotNull() & (cancelled | F.col("arrived_at").isNotNull()), left),
     }
-    each = [F.struct(F.lit(name).alias("what"), at.alias("at")) for name, at in times.items()]
+    moments = [F.struct(F.lit(name).alias("what"), at.alias("at")) for name, at in times.items()]
     counts = (
-        verdicts.select(F.inline(F.array(*each)))
+        verdicts.select(F.inline(F.array(*moments)))
         .where(F.col("at").isNotNull())
         .groupBy("what", _bin("at", start, width).alias("bin"))
         .count()
@@ -144,10 +144,11 @@ def _over_time(verdicts: DataFrame, start: float, end: float, width: float) -> F
 
 def _groups(verdicts: DataFrame) -> list[dict[str, Any]]:
     largest = Window.partitionBy("grouping").orderBy(F.desc("tasks"), "value")
-    rank = F.row_number().over(largest)
-    found = lateness(verdicts).withColumn("rank", rank).where(F.col("rank") <= GROUPS)
-    rows = [row.asDict() for row in found.drop("rank").collect()]
-    return sorted(rows, key=lambda row: (row["grouping"], -row["tasks"], row["value"] or ""))
+    groups = lateness(verdicts)
+    ranked = groups.withColumn("rank", F.row_number().over(largest))
+    rows = ranked.where(F.col("rank") <= GROUPS).collect()
+    rows.sort(key=itemgetter("grouping", "rank"))
+    return [{name: row[name] for name in groups.columns} for row in rows]
 
 
 def _histogram(verdicts: DataFrame) -> list[list[float]]:
