@@ -33,6 +33,8 @@ CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 EPMD = 4  # the index of its port among a node's ports
 # In milliseconds. RabbitMQ's defaults, 5 and 10 s, are too short for clients on a busy machine.
 HANDSHAKE_TIMEOUT = 60_000
+# The seconds that a node may take to start on such a machine. One that dies is noticed at once.
+START = 400.0
 
 __all__ = ["DEFAULTS", "Broker", "BrokerError", "Node", "VHost"]
 
@@ -121,7 +123,7 @@ class Node(Server):
             # For every Erlang process of the node, including the helper that looks for epmd.
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_CRASH_DUMP_SECONDS": "0",  # a dump would land in the caller's folder
-            # It waits for the node's answers, and does not keep a processor busy with that.
+            # While rabbitmqctl waits for an answer, it is not to keep a processor busy.
             "RABBITMQ_CTL_ERL_ARGS": "+S 1 +sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
@@ -195,7 +197,7 @@ class Broker(Node, Service):
 
     # --- life -----------------------------------------------------------------------
 
-    def start(self, timeout: float = 400) -> None:
+    def start(self, timeout: float = START) -> None:
         """Start the node, and wait until it answers."""
         if self.is_running:
             return
@@ -209,7 +211,7 @@ class Broker(Node, Service):
             wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
-    def wait_until_up(self, timeout: float = 400) -> None:
+    def wait_until_up(self, timeout: float = START) -> None:
         """Wait until the node answers."""
         if self._node is None:
             raise BrokerError("the node is not started")

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dev.broker import Broker, BrokerError
+from dev.broker import START, Broker, BrokerError
 from dev.service import Service, wait_until
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Cluster(Service):
             beside = self.nodes[0] if self.nodes else None
             self.nodes.append(Broker(root, config, advanced, name=name, beside=beside))
 
-    def start(self, timeout: float = 400) -> None:
+    def start(self, timeout: float = START) -> None:
         """Start all nodes, and wait until they are one cluster."""
         for node in self.nodes:
             node.begin_to_start()

@@ -21,6 +21,7 @@ from kombu import Exchange, Queue
 from kombu_binary_delay import BinaryDelayError, Topology
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.simulate import walk
+from tests.waits import PATIENCE
 
 #: In each test: fifteen thousand together.
 PUBLISHED = 2000
@@ -116,7 +117,7 @@ class Ground:
             part += topology.to_queue(queue) + Part(bindings=mirrored)
         return part
 
-    def take(self, count: int, more: str = "", timeout: float = 150) -> Counter[Arrival]:
+    def take(self, count: int, more: str = "", timeout: float = PATIENCE) -> Counter[Arrival]:
         """Consume through our transport until so many have come, and then a little longer."""
         taken: Counter[Arrival] = Counter()
         channel = self.connection.channel()
@@ -285,7 +286,7 @@ def forged_address(rng: random.Random) -> str:
 
 
 def wait_for_parked(vhost: Any, topology: Topology, count: int) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + PATIENCE
     while (parked := vhost.waiting(topology.parking)[topology.parking]) < count:
         assert time.monotonic() < deadline, f"{parked} of {count} are parked"
         time.sleep(0.1)
