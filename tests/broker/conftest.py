@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +59,15 @@ def connect(vhost, radix):
     yield connect
     for connection in opened:
         connection.release()
+
+
+@pytest.fixture
+def unlooked(monkeypatch):
+    """No connection looks by itself whether its ladder still exists, however slow the machine is.
+
+    So only the broker's refusal of a publish tells it.
+    """
+    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", sys.maxsize)
 
 
 @pytest.fixture(params=[False, True], ids=["no-confirm", "confirm"])

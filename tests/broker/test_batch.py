@@ -376,6 +376,7 @@ def test_a_missing_exchange_ends_the_batch_and_nothing_else(connect, collect, ch
     assert received == ["to somebody"]
 
 
+@pytest.mark.usefixtures("unlooked")
 def test_a_ladder_that_has_gone_is_declared_again_for_the_next_batch(connect, vhost, channel):
     with PublishBatch(channel) as batch:
         send(batch, "there", headers=DELAYED)

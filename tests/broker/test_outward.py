@@ -156,6 +156,7 @@ def test_a_reconnect_declares_what_is_gone(connect, collect, confirm, topology):
         arrived |= {arrival.body for arrival in collect(again, [queue], 1)}
 
 
+@pytest.mark.usefixtures("unlooked")
 def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
     connect, collect, topology
 ):
@@ -323,6 +324,7 @@ def parked_in(connect, topology):
     return queue.message_count
 
 
+@pytest.mark.usefixtures("unlooked")
 def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, topology):
     connection = connect(confirm_publish=True)
     channel = connection.default_channel
@@ -357,6 +359,7 @@ def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_nam
         Producer(connection.default_channel).publish("never", exchange="h", headers={"x-delay": 1})
 
 
+@pytest.mark.usefixtures("unlooked")
 def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
     connect, collect, topology
 ):
