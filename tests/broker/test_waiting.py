@@ -434,6 +434,19 @@ def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_j
     assert (tasks["odd"].name, tasks["odd"].args, tasks["odd"].retries) == (None, None, None)
 
 
+def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(
+    journalling, by_journal, monkeypatch
+):
+    # What the broker counts, it does not send.
+    arguments = {"x-queue-type": "stream"}
+    Queue(STREAM, queue_arguments=arguments, channel=journalling.default_channel).declare()
+    monkeypatch.setattr("kombu_binary_delay.admin.probe.Probe.ready", lambda *_: 1)
+    monkeypatch.setattr("kombu_binary_delay.admin.waiting.journal._SILENCE", 0.5)
+
+    with pytest.raises(admin.UnreachableError, match="sent nothing of the journal"):
+        list(by_journal(0))
+
+
 def take_back(connection):
     """Take back some of four tasks, and return what is to be listed, and to be told of them."""
     publish(connection, *((name, HOUR) for name in ("cancelled", "kept", "postponed", "replaced")))

@@ -41,7 +41,7 @@ _PREFETCH = 1000
 #: Seconds without an event after which the journal counts as not answering.
 _SILENCE = 20
 #: Seconds without an event that mean the end: in a journal that seems to be empty, and at the end.
-_NEW, _END = 2.0, 0.3
+_NEW, _END = 2.0, 1.0
 #: SQLite's own memory, in KiB; the rest is on disk.
 _CACHE = 8192
 _GONE = (events.RELEASED, events.EXECUTED)
@@ -353,7 +353,7 @@ def _last(connection: Any, stream: str) -> int | None:
     """Return the offset of the last event of a stream; None where it is empty."""
     with Probe(connection) as probe:
         # The count is some seconds old: a stream that is reported as empty may have events.
-        silence = _SILENCE if probe.ready(stream) else _NEW
+        silence = None if probe.ready(stream) else _NEW
     last = None
     # The reader starts with the chunk that has the last event.
     with closing(_Reader(connection, stream, "last", silence)) as reader:
