@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from amqp.platform import KNOWN_TCP_OPTS
+
+_USER_TIMEOUT = "TCP_USER_TIMEOUT"
+#: The transport option ``socket_settings`` of what sends much at once: to end a connection only
+#: where the broker takes nothing for 60 s, in ms. py-amqp's 1000 ms are less than an overloaded
+#: broker makes publishers wait.
+PATIENT = {getattr(socket, _USER_TIMEOUT): 60_000} if _USER_TIMEOUT in KNOWN_TCP_OPTS else {}
 
 
 def drain(connection: Any, timeout: float | None) -> None:
@@ -60,4 +69,4 @@ def raise_if_aborted(connection: Any, timeout: TimeoutError) -> None:
         ) from timeout
 
 
-__all__ = ["drain", "raise_if_aborted", "within"]
+__all__ = ["PATIENT", "drain", "raise_if_aborted", "within"]

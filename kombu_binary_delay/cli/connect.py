@@ -16,6 +16,7 @@ from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.compat.failures import NOTHING
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
@@ -100,19 +101,17 @@ class Target:
 
     def delaying(self) -> Any:
         """Return a connection by our transport; what a subcommand sends gets no jitter."""
-        return self._connect(
-            transport="kombu_binary_delay:Transport",
-            transport_options={KEY: {**self.given, "jitter": 0}},
-        )
+        return self._connect("kombu_binary_delay:Transport", **{KEY: {**self.given, "jitter": 0}})
 
-    def _connect(self, **options: Any) -> Any:
+    def _connect(self, transport: str | None = None, **options: Any) -> Any:
         return Connection(
             self.url,
             ssl=self.ssl or False,
             login_method=self.login_method,
             connect_timeout=10,
+            transport=transport,
+            transport_options={"socket_settings": PATIENT, **options},
             **self.defaults,
-            **options,
         )
 
     def lanes(

@@ -28,6 +28,7 @@ from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
 from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
+from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import (
     AmendmentError,
     DelayError,
@@ -102,7 +103,7 @@ class Target:
         return app.connection_for_write(
             self.broker,
             transport=app.conf.broker_transport or _TRANSPORT,
-            transport_options=self.transport_options(),
+            transport_options={"socket_settings": PATIENT, **self.transport_options()},
             connect_timeout=5,
         )
 

@@ -9,31 +9,39 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu import Connection
 
 from dev.faults.proxy import Proxy
+from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.draining import drain, within
+from kombu_binary_delay.spark import send
 
 #: Frames that a broker takes at any time.
 HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 10_000
+
+
+def filled(connection):
+    """Send until the kernels take no more, and return the connection of py-amqp."""
+    inner = connection.connection
+    inner.sock.settimeout(0)
+    left = HEARTBEATS
+    with suppress(BlockingIOError):
+        while True:
+            left = left[inner.sock.send(left) :] or HEARTBEATS
+    inner.sock.settimeout(None)
+    return inner
 
 
 @pytest.fixture
 def held(vhost):
     """A connection to a broker that has stopped to read, with more to read than the kernels hold.
 
-    By Kombu's transport, since operators' commands read by it too.
+    By Kombu's transport, since operators' commands read by it too; with its limit.
     """
     with (
         Proxy(urlsplit(vhost.url).port or 5672) as proxy,
         Connection(proxy.through(vhost.url)) as connection,
     ):
-        inner = connection.connection
+        connection.connect()
         proxy.hold()
-        inner.sock.settimeout(0)
-        left = HEARTBEATS
-        with suppress(BlockingIOError):
-            while True:
-                left = left[inner.sock.send(left) :] or HEARTBEATS
-        inner.sock.settimeout(None)
-        yield inner
+        yield filled(connection)
 
 
 def test_a_connection_that_the_kernel_gave_up_is_broken_and_not_silent(held):
@@ -41,6 +49,31 @@ def test_a_connection_that_the_kernel_gave_up_is_broken_and_not_silent(held):
         drain(held, 30)
 
     assert not held.connected
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda url: Target.of(None, url, None, {}).plain(),
+        lambda url: Target.of(None, url, None, {}).delaying(),
+        lambda url: send.Target(url).connection(),
+    ],
+    ids=["command", "command that delays", "Spark"],
+)
+def test_what_sends_much_waits_for_a_broker_that_takes_nothing_for_some_seconds(vhost, opened):
+    with (
+        Proxy(urlsplit(vhost.url).port or 5672) as proxy,
+        opened(proxy.through(vhost.url)) as connection,
+    ):
+        connection.connect()
+        proxy.hold()
+        inner = filled(connection)
+
+        with pytest.raises(TimeoutError):
+            drain(inner, 4)
+
+        assert inner.connected
+        inner.collect()
 
 
 def test_a_silent_broker_is_silent(connect):
