@@ -237,7 +237,11 @@ class Broker(Node, Service):
         """Send SIGSTOP to the node: it exists, but does nothing until `thaw`."""
         self._signal(signal.SIGSTOP)
         # On a machine with much to do, its threads may still answer for a moment.
-        wait_until(self._is_frozen, 30, f"{self.node} does not stop")
+        try:
+            wait_until(self._is_frozen, 150, f"{self.node} does not stop")
+        except TimeoutError:
+            self.thaw()
+            raise
 
     def thaw(self) -> None:
         """Send SIGCONT to the node."""

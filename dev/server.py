@@ -105,8 +105,8 @@ class Server:
             password,
             virtual_host=vhost,
             ssl=tls,
-            connect_timeout=30,
-            read_timeout=60,
+            connect_timeout=150,
+            read_timeout=150,
         )
         connection.connect()
         return connection

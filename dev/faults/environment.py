@@ -38,8 +38,8 @@ HERE = Path(__file__).parents[2]
 #: A quorum queue that is younger than about a second when its node is killed comes back empty.
 OLD_ENOUGH = 3.0
 #: A machine that does much else may take so long for anything, in seconds. What a dead-letter
-#: worker holds back stays away for three times as long.
-BUSY = 60.0
+#: worker holds back stays away for longer: 180.
+BUSY = 150.0
 Version = tuple[int, ...]
 
 
@@ -277,7 +277,7 @@ class Environment:
                 raise ScenarioError(f"after {timeout:g} s not yet: {what}\n{logs}")
             time.sleep(0.1)
 
-    def wait_until_done(self, patience: float = 60.0) -> None:
+    def wait_until_done(self, patience: float = BUSY) -> None:
         """Wait until all that is confirmed is done, or so many seconds from now or the last due."""
         last = max((each["due"] for each in self.entries() if each["event"] == SENT), default=0.0)
         end = max(last, time.time()) + patience

@@ -172,7 +172,7 @@ def _revoke(names: list[str], urls: list[str]) -> None:
 
 
 def _cancel(names: list[str], connection: Connection) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while True:
         try:
             kombu_binary_delay.cancel(names, connection=connection)

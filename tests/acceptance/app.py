@@ -21,7 +21,6 @@ from kombu.common import Broadcast
 
 from kombu_binary_delay import register
 from tests.acceptance.journal import (
-    PATIENCE,
     RAN,
     RECEIVED,
     REVOKED,
@@ -29,6 +28,7 @@ from tests.acceptance.journal import (
     Journal,
     wait_until,
 )
+from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
 VARIABLE = "ACCEPTANCE_DEPLOYMENT"

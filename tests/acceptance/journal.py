@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tests.waits import PATIENCE
+
 RECEIVED = "received"  # a worker took the message from the broker
 RAN = "ran"
 REVOKED = "revoked"  # a worker said so by Celery's signal
 
-PATIENCE = 60.0
 #: Lateness is the machine's as much as ours: it is only bounded.
-LATE = 60.0
+LATE = PATIENCE
 
 
 @dataclass(frozen=True)

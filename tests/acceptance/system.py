@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay import Settings
 from kombu_binary_delay.model.versions import QUORUM_SINCE
-from tests.acceptance.journal import PATIENCE, Journal, wait_until
+from tests.acceptance.journal import Journal, wait_until
+from tests.waits import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from tests.acceptance.app import OURS
-from tests.acceptance.journal import PATIENCE, wait_until
+from tests.acceptance.journal import wait_until
 from tests.acceptance.local_system import LocalSystem
+from tests.waits import PATIENCE
 
 
 def stranger(system: LocalSystem, **settings: object) -> Celery:

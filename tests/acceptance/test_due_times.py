@@ -11,10 +11,11 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from tests.acceptance.journal import LATE, PATIENCE, Entry, wait_until
+from tests.acceptance.journal import LATE, Entry, wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.setup import Setup
 from tests.acceptance.system import System
+from tests.waits import PATIENCE
 
 UTC = timezone.utc
 NEW_YORK_OR_SO = timezone(timedelta(hours=-5))

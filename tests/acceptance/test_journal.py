@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
-from contextlib import suppress
 
 import pytest
 from celery import Celery
 
 from dev.processes import Processes
 from dev.worker import Worker
+from tests.waits import drain_until
 
 APP = """
 from celery import Celery
@@ -40,14 +39,14 @@ def processes():
 
 def journalled(vhost, count):
     """Return all events, as soon as so many tasks are executed."""
-    found = []
-    executed = []
+    # By their text: an event whose confirm comes late is written again.
+    found = {}
 
     def take(message):
-        event = json.loads(message.body)
-        found.append(event)
-        if event["event"] == "executed":
-            executed.append(event)
+        found[message.body] = json.loads(message.body)
+
+    def executed():
+        return [event for event in found.values() if event["event"] == "executed"]
 
     with vhost.connect() as connection:
         channel = connection.channel()
@@ -55,11 +54,8 @@ def journalled(vhost, count):
         channel.basic_consume(
             "kbd.v2.journal", callback=take, arguments={"x-stream-offset": "first"}
         )
-        deadline = time.monotonic() + 120
-        while len(executed) < count and time.monotonic() < deadline:
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=0.2)
-    return found
+        drain_until(connection, lambda: len(executed()) >= count)
+    return list(found.values())
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dev.worker
-from tests.acceptance.journal import PATIENCE, wait_until
+from tests.acceptance.journal import wait_until
+from tests.waits import PATIENCE
 
 if TYPE_CHECKING:
     from dev.processes import Processes

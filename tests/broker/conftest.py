@@ -13,6 +13,7 @@ import pytest
 from kombu import Connection
 
 from kombu_binary_delay import Settings
+from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
 
@@ -79,12 +80,10 @@ def confirm(request):
 def collect():
     """Consume from queues until ``count`` messages came, and then a little longer for more.
 
-    The timeout is for what never comes: a message that a stuck level holds up takes three minutes.
-
     until: what is to be true as well, before it ends; messages that are dropped come in any order.
     """
 
-    def collect(connection, queues, count, timeout=60, more=0.3, until=lambda: True):  # noqa: PLR0913, PLR0917
+    def collect(connection, queues, count, timeout=PATIENCE, more=0.3, until=lambda: True):  # noqa: PLR0913, PLR0917
         arrivals = []
 
         def take(queue):

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +35,7 @@ from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersed
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.returns import RETURNS
-from tests.waits import consume_until, drain_until, wait_until
+from tests.waits import PATIENCE, consume_until, drain_until, wait_until
 
 QUEUE = Queue("mail")
 
@@ -703,9 +704,21 @@ def test_what_was_delivered_before_and_not_acknowledged_is_amended_too(
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
 
-def test_priorities_and_expirations_are_kept_by_what_is_postponed(
-    vhost, publisher, connect, monkeypatch
-):
+@pytest.fixture
+def again(monkeypatch):
+    """What is delayed again."""
+    seen: list[Any] = []
+    delay_again = door.AmendingChannel._delay_again  # noqa: SLF001 - to see its calls
+
+    def seen_too(self, message, due):
+        delay_again(self, message, due)
+        seen.append(message)
+
+    monkeypatch.setattr(door.AmendingChannel, "_delay_again", seen_too)
+    return seen
+
+
+def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publisher, connect, again):
     queue = Queue("ranked", max_priority=9)
     consumer = connect()
     queue(consumer.default_channel).declare()
@@ -719,20 +732,11 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(
             name, routing_key="ranked", message_id=name, headers={"x-delay": 500}, **options
         )
     reschedule(["low", "high", "between"], countdown=2, connection=publisher)
-    again = 0
-    delay_again = door.AmendingChannel._delay_again  # noqa: SLF001 - to count its calls
-
-    def counted(*arguments):
-        nonlocal again
-        delay_again(*arguments)
-        again += 1
-
-    monkeypatch.setattr(door.AmendingChannel, "_delay_again", counted)
     early: list[Any] = []
     channel = consumer.channel()
     consumer.Consumer(queue, callbacks=[lambda *_: early.append(1)], channel=channel).consume()
     # Where this takes long, they are due by now, or back.
-    drain_until(consumer, lambda: 3 in (again, len(early)))
+    drain_until(consumer, lambda: 3 in (len(again), len(early)))
     channel.close()
     wait_until(lambda: vhost.waiting("ranked") == {"ranked": 3})
     got = []
@@ -743,8 +747,24 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(
     assert got == [("high", 9, None), ("between", 5, "600000"), ("low", 1, None)]
 
 
+@pytest.fixture
+def _reads_on(monkeypatch):
+    """Without a marker, reading ends with the record of "postponed", however slow that is to come.
+
+    Else, it ends with a silence.
+    """
+
+    def is_busy(records, *_):
+        while not records.memory.judge({"message_id": "postponed"}, 0):
+            records.wait_for_next(PATIENCE)
+        return False
+
+    monkeypatch.setattr(channel.AmendmentChannel, "is_busy", is_busy)
+
+
 @pytest.mark.own_broker
 @pytest.mark.slow
+@pytest.mark.usefixtures("_reads_on")
 def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     consumer, publisher, own_broker, monkeypatch
 ):
@@ -769,13 +789,13 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     assert min(at for body, at in arrived if body == "postponed") >= due
 
 
+@pytest.mark.usefixtures("_reads_on")
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
 def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(  # noqa: PLR0913, PLR0917
     consumer, publisher, own_broker, monkeypatch, options, caplog
 ):
     """The alarm may need the consumer to go on; and what is without acks would be lost."""
     monkeypatch.setattr(alarms, "_blocked", {})
-    monkeypatch.setattr(channel, "_QUIET", 4.0)
     arrived: list[str] = []
     for name in ("postponed", "too", "other"):
         publish(publisher, name, delay=2000)
@@ -818,11 +838,9 @@ def blocked(consumer, monkeypatch):
     """The broker has blocked a connection of this process a moment ago."""
     host = consumer.connection.host
     monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), 600.0)})
-    # It appends no marker then, and what it has to read may be slow to come.
-    monkeypatch.setattr(channel, "_QUIET", 4.0)
 
 
-@pytest.mark.usefixtures("blocked")
+@pytest.mark.usefixtures("blocked", "_reads_on")
 def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, collect):
     cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed")
@@ -840,13 +858,21 @@ def held(consumer, publisher, blocked):
     """What arrives, where a message is held that is due soon."""
     arrived: list[str] = []
     cancel("another", connection=publisher)  # makes the streams, which takes long
-    publish(publisher, "postponed")
-    reschedule("postponed", countdown=10, connection=publisher)
     channel = consumer.channel()
     callbacks = [lambda body, _: arrived.append(body)]
     consumer.Consumer(QUEUE, callbacks=callbacks, channel=channel).consume()
     amendments = consumer.connection.delay_mechanism.amendments
-    drain_until(consumer, lambda: amendments.is_holding)
+    for countdown in (10, 60):
+        arrived.clear()
+        now = time.time_ns() // 1_000_000
+        reschedule("postponed", countdown=countdown, connection=publisher)
+        is_known = partial(amendments.memory.judge, {"message_id": "postponed"}, now)
+        drain_until(consumer, is_known)
+        publish(publisher, "postponed")
+        drain_until(consumer, lambda: arrived or amendments.is_holding)
+        if amendments.is_holding:
+            break
+        # It came so late that it was due.
     return arrived
 
 
@@ -866,17 +892,22 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
     assert held == ["postponed"]
 
 
-def test_what_is_postponed_has_not_come_back_yet(consumer, publisher, collect):
+def test_what_is_postponed_has_not_come_back_yet(connect, publisher, collect, again):
+    QUEUE(publisher.default_channel).declare()
     cancel("another", connection=publisher)  # makes the streams, which takes long
-    publish(publisher, "postponed", **{RETURNS: 3})
-    reschedule("postponed", countdown=10, connection=publisher)
+    for countdown in (10, 60):
+        publish(publisher, "postponed", **{RETURNS: 3})
+        reschedule("postponed", countdown=countdown, connection=publisher)
 
-    (arrival,) = collect(consumer, [QUEUE], 1)
+        (arrival,) = collect(connect(), [QUEUE], 1, timeout=PATIENCE)
+        if again:
+            break
+        # It was due before it could be delayed again.
 
     assert RETURNS not in arrival.headers
 
 
-@pytest.mark.usefixtures("blocked")
+@pytest.mark.usefixtures("blocked", "_reads_on")
 def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     connect, publisher, monkeypatch, caplog
 ):

@@ -24,7 +24,7 @@ from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.v1 import TopologyV1
-from tests.waits import drain_until, wait_until
+from tests.waits import PATIENCE, drain_until, wait_until
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_status_counts_by_destination_from_the_journal(run, tick, connect):
         found = json.loads(run(*options, "status", "--destinations", "--json").output)
         return {each["value"]: each["tasks"] for each in found["destinations"]}
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while counts() != {"mail": 2, "orders": 1}:
         assert time.monotonic() < end, counts()
     shown = run("status", "--destinations", *options)
@@ -232,7 +232,7 @@ def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
     declare(connect)  # what is parked would be trouble too
     publish(connect, 9000)
     whole = run(*tick, "status", "--json")
-    with Connection(vhost.url) as operator:
+    with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
         operator.channel().queue_delete(small.level_name(1) + ".1")
 
     broken = run(*tick, "status", "--json")
@@ -247,7 +247,7 @@ def test_a_part_that_is_missing_is_trouble_and_a_whole_ladder_is_none(
 def test_a_binding_of_yours_with_a_list_or_a_table_stops_no_subcommand(run, tick, connect, vhost):
     declare(connect)
     run(*tick, "create", "--queue", "mail")
-    with Connection(vhost.url) as connection:
+    with Connection(vhost.url, connect_timeout=PATIENCE) as connection:
         channel = connection.channel()
         channel.exchange_declare("yours", "headers", durable=True, auto_delete=False)
         nested = {"x-match": "any", "kinds": ["a", "b"], "from": {"node": "a"}}
@@ -316,7 +316,7 @@ def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
     declare(connect)
     run(*tick, "create", "--queue", "mail")
     side = form(queue_type="classic")
-    with Connection(vhost.url) as connection:
+    with Connection(vhost.url, connect_timeout=PATIENCE) as connection:
         admin.create(connection, side, side.whole)
         connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
 
@@ -472,8 +472,9 @@ def test_what_a_signal_leaves_of_a_file_is_beside_it(started, connect, vhost, tm
             place = f"gone-{name}" if int(name) % 2 else "mail"
             file.write(dump(Destination("", place), message) + "\n")
 
-    with started("redrive", "--from-file", str(path)) as process:
-        wait_until(lambda: vhost.waiting("mail") != {"mail": 0})
+    # A connection for each look might take as long as all the rest.
+    with vhost.connect() as one, started("redrive", "--from-file", str(path)) as process:
+        wait_until(lambda: admin.ready(one, ["mail"]) != {"mail": 0})
         process.send_signal(signal.SIGTERM)
         process.communicate()
 
@@ -758,7 +759,7 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     declare(connect)
     ways = small.whole + small.to_queue("full") + small.mirror("events")
     ways += Part(bindings=small.mirror_bindings("events", "topic", "full", "k", to_queue=True))
-    with Connection(vhost.url) as operator:
+    with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
         admin.create(operator, small, ways + small.to_queue("mail"))
     if how == "policy":
         policy = {"pattern": "^full$", "definition": limits, "apply-to": "queues"}
@@ -789,7 +790,7 @@ def test_status_names_a_level_that_is_held_up(run, tick, vhost, small):
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, and is never held up")
     limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    with Connection(vhost.url) as operator:
+    with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
         channel = operator.channel()
         Queue("full", queue_arguments=limits)(channel).queue_declare()
         admin.create(operator, small, small.whole + small.to_queue("full"))
@@ -842,7 +843,7 @@ def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
         declare(connect)
         publish(connect, 9000)
         publish(connect, 1, queue="gone")
-        with Connection(vhost.url) as operator:
+        with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
             channel = operator.channel()
             # As the one that an earlier release of ours deleted when it asked for its type.
             channel.exchange_declare("temporary", "fanout", durable=False, auto_delete=True)

@@ -24,7 +24,7 @@ from kombu import Producer
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay.cli import binary_delay
-from tests.waits import despite_a_slow_start
+from tests.waits import PATIENCE, despite_a_slow_start
 
 ROOT = Path(__file__).parents[2]
 URL = "amqp://guest:guest@localhost//"
@@ -91,7 +91,7 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start()) + 1
             file, language, code = block.group("file", "language", "code")
-            code = code.replace(URL, vhost.url)
+            code = code.replace(URL, vhost.url).replace("timeout=60", f"timeout={PATIENCE}")
             if file:
                 Path(file).parent.mkdir(exist_ok=True)
                 Path(file).write_text(code)

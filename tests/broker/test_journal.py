@@ -31,7 +31,7 @@ from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.model import versions
 from kombu_binary_delay.model.versions import STREAMS_SINCE
-from tests.waits import consume_until, drain_until, wait_until
+from tests.waits import PATIENCE, consume_until, drain_until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +249,7 @@ def app(vhost, streams):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
     app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.broker_connection_timeout = PATIENCE
     app.conf.broker_transport = "kombu_binary_delay:Transport"
     app.conf.broker_transport_options = {"binary_delay": {"journal": "stream"}}
     return app
@@ -271,7 +272,8 @@ def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(executed,
     with vhost.connect() as other:
         other.channel().queue_delete("kbd.v2.journal")
     ended(executed, app, 2)
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["2"]
+    # An event whose confirm comes late is written again.
+    assert {each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
 
 
 def test_in_an_outage_one_task_waits_and_the_others_only_look(
@@ -281,6 +283,12 @@ def test_in_an_outage_one_task_waits_and_the_others_only_look(
     waits: list[float] = []
     monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
     monkeypatch.setattr("time.sleep", waits.append)
+    publish = PublishBatch.publish
+
+    def publish_patiently(*args, **options):
+        publish(*args, **{**options, "timeout": PATIENCE})
+
+    monkeypatch.setattr(PublishBatch, "publish", publish_patiently)  # some have only one try
 
     def waited(url, number):
         waits.clear()
@@ -370,10 +378,11 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
 
 @pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
 def test_those_who_begin_the_journal_together_do_each_other_no_harm(
-    connect, vhost, streams, namespace
+    connect, vhost, streams, namespace, monkeypatch
 ):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
+    monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     start = threading.Barrier(3)
 
     def begin(connection):
@@ -461,7 +470,7 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
     assert max(depths) < min(depths) + 50
 
 
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("batched", [False, True])
 def test_the_limit_of_a_publish_counts_for_the_journal_too(
     connect, own_broker, monkeypatch, batched
@@ -480,7 +489,8 @@ def test_the_limit_of_a_publish_counts_for_the_journal_too(
             with pytest.raises(UnconfirmedError), PublishBatch(connection.channel()) as batch:
                 batch.publish(message, "", "mail", confirm_timeout=2)
         else:
-            connection.default_channel.basic_publish(message, "", "mail", timeout=2)
+            # The limit is one of each declaration, too, which a slow broker answers late.
+            connection.default_channel.basic_publish(message, "", "mail", timeout=60)
         connection.collect()
 
 

@@ -21,6 +21,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import create
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.model.address import Destination
+from tests.waits import PATIENCE
 
 # What is scraped is a broker whose metrics are on a port that only we know.
 pytestmark = pytest.mark.own_broker
@@ -95,7 +96,7 @@ def metrics(scrape):
         (static,) = job["static_configs"]
         families = "&".join(f"family={each}" for each in job.get("params", {}).get("family", []))
         url = f"http://{static['targets'][0]}{job.get('metrics_path', '/metrics')}?{families}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
         for line in lines:
             if match := re.match(r"(\w+)(?:\{(.*)\})? ", line):
@@ -166,7 +167,7 @@ def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrap
             )
         return not missing
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not all_is_there():
         assert time.monotonic() < end, missing
         time.sleep(0.5)
@@ -184,6 +185,8 @@ def test_a_query_for_a_metric_that_is_not_there_would_be_noticed(ladder, scrape)
 def hurried(rules):
     """The same rules on a faster clock: what takes minutes takes seconds."""
     seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "30m": "20s", "15s": "3s"}
+    # It would fire where a few scrapes take too long, and has a case of its own below.
+    rules = re.sub(r" +- alert: BinaryDelayUnwatched\n(?: {8}.*\n)*", "", rules)
     rules = re.sub(r", \d+\)", ", 40)", rules)  # how far ahead a line is drawn, in seconds
     return re.sub(r"\b(\d+[ms])\b", lambda time: seconds[time[1]], rules)
 

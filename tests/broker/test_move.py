@@ -44,10 +44,12 @@ from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from tests.waits import wait_until
+from tests.waits import PATIENCE, wait_until
 
 #: In milliseconds, of which no test sees the end.
 HOUR = 3_600_000
+#: For how long what is moved waits, in milliseconds: the second time where it was due before.
+RESTS = 30_000, 120_000
 
 
 @pytest.fixture
@@ -597,18 +599,26 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
-    sent = time.time()
-    publish(connection, "order.paid", 30_000, 31_000, 30_500, exchange="events", mine=1)
-    publish(connection, "mail", 32_000)
+    for delay in RESTS:
+        sent = time.time()
+        delays = delay, delay + 1000, delay + 500
+        publish(connection, "order.paid", *delays, exchange="events", mine=1)
+        publish(connection, "mail", delay + 2000)
 
-    with plain() as client:
-        planned = plan(client, Snapshot.read(operator.management), old)
-    done = operator.migrate(old, tall, **TALL)
+        with plain() as client:
+            planned = plan(client, Snapshot.read(operator.management), old)
+        done = operator.migrate(old, tall, **TALL)
+        still = waiting(vhost, old)
+        is_early = time.time() < sent + delay / 1000
+
+        there = connect(confirm_publish=True, binary_delay=TALL)
+        arrivals = collect(there, [queue], 4, timeout=PATIENCE)
+        if is_early:
+            break
 
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
-    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
-    arrivals = collect(connect(confirm_publish=True, binary_delay=TALL), [queue], 4)
+    assert not still
     for arrival in arrivals:
         assert arrival.at - sent >= float(arrival.body) / 1000
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
@@ -632,18 +642,24 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
         bound = queue(reader.default_channel)
         bound.declare()
         assert bound.get() is None
-        due = datetime.now(timezone.utc) + timedelta(seconds=30)
-        client.Producer().publish(
-            "task",
-            exchange="celery_delayed_27",
-            routing_key=native.calculate_routing_key(30, "tasks.new"),
-            headers={"task": "t", "id": "1", "eta": due.isoformat()},
-        )
+    for delay in RESTS:
+        due = datetime.now(timezone.utc) + timedelta(milliseconds=delay)
+        with plain() as client:
+            client.Producer().publish(
+                "task",
+                exchange="celery_delayed_27",
+                routing_key=native.calculate_routing_key(delay // 1000, "tasks.new"),
+                headers={"task": "t", "id": "1", "eta": due.isoformat()},
+            )
 
-    done = operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
+        done = operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
+        is_early = time.time() < due.timestamp()
+
+        (arrival,) = collect(reader, [queue], 1, timeout=PATIENCE)
+        if is_early:
+            break
 
     assert done.moved == 1
-    (arrival,) = collect(reader, [queue], 1)
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
     assert arrival.at >= due.timestamp()
     assert "x-death" not in arrival.headers
@@ -717,18 +733,23 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("mail")(connection.channel())
     queue.declare()
-    sent = time.time()
-    connection.Producer().publish(
-        "m", routing_key="mail", headers={"x-delay": 30_000}, expiration=7
-    )
+    for delay in RESTS:
+        sent = time.time()
+        connection.Producer().publish(
+            "m", routing_key="mail", headers={"x-delay": delay}, expiration=7
+        )
 
-    done = migrate(
-        operator.plain, operator.plain, operator.management, tall, FOREIGN_LADDERS["celery"]
-    )
+        done = migrate(
+            operator.plain, operator.plain, operator.management, tall, FOREIGN_LADDERS["celery"]
+        )
+        is_early = time.time() < sent + delay / 1000
+
+        (arrival,) = collect(connect(), [queue], 1, timeout=PATIENCE)
+        if is_early:
+            break
 
     assert done.moved == 1
-    (arrival,) = collect(connect(), [queue], 1)
-    assert arrival.at - sent >= 30
+    assert arrival.at - sent >= delay / 1000
     assert (arrival.properties["expiration"], arrival.headers) == ("7000", {})
 
 
@@ -991,17 +1012,24 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
-    due = datetime.now(timezone.utc) + timedelta(seconds=30)
-    with plain() as client:
-        for name, eta in (("a", None), ("later", due.isoformat()), ("b", "2020-01-01T00:00:00Z")):
-            client.Producer().publish(
-                name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
-            )
+    for delay in RESTS:
+        due = datetime.now(timezone.utc) + timedelta(milliseconds=delay)
+        etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
+        with plain() as client:
+            for name, eta in etas.items():
+                client.Producer().publish(
+                    name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
+                )
 
-    done = operator.migrate("tasks", tall, **TALL)
+        done = operator.migrate("tasks", tall, **TALL)
+        is_early = time.time() < due.timestamp()
+
+        arrivals = collect(connect("amqp"), [queue], 3, timeout=PATIENCE)
+        if is_early:
+            break
 
     assert (done.moved, done.kept) == (1, 2)
-    at = {each.body: each.at for each in collect(connect("amqp"), [queue], 3)}
+    at = {each.body: each.at for each in arrivals}
     assert set(at) == {"a", "b", "later"}
     assert at["later"] >= due.timestamp()
 

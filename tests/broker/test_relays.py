@@ -5,7 +5,7 @@ import time
 import pytest
 from kombu import Exchange, Producer, Queue
 
-from tests.waits import drain_until, wait_until
+from tests.waits import PATIENCE, drain_until, wait_until
 
 #: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
 REFUSED = 600
@@ -110,9 +110,13 @@ def test_a_queue_with_a_relay_gets_each_message_once_and_in_full(connect, collec
 def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vhost):
     queue = full("quorum", Exchange(""), **{"x-overflow": "reject-publish"})
     connection = connect()
-    queue(connection.default_channel).declare()
-    publish(connection, "", "full", delay=12_000)
-    connection.default_channel.queue_delete("full")
+    publish(connection, "", "another", delay=3_600_000)  # makes the ladder, which takes long
+    for delay in (12_000, 90_000):
+        queue(connection.default_channel).declare()
+        publish(connection, "", "full", delay=delay)
+        if not connection.default_channel.queue_delete("full"):
+            break
+        # It has come before.
 
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
 
@@ -145,16 +149,23 @@ def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_a
     connect, collect
 ):
     worker, publisher = connect(), connect(confirm_publish=True)
-    for connection in worker, publisher:
-        Queue("full")(connection.default_channel).declare()
-    worker.default_channel.basic_get("full")
-    publish(publisher, "", "full", delay=12_000)
-    worker.default_channel.queue_delete("full")
     roomy = full("quorum", Exchange(""), **{"x-overflow": "reject-publish", "x-max-length": 1000})
-    roomy(worker.default_channel).declare()
+    publish(publisher, "", "another", delay=3_600_000)  # makes the ladder, which takes long
+    for delay in (12, 90):
+        for connection in worker, publisher:
+            Queue("full")(connection.default_channel).declare()
+        worker.default_channel.basic_get("full")
+        due = time.time() + delay
+        publish(publisher, "", "full", delay=1000 * delay)
+        worker.default_channel.queue_delete("full")
+        roomy(worker.default_channel).declare()
+        if time.time() < due:
+            break
+        # It has come before.
+        worker.default_channel.queue_delete("full")
     publish(publisher, "", "full")
 
-    assert len({arrival.body for arrival in collect(worker, [roomy], 2)}) == 2
+    assert len({arrival.body for arrival in collect(worker, [roomy], 2, timeout=PATIENCE)}) == 2
 
 
 def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost):
@@ -167,9 +178,10 @@ def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost)
         message.ack()
 
     for number in (1, 2):
-        worker = connect()
-        # It does not expire while somebody consumes from it.
-        with worker.Consumer(mailbox, callbacks=[take]):
+        worker, plain = connect(), connect("amqp")
+        # It does not expire while somebody consumes from it, however long the worker takes.
+        with plain.Consumer(mailbox), worker.Consumer(mailbox, callbacks=[take]):
+            plain.release()
             Producer(publisher.default_channel).publish(
                 number, routing_key="mailbox", headers={"x-delay": 250}
             )

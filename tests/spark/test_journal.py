@@ -31,32 +31,48 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.spark.versions import HAS_SOURCES
-from tests.waits import despite_a_slow_start, wait_until
+from tests.waits import PATIENCE, despite_a_slow_start, wait_until
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")
+
+
+STREAM = "kbd.v2.journal"
+
+
+@contextmanager
+def written(vhost, count, journal="stream"):
+    """Wait in the end until so many events more are there: they are written without confirms."""
+    before = vhost.waiting(STREAM).get(STREAM, 0)
+    yield
+    if journal == "stream":
+        wait_until(lambda: vhost.waiting(STREAM).get(STREAM, 0) >= before + count)
 
 
 @pytest.fixture
 def write(vhost):
     def write(ids, journal="stream", countdown=1.0):
         rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
-        for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
-            pass
+        with written(vhost, len(rows), journal):
+            for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
+                pass
 
     return write
 
 
 def consume(vhost, count, journal="stream"):
     options = {"binary_delay": {"journal": journal}}
-    with Connection(
-        vhost.url, transport="kombu_binary_delay:Transport", transport_options=options
-    ) as connection:
+    with (
+        written(vhost, count, journal),
+        Connection(
+            vhost.url, transport="kombu_binary_delay:Transport", transport_options=options
+        ) as connection,
+    ):
         queue = Queue("celery")(connection.default_channel)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while count and time.monotonic() < deadline:
             if queue.get(no_ack=True) is not None:
                 count -= 1
-    assert count == 0
+        assert count == 0
 
 
 def test_the_stream_is_read_with_all_its_events(spark, vhost, write):
@@ -448,17 +464,16 @@ def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
 
 
 def without_ids(vhost, count):
-    """Write the events of plain messages, as Kombu publishes them; wait until they are there."""
-    stream = "kbd.v2.journal"
-    before = vhost.waiting(stream).get(stream, 0)
+    """Write the events of plain messages, as Kombu publishes them."""
     options = {"binary_delay": {"journal": "stream"}}
     url, door = vhost.url, "kombu_binary_delay:Transport"
-    with Connection(url, transport=door, transport_options=options) as connection:
+    with (
+        written(vhost, count),
+        Connection(url, transport=door, transport_options=options) as connection,
+    ):
         for _ in range(count):
             headers = {"x-delay": 3_600_000}
             connection.Producer().publish("x", routing_key="celery", headers=headers)
-    # They are written without confirms.
-    wait_until(lambda: vhost.waiting(stream).get(stream, 0) == before + count)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["tasks", "messages without ids"])

@@ -16,7 +16,7 @@ import amqp
 from kombu import Connection
 
 import kombu_binary_delay
-from dev.faults.environment import Case, Environment, ScenarioError
+from dev.faults.environment import BUSY, Case, Environment, ScenarioError
 from dev.faults.ledger import CANCELLED, CANCELLING, CONFIRMED, DELIVERED, DROPPED, Book
 from dev.faults.programs import TRANSPORT
 from kombu_binary_delay import Settings
@@ -280,7 +280,7 @@ def read_first(connection: amqp.Connection, stream: str) -> int:
         arguments={"x-stream-offset": "first"},
     )
     while not found:
-        connection.drain_events(timeout=10)
+        connection.drain_events(timeout=BUSY)
     return found[0]
 
 
@@ -395,7 +395,7 @@ def alarmed(env: Environment, *, amended: bool) -> None:
         publish(env)
     with env.broker.alarm():
         env.consumer("inbox")
-        env.wait_until_done(patience=60)
+        env.wait_until_done()
         env.check("not done while the alarm lasted", len(env.verdict().lost), 0)
 
 

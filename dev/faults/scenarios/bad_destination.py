@@ -178,7 +178,7 @@ def compare(env: Environment, bad: Destination, options: dict[str, Any], *, limi
         env.notes["parked"] = env.parked()
         env.redrive()
         env.consumer(*bad[2])
-        env.wait_until_done(patience=120)
+        env.wait_until_done()
     elif env.notes.get("kind") != "headers":
         # A headers exchange drops what nobody wants, as it does without a delay.
         deadline = time.monotonic() + patience

@@ -19,7 +19,8 @@ def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ..
     publisher = env.publisher(["inbox"], 600, 100)
     env.wait_for(CONFIRMED, 300)
     env.broker.ctl(*raise_it)
-    time.sleep(1)
+    # It is when the publisher sends another message: it has got the confirm of the last one then.
+    env.wait_until(lambda: "blocked" in states(env), "the publisher is blocked")
     before = env.count(CONFIRMED)
     time.sleep(BLOCKED)
     env.notes["confirmed while blocked"] = env.count(CONFIRMED) - before
@@ -28,6 +29,11 @@ def alarmed(env: Environment, raise_it: tuple[str, ...], clear_it: tuple[str, ..
     publisher.wait(180)
     env.wait_until_done()
     env.check("publishes that raised", env.verdict().refused, 0)
+
+
+def states(env: Environment) -> list[str]:
+    """Ask the broker for the state of each connection."""
+    return env.broker.ctl("list_connections", "state", "--quiet", "--no-table-headers").split()
 
 
 MEMORY = (("set_vm_memory_high_watermark", "0.00001"), ("set_vm_memory_high_watermark", "0.6"))

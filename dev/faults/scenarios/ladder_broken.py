@@ -71,7 +71,7 @@ def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None
     env.notes["parked"] = parked
     env.check("parked after the ladder was mended", env.parked() - parked, 0)
     env.redrive()
-    env.wait_until_done(patience=120)
+    env.wait_until_done()
     # One may meet the ladder twice while it goes: then it raises, and the publisher knows.
     env.check("publishes that raised", env.verdict().refused, 2)
 
