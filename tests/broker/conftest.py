@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_binary_delay import Settings
+from kombu_binary_delay import Settings, alarms
 from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
@@ -60,6 +60,15 @@ def connect(vhost, radix):
     yield connect
     for connection in opened:
         connection.release()
+
+
+@pytest.fixture(autouse=True)
+def _no_alarm_before(monkeypatch):
+    """What this process knows of alarms ends with the test that it learned it in.
+
+    Else, for minutes, connections to the shared broker would consume as after an alarm.
+    """
+    monkeypatch.setattr(alarms, "_blocked", {})
 
 
 @pytest.fixture
