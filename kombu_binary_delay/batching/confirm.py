@@ -43,8 +43,10 @@ class ConfirmChannel(amqp.Channel):
             reply_code, reply_text, (class_id, method_id), amqp.ChannelError
         )
         mechanism = mechanism_of(self.connection)
+        # A stream that is missing has such a name, too, and says nothing of the ladder.
         if (
             reply_code == NotFound.code
+            and (class_id, method_id) == spec.Basic.Publish
             and mechanism
             and mechanism.router.topology.is_named_in(reply_text)
         ):

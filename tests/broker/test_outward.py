@@ -23,6 +23,7 @@ from kombu_binary_delay import (
     TopologyError,
     Transport,
     TransportMixin,
+    alarms,
 )
 from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
@@ -360,10 +361,14 @@ def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_nam
 
 
 @pytest.mark.usefixtures("unlooked")
+@pytest.mark.parametrize("pause", [0.0, 600.0], ids=["no alarm", "after an alarm"])
 def test_without_confirms_the_next_publish_after_the_brokers_word_declares_again(
-    connect, collect, topology
+    connect, collect, topology, monkeypatch, pause
 ):
+    """After an alarm, a consumer asks for streams that are missing: that is no such word."""
     connection = connect()
+    lately = {connection.connection.host: (time.monotonic(), pause)}
+    monkeypatch.setattr(alarms, "_blocked", lately)
     queue = Queue("q", channel=connection.default_channel)
     queue.declare()
     producer = Producer(connection.default_channel)
