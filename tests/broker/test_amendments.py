@@ -769,7 +769,6 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     consumer, publisher, own_broker, monkeypatch
 ):
     """To delay it again needs a publish, which the broker does not take then."""
-    monkeypatch.setattr(alarms, "_blocked", {})
     monkeypatch.setattr(alarms, "PAUSE", 5.0)
     arrived: list[tuple[str, float]] = []
     publish(publisher, "postponed", delay=2000)
@@ -791,11 +790,10 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
 
 @pytest.mark.usefixtures("_reads_on")
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
-def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(  # noqa: PLR0913, PLR0917
-    consumer, publisher, own_broker, monkeypatch, options, caplog
+def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(
+    consumer, publisher, own_broker, options, caplog
 ):
     """The alarm may need the consumer to go on; and what is without acks would be lost."""
-    monkeypatch.setattr(alarms, "_blocked", {})
     arrived: list[str] = []
     for name in ("postponed", "too", "other"):
         publish(publisher, name, delay=2000)
@@ -815,10 +813,9 @@ def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_del
 
 @pytest.mark.slow
 def test_what_comes_without_acks_is_not_lost_where_an_alarm_ends_its_connection(
-    consumer, publisher, own_broker, monkeypatch, caplog
+    consumer, publisher, own_broker, caplog
 ):
     """The program learns of the end: Kombu would connect again, and not consume."""
-    monkeypatch.setattr(alarms, "_blocked", {})
     arrived: list[str] = []
     publish(publisher, "postponed", delay=15_000)
     reschedule("postponed", countdown=3600, connection=publisher)

@@ -12,7 +12,6 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay import alarms
 from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import PATIENCE, wait_until
@@ -291,8 +290,6 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
 
 @pytest.mark.own_broker
 def test_status_is_shown_in_an_alarm_too(vhost, own_broker, monkeypatch):
-    monkeypatch.setattr(alarms, "_blocked", {})
-
     def is_busy(records, *_):
         # Without a marker, reading ends with the record, however slow that is to come.
         while not records.memory:

@@ -472,13 +472,10 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
 
 @pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("batched", [False, True])
-def test_the_limit_of_a_publish_counts_for_the_journal_too(
-    connect, own_broker, monkeypatch, batched
-):
+def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, batched):
     """A connection that has published in an alarm gets no answer."""
     if own_broker.release < STREAMS_SINCE:
         pytest.skip("RabbitMQ before 3.9 has no streams")
-    monkeypatch.setattr(alarms, "_blocked", {})
     # All that has to be declared: in the alarm, the limit is for the publish alone.
     before = connect(binary_delay={"journal": "stream"})
     before.Producer().publish("m", routing_key="mail", headers={"x-delay": 9000})
@@ -593,7 +590,6 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
     """What it has got is noted when the alarm is over."""
     if own_broker.release < STREAMS_SINCE:
         pytest.skip("RabbitMQ before 3.9 has no streams")
-    monkeypatch.setattr(alarms, "_blocked", {})
     monkeypatch.setattr(alarms, "PAUSE", 4.0)
     publisher, consumer = (connect(binary_delay={"journal": "stream"}) for _ in range(2))
     for number in range(10):
@@ -624,13 +620,10 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])
-def test_a_program_that_publishes_hides_no_end_of_its_connection(
-    connect, own_broker, monkeypatch, within
-):
+def test_a_program_that_publishes_hides_no_end_of_its_connection(connect, own_broker, within):
     """Kombu would connect again, and not consume."""
     if own_broker.release < STREAMS_SINCE:
         pytest.skip("RabbitMQ before 3.9 has no streams")
-    monkeypatch.setattr(alarms, "_blocked", {})
     # Or the end would come where the consumer looks for amendments.
     settings = {"journal": "stream", "amendments": False}
     publisher, consumer = (connect(binary_delay=settings) for _ in range(2))
