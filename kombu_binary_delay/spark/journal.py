@@ -46,6 +46,10 @@ from .versions import (
 
 logger = logging.getLogger(__name__)
 
+#: Up to where a stream was read: ``offset``, and ``last``, the :func:`_identity` of the event
+#: before it, by which another stream is noticed.
+Offset = dict[str, Any]
+
 FORMAT = "binary_delay_journal"
 _CONSUMER = "kombu-binary-delay"
 _PREFETCH = 2000
@@ -257,16 +261,26 @@ class _Stream:
             self._check_loss(start, first)
         return max(start, first)
 
+    def event(self, offset: int) -> str | None:
+        """Return the :func:`_identity` of the event at an offset; None without a readable one."""
+        found, body = self._next(offset)
+        return _identity_of(body) if found == offset else None
+
     def _may_have(self, offset: int, event: str) -> bool:
         """Return whether an event is where it was, or has been dropped by retention."""
+        found, body = self._next(offset)
+        if found == offset:
+            return _identity_of(body) == event
+        return found is None or self.start() > offset
+
+    def _next(self, offset: int) -> tuple[int | None, str | bytes]:
+        """Return the first event from an offset on, with its own; None and nothing without one."""
         with self.consume(offset) as messages:
             for found, body in messages(wait=_NEXT):
                 # RabbitMQ sends whole chunks: the first may begin before the offset.
-                if found == offset:
-                    return _identity_of(body) == event
-                if found > offset:
-                    return self.start() > offset
-        return True
+                if found >= offset:
+                    return found, body
+        return None, b""
 
     def _check_loss(self, start: int, first: int) -> None:
         # Each segment of a stream begins with an entry of RabbitMQ's own, which has an offset.
@@ -416,20 +430,22 @@ class _Reader(DataSourceReader):
 class _StreamReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._stream = _Stream(options, may_lose=_may_lose(options))
+        self._latest: Offset = {}
         most = options.get("maxoffsetspertrigger", str(_TRIGGER))
         self._most = int(most) if most.isdecimal() else 0
         if self._most < 1:
             raise ValueError(f"maxOffsetsPerTrigger must be a number of at least 1, got {most!r}")
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
-        return {"offset": self._stream.start()}
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
+        return {"offset": self._stream.start(), "last": None}
 
     # Before 4.2, Spark calls it without arguments, and treats one without arguments that way.
-    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - Spark's
-        return {"offset": self._end()}
+    def latestOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802 - Spark's
+        return self._up_to(self._end(), self._latest)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        low, high = self._stream.begin(start["offset"], end["offset"]), end["offset"]
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        high = end["offset"]
+        low = self._stream.begin(start["offset"], high, start.get("last"))
         ranges = [(at, min(at + _SHARE, high)) for at in range(low, high, _SHARE)]
         return [InputPartition(each) for each in ranges or [(high, high)]]
 
@@ -438,6 +454,20 @@ class _StreamReader(DataSourceStreamReader):
 
     def _end(self) -> int:
         return max(self._stream.end(), self._stream.start())
+
+    def _up_to(self, end: int, before: Offset) -> Offset:
+        """Return the offset to read up to, with the event before it, as Spark keeps them.
+
+        :param before: up to where it was read before; empty if that is not known.
+        :raises RuntimeError: if it is another stream, or a part is lost. Spark would keep the
+            offset, and fail by it again, though a replica was only behind.
+        """
+        if end == before.get("offset"):
+            return before
+        if before:
+            self._stream.begin(before["offset"], end, before.get("last"))
+        self._latest = {"offset": end, "last": self._stream.event(end - 1) if end else None}
+        return self._latest
 
 
 if limits is not None:
@@ -454,15 +484,15 @@ if limits is not None:
             self._target = self._end()
 
         def latestOffset(  # type: ignore[override]  # noqa: N802 - Spark's
-            self, start: dict[str, int], limit: limits.ReadLimit
-        ) -> dict[str, int]:
+            self, start: Offset, limit: limits.ReadLimit
+        ) -> Offset:
             end = self._end() if self._target is None else self._target
             if isinstance(limit, limits.ReadMaxRows):
                 first = start["offset"]
                 if self._stream.may_lose:
                     first = max(first, self._stream.start())
                 end = min(end, first + limit.max_rows)
-            return {"offset": end}
+            return self._up_to(end, start)
 
 
 #: The errors that an event raises which is not a journal event.

@@ -30,7 +30,7 @@ from kombu_binary_delay.spark.journal import (
     read_journal,
 )
 from kombu_binary_delay.spark.send import Sender, Target
-from kombu_binary_delay.spark.versions import HAS_SOURCES
+from kombu_binary_delay.spark.versions import HAS_SOURCES, limits
 from tests.waits import PATIENCE, despite_a_slow_start, wait_until
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")
@@ -463,6 +463,29 @@ def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
     assert parts == [(7, 250_007), (250_007, 500_007), (500_007, 600_000)]
 
 
+@with_sources
+def test_a_look_that_sees_less_than_was_read_is_no_offset_that_spark_would_keep(monkeypatch):
+    found = {"end": 5}
+    monkeypatch.setattr(_Stream, "start", lambda _: 0)
+    monkeypatch.setattr(_Stream, "end", lambda _: found["end"])
+    monkeypatch.setattr(_Stream, "event", lambda _, offset: f"event {offset}")
+    monkeypatch.setattr(_Stream, "_may_have", lambda _, offset, event: event == f"event {offset}")
+    reader = JournalSource({"broker": "amqp://nobody//"}).streamReader(StructType())
+
+    def latest(before):
+        if limits is None:
+            return reader.latestOffset()
+        return reader.latestOffset(before, limits.ReadAllAvailable())
+
+    read = latest({"offset": 0, "last": None})
+    assert read == {"offset": 5, "last": "event 4"} == latest(read)
+    found["end"] = 4
+    with pytest.raises(RuntimeError, match="was read up to the offset 5, and now ends at 4"):
+        latest(read)
+    found["end"] = 7
+    assert latest(read) == {"offset": 7, "last": "event 6"}
+
+
 def without_ids(vhost, count):
     """Write the events of plain messages, as Kombu publishes them."""
     options = {"binary_delay": {"journal": "stream"}}
@@ -496,6 +519,19 @@ def test_an_export_of_a_stream_that_was_made_anew_is_refused(spark, vhost, write
         with pytest.raises(Exception, match=f"was read up to the offset 3, and now {now}"):
             export_journal(spark, vhost.url, path)
     assert exported(spark, path) == ([*range(3)], 2)
+
+
+def test_a_query_whose_stream_was_made_anew_ends(spark, vhost, write, read_on, tmp_path):
+    write(["a0", "a1", "a2"], countdown=3600.0)
+    for table in ("shorter", "longer"):
+        read_on(table)
+    with vhost.connect() as connection:
+        connection.channel().queue_delete("kbd.v2.journal")
+    for table, count, now in (("shorter", 1, "ends at 1"), ("longer", 5, "has another event at 2")):
+        write([f"b{n}" for n in range(count)], countdown=3600.0)
+        with pytest.raises(Exception, match=f"was read up to the offset 3, and now {now}"):
+            read_on(table)
+        assert offsets(spark, tmp_path / table) == [0, 1, 2]
 
 
 @with_sources
