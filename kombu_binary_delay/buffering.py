@@ -7,6 +7,10 @@ answer that the declaration waits for. So frames for other channels are buffered
 declaration ends, and dispatched in order before anything else is read. Channels of ours that run no
 code of the user's have ``runs_no_user_code``: their frames are never buffered.
 
+An error of a callback is then raised when the program consumes, gets, publishes or reads next.
+What declares would take it for an answer of the broker, and Kombu might publish again what was
+published.
+
 A second connection would not need this. But only the connection that declared an exclusive queue
 can bind it, every program would hold two connections, which brokers count and limit, and the second
 one can reach another node, or fail alone.
@@ -47,15 +51,19 @@ class FrameBuffer:
         finally:
             if outermost:
                 self._declaring = False
-                # An exception here comes from the user's callback.
-                self._dispatch_all()
+                try:
+                    self._dispatch_all()
+                except Exception as exc:  # noqa: BLE001 - it comes from the user's callback
+                    self._frames.appendleft(partial(_raise, exc))
+                    self._read_these_first()
+                    # An event loop reads only when the broker has sent something.
+                    self._connection.is_held_up = True
 
     def take(self, dispatch: Callable[..., object], channel_id: int, *args: Any) -> None:
         """Dispatch a frame now or, during a declaration, when the declaration ends."""
         if self._declaring and self._is_for_the_user(channel_id):
-            # Only while frames are buffered, which is rare: every publish reads.
-            self._connection.blocking_read = self._connection.read_waiting_first
             self._frames.append(partial(dispatch, channel_id, *args))
+            self._read_these_first()
         elif self._declaring or self._dispatching:
             dispatch(channel_id, *args)
         elif self._frames:
@@ -71,6 +79,15 @@ class FrameBuffer:
                 self._dispatching = False
             if self._frames:
                 self._dispatch_all()
+
+    def dispatch_waiting(self) -> None:
+        """Dispatch the buffered frames, unless a declaration or a callback waits for the broker."""
+        if self._frames and not self._declaring:
+            self._dispatch_all()
+
+    def _read_these_first(self) -> None:
+        # Only while frames are buffered, which is rare: every publish reads.
+        self._connection.blocking_read = self._connection.read_waiting_first
 
     def _is_for_the_user(self, channel_id: int) -> bool:
         # Channel 0 is the connection itself.
@@ -100,6 +117,10 @@ class FrameBuffer:
                 pass
         finally:
             self._dispatching = False
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class BufferingConnection(_Above):

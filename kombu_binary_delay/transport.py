@@ -138,6 +138,8 @@ class ChannelMixin(AmendingChannel):
         # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
         delayed = amqp.Message(msg.body)
         delayed.properties = plan.properties
+        # py-amqp would hide a TimeoutError of a callback here.
+        self.connection.frame_buffer.dispatch_waiting()
         result = super()._basic_publish(
             delayed,
             plan.exchange,
@@ -394,6 +396,8 @@ class ConnectionMixin(BufferingConnection):
         parts = mechanism.holding
         self.is_held_up = any(each.is_holding for each in parts)
         released = [each.release() for each in parts]
+        if self.frame_buffer is not None:
+            self.frame_buffer.dispatch_waiting()
         if self.ended is not None:
             raise self.ended
         return any(released)

@@ -6,9 +6,12 @@ where it is never true.
 
 from __future__ import annotations
 
+import fcntl
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from termios import FIONREAD
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +64,12 @@ def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not i
         with suppress(TimeoutError):
             connection.drain_events(timeout=0.1)
     return found
+
+
+def unread(connection: Any) -> int:
+    """Return the number of bytes that have come in on a connection, and were not read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection.connection.sock, FIONREAD, bytes(4)))
+    return int(count)
 
 
 def despite_a_slow_start(run: Callable[[], T], attempts: int = 5) -> T:

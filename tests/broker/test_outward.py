@@ -1,11 +1,9 @@
 """A delayed publish enters the ladder, and waits there."""
 
-import fcntl
 import logging
-import struct
 import time
 from datetime import datetime, timedelta, timezone
-from termios import FIONREAD
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -29,7 +27,7 @@ from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as Declared
-from tests.waits import drain_until, wait_until
+from tests.waits import drain_until, unread, wait_until
 
 BINARY = {"radix": 2}
 
@@ -648,10 +646,32 @@ def test_a_consumer_that_begins_while_a_callback_declares_gets_what_comes_at_onc
     assert received == ["first", "second"]
 
 
-def unread(connection):
-    """Count the bytes that have come in on a connection, and were not read."""
-    (count,) = struct.unpack("i", fcntl.ioctl(connection.connection.sock, FIONREAD, bytes(4)))
-    return count
+@pytest.mark.parametrize("error", [DelayError, OSError, TimeoutError])
+@pytest.mark.parametrize("what", ["consume", "get", "publish"])
+def test_an_error_of_a_callback_is_not_taken_for_one_of_the_broker(connect, caplog, what, error):
+    def receive(body, message):
+        raise error("by the callback")
+
+    connection = connect(binary_delay={"journal": "stream"})
+    one, other = (connection.Consumer([Queue(name)], no_ack=True) for name in ("one", "other"))
+    one.register_callback(receive)
+    one.consume()
+    connect("amqp").Producer().publish("x", routing_key="one")
+    wait_until(lambda: unread(connection))
+    producer, delayed = connection.Producer(), {"x-delay": 60_000}
+    # The first two look for amendments before, the last declares the ladder and the journal.
+    acts = {
+        "consume": other.consume,
+        "get": Queue("other")(connection.default_channel).get,
+        "publish": partial(producer.publish, "y", routing_key="other", headers=delayed),
+    }
+
+    with pytest.raises(error, match="by the callback"):
+        acts[what]()
+
+    producer.publish("z", routing_key="other", headers=delayed)
+    assert "the journal ends" not in caplog.text
+    assert "amendments are not read" not in caplog.text
 
 
 def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback_failed(connect):
@@ -672,11 +692,13 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
         wait_until(lambda: unread(connection) > before)  # noqa: B023 - it ends in this round
         came = unread(connection)
     executor = connection.connection.delay_mechanism.executor
-    with pytest.raises(ValueError, match="bad"), executor.channel("a queue") as channel:
+    with executor.channel("a queue") as channel:
         channel.queue_declare("q", passive=True)
     assert received == ["bad"]
     assert "blocking_read" in vars(connection.connection)
 
+    with pytest.raises(ValueError, match="bad"):
+        connection.drain_events(timeout=60)
     connection.drain_events(timeout=60)
 
     assert received == ["bad", "good"]

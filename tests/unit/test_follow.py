@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from kombu_binary_delay import Settings
+from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.mechanism import Mechanism
 from kombu_binary_delay.router import Router
@@ -15,7 +16,9 @@ class Plain:
     """The calls of a channel that is followed."""
 
     connection = SimpleNamespace(
-        channels={}, delay_mechanism=Mechanism(Router(Settings(), {}), SimulatedBroker())
+        channels={},
+        delay_mechanism=Mechanism(Router(Settings(), {}), SimulatedBroker()),
+        frame_buffer=FrameBuffer(None),
     )
 
     def basic_consume(self, queue, consumer_tag, **_):
