@@ -423,8 +423,7 @@ class PublishBatch:
             with within(self._connection, min(limits)) if limits else nullcontext():
                 self._messages.send()
         except BaseException as exc:
-            # It is unknown how much was written, so the connection cannot be used any more.
-            self._connection.collect()
+            self._give_up(exc)
             if isinstance(exc, (OSError, amqp.AMQPError)):
                 self._fail(exc)
             # A time limit, or an interrupt: it must reach the caller.
@@ -511,14 +510,22 @@ class PublishBatch:
         try:
             with within(self._connection, limit) if limit else nullcontext():
                 channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
-        except OSError:
-            # A message may be written in part.
-            self._connection.collect()
+        except OSError as exc:
+            self._give_up(exc)
             return
         if self._failed is None:
             # If the connection failed, there is nothing left to close.
             with suppress(OSError, amqp.AMQPError):
                 channel.wait(spec.Channel.CloseOk, timeout=limit)
+
+    def _give_up(self, cause: BaseException) -> None:
+        """End the connection: it is broken, or it is unknown how much was written to it."""
+        connection = self._connection
+        if mechanism_of(connection) is None:
+            connection.collect()
+        else:
+            # This may be in a callback of its consumer, which would wait for nothing.
+            connection.end(RecoverableConnectionError(f"a publish batch was cut off: {cause}"))
 
     def _wait_to_record(self, channel: ConfirmChannel) -> None:
         """Wait a moment for the confirms of messages whose records are still to be written."""
@@ -566,6 +573,8 @@ class PublishBatch:
     def _end(self, cause: BaseException) -> list[tuple[_Pending, Outcome]]:
         """End the batch; the outcomes of the sent messages are unknown."""
         self._failed = cause
+        if not self._connection.connected:
+            self._give_up(cause)
         reason = str(cause) or type(cause).__name__
         self._record_rest(f"it was not sent: {reason}", reason)
         if self._connection.connected and not isinstance(cause, TimeoutError):

@@ -52,4 +52,6 @@ class ConfirmChannel(amqp.Channel):
         ):
             # The ladder is then declared again for the next delayed message.
             mechanism.router.lost()
-        self.collect()
+        # Else our own close has crossed it, and the broker answers that, too.
+        if not self.is_closing:
+            self.collect()

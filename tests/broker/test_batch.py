@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import amqp
 import pytest
 from amqp import spec
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Connection, Exchange, Producer, Queue
 
 from dev.faults.proxy import Proxy
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
 from kombu_binary_delay.model.address import parse_address
-from tests.waits import drain_until, wait_until
+from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 DELAYED = {"x-delay": 1000}
 #: In milliseconds, of which no test sees the end.
@@ -246,6 +247,46 @@ def test_a_broker_that_reads_nothing_for_too_long_breaks_the_connection(vhost, o
     assert set(found) == {"confirmed", "unknown"}
     assert found["unknown"] > 50
     assert found.total() == 101
+
+
+def test_a_batch_is_closed_as_the_broker_closes_its_channel_and_all_else_goes_on(connect):
+    connection = connect()
+    batch = PublishBatch(connection.default_channel)
+    for _ in range(100):
+        batch.publish(message(batch.channel, "x"), exchange="missing")
+    wait_until(lambda: unread(connection))
+
+    batch.discard()
+    batch.close()
+
+    # The broker has answered both.
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.5)
+    assert connection.channel().is_open
+
+
+@pytest.mark.parametrize("how", [socket.SHUT_WR, socket.SHUT_RD], ids=["writing", "reading"])
+def test_a_batch_that_is_cut_off_in_a_callback_ends_the_connection_for_its_consumer(connect, how):
+    # Kombu would connect again, but not consume.
+    def publish(_):
+        published.append(True)
+        channel.connection.sock.shutdown(how)
+        with suppress(UnconfirmedError):
+            send(batch, "second")
+            batch.flush()
+
+    published: list[bool] = []
+    connection = connect()
+    channel = connection.default_channel
+    Queue("q", channel=channel).declare()
+    batch = PublishBatch(channel)
+    send(batch, "first")
+    batch.flush()
+    channel.basic_consume("q", callback=publish)
+
+    with pytest.raises(RecoverableConnectionError, match="a publish batch was cut off"):  # noqa: PT012
+        while not published:
+            connection.drain_events(timeout=PATIENCE)
 
 
 @pytest.mark.own_broker
