@@ -109,6 +109,19 @@ class Executor:
 
         :raises TopologyError: if the broker refuses.
         """
+        refused = self.refused_publish
+        try:
+            answer = self._do(command)
+        except TopologyError:
+            if self.refused_publish is refused:
+                raise
+        else:
+            if self.refused_publish is refused:
+                return answer
+        # It was lost with the channel, which the broker has closed because of an earlier publish.
+        return self._do(command)
+
+    def _do(self, command: Command) -> Any:
         if isinstance(command, Warn):
             if command.text not in _warned:
                 logger.warning("%s", command.text)

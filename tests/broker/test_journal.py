@@ -31,7 +31,7 @@ from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.model import versions
 from kombu_binary_delay.model.versions import STREAMS_SINCE
-from tests.waits import PATIENCE, consume_until, drain_until, wait_until
+from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -534,6 +534,30 @@ def test_the_last_event_of_an_alarm_is_read_before_it_is_over(held_up, monkeypat
     journal.release()
 
     assert done == ["1", "wait", "2", "3", "wait"]
+
+
+def test_a_refused_event_fails_no_later_publish(connect, collect, vhost, streams, caplog):
+    if not streams:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    queues = [Queue("mail"), Queue("other")]
+    for each in queues:
+        each(connect().default_channel).declare()
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+    permissions = {"configure": ".*", "write": "kbd.*|mail|other", "read": ".*"}
+    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", permissions)
+    connection = connect(url=vhost.url_of(name, "x"), binary_delay={"journal": "stream"})
+    producer, delayed = connection.Producer(), {"x-delay": 10}
+
+    producer.publish("first", routing_key="mail", headers=delayed)
+    # The broker has refused its event. The next publish has something to declare.
+    wait_until(lambda: unread(connection))
+    producer.publish("second", routing_key="other", headers=delayed)
+
+    assert len(collect(connect(), queues, 2)) == 2
+    assert caplog.text.count("the journal ends on this connection") == 1
+    vhost.broker.api("DELETE", f"users/{name}")
 
 
 def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, vhost, caplog):
