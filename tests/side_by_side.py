@@ -33,6 +33,7 @@ TABLE = (
     # These use no Spark of ours, but that of the processes that they start.
     ("tests/spark/test_subcommands.py::test_the_pipeline_proves_itself", EACH),
     ("tests/spark/test_notebook.py", FILE),
+    ("tests/spark/test_send.py::test_a_broker_that_confirms_nothing", OWNERS[0]),
     ("tests/spark/test_send.py", FILE),
     ("tests/spark/", PUBLISHING),
     # Each of their tests starts a broker or three, which should not be all at once.

@@ -132,14 +132,7 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
         for attempt in range(2):
             try:
                 connected.ensure_connection(max_retries=3)
-                mechanism = mechanism_of(connected.connection)
-                if mechanism is None:
-                    raise AmendmentError(
-                        f"{connected.as_uri()} is a connection without the transport "
-                        f"kombu_binary_delay:Transport; give a connection with it"
-                    )
-                mechanism.amendments.require()
-                write(mechanism.amendments)
+                _amend_on(connected, write)
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
                 # A second copy of a record has no effect.
                 connected.collect()
@@ -147,6 +140,22 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
                     raise
             else:
                 return
+
+
+def _amend_on(connected: Any, write: Callable[[Amendments], None]) -> None:
+    mechanism = mechanism_of(connected.connection)
+    if mechanism is None:
+        raise AmendmentError(
+            f"{connected.as_uri()} is a connection without the transport "
+            f"kombu_binary_delay:Transport; give a connection with it"
+        )
+    amendments: Amendments = mechanism.amendments
+    amendments.require()
+    try:
+        write(amendments)
+    except AmendmentError as exc:
+        amendments.end_if_unanswered(exc)
+        raise
 
 
 @contextmanager

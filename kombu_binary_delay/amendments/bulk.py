@@ -81,6 +81,11 @@ def read_deliver(payload: Any) -> tuple[int, bytes]:
     return tag, bytes(payload[begin : begin + payload[end + 9]])
 
 
+def consumer_of(payload: Any) -> bytes:
+    """Return the consumer's tag from the method frame of a delivery."""
+    return bytes(payload[5 : 5 + payload[4]])
+
+
 def _headers(payload: bytes) -> Mapping[str, Any]:
     message = amqp.Message()
     message.inbound_header(payload)

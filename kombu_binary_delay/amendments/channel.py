@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any
@@ -62,6 +62,8 @@ class AmendmentChannel(ConfirmChannel):
         self.memory = Memory(0)
         self._exchange = b""
         self._marker = b""
+        #: The offset and the body of each record up to which to read, in place of a marker.
+        self._ends: list[tuple[int, bytes]] = []
         self._read = self._tag = 0
         #: The streams that have been read to the marker and are still being read.
         self.streams: list[str] = []
@@ -158,9 +160,15 @@ class AmendmentChannel(ConfirmChannel):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def begin(self, memory: Memory, exchange: str, marker: bytes) -> None:
-        """Read deliveries into a memory from now on."""
+    def begin(
+        self, memory: Memory, exchange: str, marker: bytes, ends: Iterable[tuple[int, bytes]] = ()
+    ) -> None:
+        """Read deliveries into a memory from now on.
+
+        :param ends: of an :class:`EndChannel`; each counts as a marker.
+        """
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
+        self._ends = list(ends)
         self.markers = self._read = 0
         self.streams = []
 
@@ -168,17 +176,20 @@ class AmendmentChannel(ConfirmChannel):
         """Expect another marker while reading."""
         self._marker, self.markers = marker, 0
 
-    def read(self, streams: list[str], cancelled: Callable[[str], object]) -> None:
-        """Begin to read streams from their first records.
+    def read(
+        self, streams: list[str], cancelled: Callable[[str], object], begin: str = "first"
+    ) -> None:
+        """Begin to read streams.
 
         :param cancelled: called if the broker cancels the consumer.
+        :param begin: ``first``, or ``last`` for the last chunk of records.
         """
         self._reading = {}
         try:
             self.basic_qos(0, PREFETCH, a_global=False)
             for stream in streams:
                 tag = self.basic_consume(
-                    stream, arguments={"x-stream-offset": "first"}, on_cancel=cancelled
+                    stream, arguments={"x-stream-offset": begin}, on_cancel=cancelled
                 )
                 self._reading[tag] = stream
         except RecoverableConnectionError:
@@ -254,16 +265,47 @@ class AmendmentChannel(ConfirmChannel):
         self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
     ) -> None:
         # A record that waited on the ladder comes from there. Its first death names its entry.
-        if exchange == self._exchange or (
-            exchange and headers().get(ENTERED) == self._exchange.decode()
-        ):
+        rode = exchange != self._exchange
+        if not rode or (exchange and headers().get(ENTERED) == self._exchange.decode()):
             record = from_line(body)
             if record is not None:
-                self.memory.learn(record, time.time_ns() // 1_000_000)
-        elif (body.encode() if isinstance(body, str) else bytes(body)) == self._marker:
+                self.memory.learn(record, time.time_ns() // 1_000_000, rode=rode)
+        elif _bytes(body) == self._marker:
             self.markers += 1
+        if self._ends:
+            end = _end(headers(), body)
+            if end in self._ends:
+                self._ends.remove(end)
+                self.markers += 1
         self._read += 1
         self._tag = tag
         # RabbitMQ would close the connection for an ack on a channel that is being closed.
         if (self.streams or self._read % (PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)
+
+
+class EndChannel(AmendmentChannel):
+    """A channel that finds the last record of each stream, for who may append no marker."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: By the consumer's tag.
+        self.ends: dict[bytes, tuple[int, bytes]] = {}
+
+    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
+        """Note a record."""
+        if method_sig != spec.Basic.Deliver:
+            return super().dispatch_method(method_sig, payload, content)
+        tag, _ = bulk.read_deliver(payload)
+        self.ends[bulk.consumer_of(payload)] = _end(content.headers or {}, content.body)
+        if not self.is_closing:
+            self.basic_ack(tag)
+        return None
+
+
+def _end(headers: Mapping[str, Any], body: Any) -> tuple[int, bytes]:
+    return headers.get("x-stream-offset", -1), _bytes(body)
+
+
+def _bytes(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)

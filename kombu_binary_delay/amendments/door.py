@@ -211,7 +211,8 @@ class AmendingChannel(FollowingChannel):
         if not self._router.is_private(queue or self._last_queue):
             self._amendments.catch_up()
             if callback is not None:
-                callback = partial(self._deliver, self._amendments.verdict, callback, tag)
+                judge = self._amendments.verdict
+                callback = partial(self._deliver, judge, callback, tag, no_ack)
         # amqp does this when the broker has answered. But where another consumer's callback runs
         # while that is waited for, and declares, the first deliveries are dispatched together with
         # the answer: amqp would reject them, and without acks they would be lost.
@@ -245,7 +246,14 @@ class AmendingChannel(FollowingChannel):
             if verdict is None or not self._keep_to(verdict, message, again):
                 return message
 
-    def _deliver(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
+    def _deliver(
+        self,
+        judge: Judge,
+        dispatch: Dispatch,
+        tag: str,
+        no_ack: bool,  # noqa: FBT001 - once for each delivery
+        message: Any,
+    ) -> None:
         """Dispatch a message to a consumer, unless it was amended."""
         verdict = judge(message.properties)
         if verdict is None:
@@ -258,17 +266,26 @@ class AmendingChannel(FollowingChannel):
                 # A Celery worker that got the broadcast has the id in its own set.
                 celery.accept_here(names_of(message.properties)[0])
             dispatch(message)
-        elif verdict.reason != POSTPONED and celery.is_worker(dispatch):
+            return
+        # Not by what py-amqp knows of the consumer, which may be cancelled by now.
+        message.delivery_info["no_ack"] = no_ack
+        if verdict.reason != POSTPONED and celery.is_worker(dispatch):
             self._leave_to_worker(verdict, dispatch, message)
-        else:
-            message.delivery_info["no_ack"] = tag in self.no_ack_consumers
-            again = partial(self._deliver_again, judge, dispatch, tag, message)
-            if not self._keep_to(verdict, message, again):
-                dispatch(message)
+            return
+        again = partial(self._deliver_again, judge, dispatch, tag, no_ack, message)
+        if not self._keep_to(verdict, message, again):
+            dispatch(message)
 
-    def _deliver_again(self, judge: Judge, dispatch: Dispatch, tag: str, message: Any) -> None:
+    def _deliver_again(
+        self,
+        judge: Judge,
+        dispatch: Dispatch,
+        tag: str,
+        no_ack: bool,  # noqa: FBT001 - as in _deliver
+        message: Any,
+    ) -> None:
         if tag in self.callbacks:
-            self._deliver(judge, dispatch, tag, message)
+            self._deliver(judge, dispatch, tag, no_ack, message)
         else:
             # Its consumer was cancelled.
             self._put_back(message)
@@ -356,6 +373,8 @@ class AmendingChannel(FollowingChannel):
     def _do_revive(self) -> None:
         self._lives += 1
         self._holding = 0
+        # py-amqp before 5.4.2 takes the channel, opened anew, for one in confirm mode.
+        self._confirm_selected = False
         super()._do_revive()
 
     #: The prefetch limit; 0 for none. How many messages are held, and how often it was opened anew.

@@ -63,10 +63,12 @@ class _Amended:
 
     __slots__ = (
         "at",
+        "called_off",
         "cancelled",
         "due",
         "first",
         "generation",
+        "kept",
         "postponed",
         "revived",
         "until",
@@ -82,6 +84,16 @@ class _Amended:
         self.revived = False
         self.postponed = 0
         self.until = 0
+        #: Generations that still run although a later one is valid, and how long to remember them.
+        self.kept: dict[str, int] = {}
+        #: Those of them that were cancelled with their key.
+        self.called_off: dict[str, int] = {}
+
+    def cancel(self) -> None:
+        """Cancel the valid one and those that are kept."""
+        self.cancelled = True
+        self.called_off.update(self.kept)
+        self.kept = {}
 
 
 class Memory:
@@ -98,8 +110,6 @@ class Memory:
         self._amended: dict[str, _Amended] = {}
         self._keyed: dict[str, _Amended] = {}
         self._superseded: dict[str, int] = {}
-        #: Generations that still run although a later one is valid.
-        self._kept: dict[str, int] = {}
         self._forgotten = self._until = 0
 
     def __len__(self) -> int:
@@ -111,10 +121,11 @@ class Memory:
         """Return whether any amendment is active; each delivery asks."""
         return bool(self._cancelled or self._amended or self._stamped or self._keyed)
 
-    def learn(self, record: Record, now: int) -> None:
+    def learn(self, record: Record, now: int, *, rode: bool = False) -> None:
         """Add the next record of a stream.
 
         :param now: milliseconds since the epoch.
+        :param rode: whether it waited on the ladder, so that others may have overtaken it.
         """
         # A writer's clock that is ahead must not make a record stay forever.
         written = min(record.at, now)
@@ -123,20 +134,15 @@ class Memory:
         max_age = min(_KEYS_MAX_AGE, self._max_age) if keyed else self._max_age
         until = max(written, due or 0) + max_age
         if until > now:
-            self._note(record, self._rounded(until), now)
+            self._note(record, self._rounded(until), now, rode=rode)
         if now - self._forgotten > _FORGET_EVERY or now < self._forgotten:
             self._forget(now)
 
-    def _note(self, record: Record, until: int, now: int) -> None:
+    def _note(self, record: Record, until: int, now: int, *, rode: bool) -> None:
         match record:
-            case Cancel(keyed=True):
-                # A key without a record has nothing to cancel: its record would have come before.
-                for name in record.names:
-                    if name in self._keyed:
-                        self._keyed[name].cancelled = True
             case Cancel():
                 for name in record.names:
-                    self._cancel(name, until)
+                    self._cancel(name, record, until, rode=rode)
             case CancelStamped():
                 for stamp, values in record.stamps:
                     self._stamped.update(dict.fromkeys([(stamp, each) for each in values], until))
@@ -222,8 +228,10 @@ class Memory:
     ) -> Verdict | None:
         if generation in self._superseded:
             return Verdict(SUPERSEDED)
-        if valid is None or generation in self._kept:
+        if valid is None or generation in valid.kept:
             return None
+        if generation in valid.called_off:
+            return Verdict(CANCELLED)
         if generation == valid.generation:
             return Verdict(CANCELLED) if valid.cancelled else None
         return Verdict(SUPERSEDED) if self._is_older(generation, valid, now) else None
@@ -246,10 +254,11 @@ class Memory:
             self._take_over(self._keyed, name, amended)
         self._stamped = {**before._stamped, **self._stamped}
         self._superseded = {**before._superseded, **self._superseded}
-        self._kept = {**before._kept, **self._kept}
 
     def _take_over(self, known: dict[str, _Amended], name: str, amended: _Amended) -> None:
         valid = known.setdefault(name, amended)
+        valid.kept = {**amended.kept, **valid.kept}
+        valid.called_off = {**amended.called_off, **valid.called_off}
         before = amended.generation
         if before and valid.generation and valid.generation != before:
             # A generation from before the stream was deleted is superseded by the one in it now.
@@ -266,23 +275,37 @@ class Memory:
         amended.until = max(amended.until, until)
         return amended
 
-    def _cancel(self, name: str, until: int) -> None:
-        if name in self._amended:
-            self._of(name, until).cancelled = True
-        else:
+    def _cancel(self, name: str, record: Cancel, until: int, *, rode: bool) -> None:
+        amended = (self._keyed if record.keyed else self._amended).get(name)
+        if record.keyed:
+            # A key without a record has nothing to cancel: its record would have come before.
+            if amended is not None:
+                amended.cancel()
+        elif amended is None:
             self._cancelled[name] = max(self._cancelled.get(name, 0), until)
+        elif not (rode and amended.generation and amended.at > record.at):
+            # Otherwise the message that it names has been replaced since.
+            self._of(name, until).cancelled = True
 
     def _supersede(self, record: Supersede, until: int, now: int) -> None:
         amended = self._of(record.name, until, keyed=record.keyed)
         before, due = amended.generation, amended.due
-        if record.generation == before or record.generation in self._superseded:
+        if record.generation == before or any(
+            record.generation in each
+            for each in (self._superseded, amended.kept, amended.called_off)
+        ):
+            # It was written twice.
             return
         first = record.at
         if before:
             # A message that would postpone the first beyond the longest wait starts a new series.
             limit = record.longest_wait
-            waits = record.at < due
-            if limit is None or (waits and record.due <= amended.first + limit):
+            waits = record.at < due and not amended.cancelled
+            if (
+                limit is None
+                or amended.cancelled
+                or (waits and record.due <= amended.first + limit)
+            ):
                 # Unless its time shows that it is older, remember it for as long as the key.
                 is_older = time_of(before) < record.at
                 self._superseded[before] = (
@@ -290,7 +313,7 @@ class Memory:
                 )
                 first = amended.first if waits else first
             else:
-                self._kept[before] = amended.until
+                amended.kept[before] = amended.until
         amended.generation, amended.at, amended.due = record.generation, record.at, record.due
         amended.first = first
         amended.revived = amended.revived or amended.cancelled
@@ -324,8 +347,11 @@ class Memory:
 
     def _forget(self, now: int) -> None:
         self._forgotten = now
-        for each in (self._cancelled, self._stamped, self._superseded, self._kept):
+        for each in (self._cancelled, self._stamped, self._superseded):
             _drop_until(each, now)
+        for amended in self._keyed.values():
+            _drop_until(amended.kept, now)
+            _drop_until(amended.called_off, now)
         for known in (self._amended, self._keyed):
             for name in [name for name, each in known.items() if each.until <= now]:
                 del known[name]

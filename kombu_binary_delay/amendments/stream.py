@@ -5,9 +5,9 @@ other has the records with keys, which can be one for each publish, and keeps th
 
 To read everything that was confirmed before, a connection appends a marker and reads until the
 marker comes. The marker goes through the default exchange and is mandatory, so it also shows
-whether the streams exist. For a user that may not write there, reading ends when no more records
-come. A record counts only if it came through the exchange of the amendments, so only a user that
-may write to that exchange can amend.
+whether the streams exist. For a user that may not write there, reading ends with what was the last
+record before. A record counts only if it came through the exchange of the amendments, so only a
+user that may write to that exchange can amend.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
-from .channel import PATIENCE, PLAIN, AmendmentChannel, BlockedError, UnansweredError
+from .channel import (
+    PATIENCE,
+    PLAIN,
+    AmendmentChannel,
+    BlockedError,
+    EndChannel,
+    UnansweredError,
+)
 from .memory import Memory, Verdict
 from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
 from .record import MAX_BYTES, Cancel, Record, to_line
@@ -51,8 +58,8 @@ _ALONE = "cancel each task with its own eta, on a connection that may declare th
 _LOOK_EVERY = 1.0
 #: The same after a failure that is not a missing permission.
 _LOOK_AGAIN = 30.0
-#: The longest reading for a user that may not append a marker, in seconds.
-_QUIET_AT_LAST = 5.0
+#: How long to look for the last record of streams that are being written to, in seconds.
+_LOOK_FOR_ENDS = 5.0
 #: How much later than its message a record can come, in seconds.
 _AWAITED = 1.0
 
@@ -240,6 +247,18 @@ class Amendments:
                 f"{len(lines)} amendments; start the nodes that have them, or delete those that "
                 f"their node has lost"
             )
+
+    def end_if_unanswered(self, error: BaseException) -> None:
+        """End the connection if a write got no answer: its close would get none, either.
+
+        Not if the program consumes: Kombu would connect again, and not consume.
+        """
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UnansweredError):
+            cause = cause.__cause__
+        channels = list((self._connection.channels or {}).values())
+        if cause is not None and not any(getattr(each, "_consumed", None) for each in channels):
+            self._connection.end(RecoverableConnectionError(str(error)))
 
     def prepare(self) -> None:
         """Check that records can be written, before the messages that they name are published.
@@ -446,35 +465,43 @@ class Amendments:
 
     def _begin_to_read(self, end: float) -> None:
         with self._buffer.closed():
-            marker = ""
+            marker, ends = "", []  # type: str, list[tuple[int, bytes]]
             try:
                 marker, streams = self._mark_all(end)
-                markers = len(streams)
                 if not streams:
                     return
             except (AccessRefused, BlockedError) as exc:
-                # Without the permission to append a marker, read until no more records come.
-                streams, markers = self._streams, 0
+                # No marker may be appended.
                 self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else alarms.PAUSE
+                streams = self._streams
+                try:
+                    ends = self._find_ends()
+                except NotFound:
+                    return
             channel = self._open()
             # What was read before counts until everything is read again.
-            channel.begin(Memory(self.max_age), self._exchange, marker.encode())
-            try:
-                channel.read(streams, self._cancelled)
-            except NotFound:
-                if markers:
-                    raise
-                return
-            channel.read_until(markers)
-            # If records keep coming, the rest is read as it comes.
-            quiet = time.monotonic() + _QUIET_AT_LAST
-            while not markers and time.monotonic() < quiet and channel.is_busy():
-                pass
+            channel.begin(Memory(self.max_age), self._exchange, marker.encode(), ends)
+            channel.read(streams, self._cancelled)
+            channel.read_until(len(streams) if marker else len(ends))
             channel.has_caught_up()
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
             if streams == self._streams:
                 _known.add(self._place)
+
+    def _find_ends(self) -> list[tuple[int, bytes]]:
+        """Return the offset and the body of the last record of each stream that has one."""
+        channel = EndChannel(self._connection, auto_decode=False)
+        channel.open()
+        try:
+            channel.read(self._streams, lambda _: None, "last")
+            end = time.monotonic() + _LOOK_FOR_ENDS
+            while time.monotonic() < end and channel.is_busy():
+                pass
+        finally:
+            if channel.is_open:
+                channel.leave()
+        return list(channel.ends.values())
 
     def _mark_all(self, end: float) -> tuple[str, list[str]]:
         """Append a marker to the streams; return it, and the streams to read.
@@ -552,6 +579,8 @@ class Amendments:
 
     def _open(self) -> AmendmentChannel:
         if self._channel is None or not self._channel.is_open:
+            if self._connection.channels is None:
+                raise RecoverableConnectionError("the connection is closed")
             channel = AmendmentChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()

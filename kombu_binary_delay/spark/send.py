@@ -31,6 +31,7 @@ from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outco
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import (
     AmendmentError,
+    BinaryDelayError,
     DelayError,
     TopologyError,
     UnconfirmedError,
@@ -287,6 +288,9 @@ class Sender:
                     yield self._take()
             self._try(self._flush)
             yield self._take()
+        except Exception as exc:
+            self._disconnect(lost=isinstance(exc, (*_lost(), BinaryDelayError)))
+            raise
         finally:
             self._disconnect()
 
@@ -328,6 +332,7 @@ class Sender:
         except _ROW_ERRORS as exc:
             if isinstance(exc, kombu.exceptions.OperationalError):
                 raise
+            self._end_if_unanswered(exc)
             self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
 
     def _record(self) -> None:
@@ -339,12 +344,17 @@ class Sender:
                 self._insist(write)
             except (AmendmentError, DelayError, amqp.ChannelError) as exc:
                 status, detail = s.REFUSED, str(exc)
+                self._end_if_unanswered(exc)
             else:
                 status, detail = s.RECORDED, ""
             for sent in group:
                 # The amendment holds for what is delivered from now on.
                 sent.published_at = time.time_ns() // 1000
                 self._finish(sent, status, detail or None)
+
+    def _end_if_unanswered(self, error: BaseException) -> None:
+        if self._connection.connected:
+            self._connection.connection.delay_mechanism.amendments.end_if_unanswered(error)
 
     def _insist(self, write: Callable[[], None]) -> None:
         """Write records; after a lost connection, again and again until the patience ends.
@@ -404,9 +414,10 @@ class Sender:
         """Reconnect and resend the rows under way, until all of them have an answer."""
         deadline = self._insist_until = time.monotonic() + self.target.patience
         while True:
+            self._disconnect(lost=not _is_refusal(cause))
+            # Without those that have got an answer until then.
             held = list(self._held.values())
             logger.warning("%s messages are to be sent again: %s", len(held), cause)
-            self._disconnect()
             try:
                 for sent in held:
                     if _is_refusal(cause):
@@ -453,7 +464,8 @@ class Sender:
         producer: _Producer = self._producer
         return producer
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, lost: bool = False) -> None:
+        """Close the connection; if it may be lost, without waiting for the broker."""
         producer, self._producer = self._producer, None
         connection, self._connection = self._connection, None
         # They are still under way.
@@ -464,6 +476,9 @@ class Sender:
             # Because of the connection: the row is still under way.
             self._given_up.clear()
         if connection is not None:
+            if lost and connection.connected:
+                # A broker that confirms nothing does not answer a close either.
+                connection.connection.collect()
             connection.release()
 
 

@@ -35,7 +35,7 @@ from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersed
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.returns import RETURNS
-from tests.waits import PATIENCE, consume_until, drain_until, wait_until
+from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
 QUEUE = Queue("mail")
 
@@ -98,17 +98,17 @@ def records_in_stream(connection):
     return channel.queue_declare("kbd.v2.amendments.ids", passive=True).message_count
 
 
-def first_record(connection):
-    """Read the first record as the broker has it."""
+def first_record(connection, such=lambda _: True):
+    """Read the first such record as the broker has it."""
     channel = connection.channel()
     got: list[Any] = []
     channel.basic_qos(0, 10, a_global=False)
     channel.basic_consume(
         "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
     )
-    drain_until(connection, lambda: got)
+    found = drain_until(connection, lambda: [each for each in got if such(each)])
     channel.close()
-    return got[0]
+    return found[0]
 
 
 def cancel_ahead(name, seconds, connection):
@@ -163,10 +163,37 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
     assert [each.id for each in dropped] == ["cancelled"]
 
 
+def test_what_is_dropped_as_its_consumer_ends_gets_no_ack_that_the_broker_does_not_want(
+    consumer, publisher, connect, dropped
+):
+    cancel("x", connection=publisher)
+    taking = consumer.Consumer(QUEUE, no_ack=True, callbacks=[lambda *_: None])
+    taking.consume()
+    connect("amqp").Producer().publish("x", routing_key="mail", message_id="x")
+    wait_until(lambda: unread(consumer))
+
+    taking.cancel()
+
+    assert [each.id for each in dropped] == ["x"]
+    # After an ack, the broker would have closed this channel.
+    QUEUE(consumer.default_channel).queue_declare(passive=True)
+
+
 @pytest.fixture
 def forgetful(connect):
     """One whose stream keeps records for two seconds: what is due later than that is far ahead."""
     return connect(binary_delay={"amendments_max_age": "2s"})
+
+
+def test_a_cancellation_from_the_ladder_spares_what_has_replaced_its_task_meanwhile(
+    consumer, forgetful, publisher, collect, dropped
+):
+    cancel_ahead("task", 3, forgetful)
+    publish(publisher, "task", delay=1, **{REPLACES: "task"})
+    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
+
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["task"]
+    assert dropped == []
 
 
 def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
@@ -314,9 +341,9 @@ def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publi
     read: list[tuple[memory.Memory, str]] = []
     learn = memory.Memory.learn
 
-    def learned(self, record, *given):
+    def learned(self, record, *given, **options):
         read.extend((self, name) for name in record.names)
-        learn(self, record, *given)
+        learn(self, record, *given, **options)
 
     monkeypatch.setattr(memory.Memory, "learn", learned)
     amendments._looked = float("-inf")  # noqa: SLF001 - as a second later
@@ -749,17 +776,14 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publish
 
 @pytest.fixture
 def _reads_on(monkeypatch):
-    """Without a marker, reading ends with the record of "postponed", however slow that is to come.
+    """Without a marker, the last records are looked for, however slow the first is to come."""
 
-    Else, it ends with a silence.
-    """
-
-    def is_busy(records, *_):
-        while not records.memory.judge({"message_id": "postponed"}, 0):
+    def is_busy(records):
+        while not records.ends:
             records.wait_for_next(PATIENCE)
-        return False
+        return channel.AmendmentChannel.is_busy(records)
 
-    monkeypatch.setattr(channel.AmendmentChannel, "is_busy", is_busy)
+    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
 
 
 @pytest.mark.own_broker

@@ -291,12 +291,12 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
 @pytest.mark.own_broker
 def test_status_is_shown_in_an_alarm_too(vhost, own_broker, monkeypatch):
     def is_busy(records, *_):
-        # Without a marker, reading ends with the record, however slow that is to come.
-        while not records.memory:
+        # Without a marker, the last record is looked for, however slow that is to come.
+        while not records.ends:
             records.wait_for_next(PATIENCE)
         return False
 
-    monkeypatch.setattr(channel.AmendmentChannel, "is_busy", is_busy)
+    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
 
     def run(*arguments):
         place = ["-b", vhost.url, "-m", own_broker.management_url]
@@ -414,6 +414,24 @@ def test_a_cancellation_that_a_broker_in_an_alarm_does_not_take_ends_a_migration
     assert cancelled.exit_code == 0, cancelled.output
     assert (done.exit_code, "the broker went away or refused" in done.output) == (4, True)
     wait_until(lambda: run("--tick", "250", "migrate", "--from", topology.prefix).exit_code == 0)
+
+
+@pytest.mark.own_broker
+def test_a_cancellation_that_a_broker_in_an_alarm_does_not_confirm_ends(
+    vhost, own_broker, monkeypatch
+):
+    def run(*arguments):
+        place = ["-b", vhost.url, "-m", own_broker.management_url]
+        return CliRunner().invoke(binary_delay, [*place, *arguments])
+
+    run("cancel", "one")
+    monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
+
+    with own_broker.alarm():
+        done = run("cancel", "two")
+
+    assert done.exit_code not in {0, 3}, done.output
+    assert "RabbitMQ did not answer within 2 s" in done.output
 
 
 def test_a_transfer_says_that_amendments_stay(run, publish, broker):

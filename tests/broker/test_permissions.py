@@ -25,8 +25,9 @@ from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError
 from kombu_binary_delay.admin import Management, status
 from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
-from kombu_binary_delay.amendments.channel import PATIENCE
+from kombu_binary_delay.amendments.channel import PATIENCE, AmendmentChannel
 from kombu_binary_delay.amendments.parts import amendments_part
+from kombu_binary_delay.amendments.record import Cancel
 from kombu_binary_delay.journal import writer
 from kombu_binary_delay.model.parts import Part
 from tests.waits import drain_until, wait_until
@@ -439,6 +440,35 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     other = connect(url=granted(less), binary_delay={"declare": "never"})
     assert [each.body for each in collect(other, [bare], 1)] == ["cancelled"]
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_that_takes(
+    vhost, connect, granted, collect, monkeypatch
+):
+    def slowly(records, *arguments):
+        time.sleep(0.01)
+        take(records, *arguments)
+
+    amended(vhost)
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    for name in ("cancelled", "kept"):
+        publish(administrator, name, message_id=name)
+    cancel("never", connection=administrator)
+    now = time.time_ns() // 1_000_000
+    administrator.connection.delay_mechanism.amendments.write(
+        [Cancel((f"{number}",), now) for number in range(700)]
+    )
+    cancel("cancelled", connection=administrator)
+    take = AmendmentChannel._take  # noqa: SLF001 - to read as long as from a large stream
+    monkeypatch.setattr(AmendmentChannel, "_take", slowly)
+
+    url = granted(together(replace(CONSUMER_NEVER, write=()), READER))
+    reader = connect(url=url, binary_delay={"declare": "never"})
+
+    bare = Queue("mail", no_declare=True)
+    assert [each.body for each in collect(reader, [bare], 1)] == ["kept"]
 
 
 def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_a_record(

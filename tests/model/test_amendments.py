@@ -233,6 +233,17 @@ def test_what_replaces_a_cancelled_task_runs():
     assert not memory.revives(replaces, NOW)
 
 
+def test_a_cancellation_from_the_ladder_spares_what_has_replaced_the_task_since():
+    new = replacing("a", 1, NOW, NOW + 5)
+    replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})
+    memory = read(new)
+    memory.learn(Cancel(("a", "b"), NOW - 1), NOW, rode=True)
+    assert reason(memory, replaces) is None
+    assert reason(memory, message("b")) == CANCELLED
+    memory.learn(Cancel(("a",), NOW + 1), NOW, rode=True)
+    assert reason(memory, replaces) == CANCELLED
+
+
 def test_what_replaces_a_task_that_was_not_cancelled_revives_nothing():
     new = replacing("a", 1, NOW, NOW + 5)
     assert not read(new).revives(message("a", **{REPLACES: "a", GENERATION: new.generation}), NOW)
@@ -359,6 +370,28 @@ def test_what_was_valid_before_the_stream_was_deleted_is_superseded_by_what_is_i
     memory.inherit(read(old))
     assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
     assert reason(memory, keyed("doc", new.generation)) is None
+
+
+def test_a_cancelled_key_takes_along_what_ran_although_a_later_one_was_valid():
+    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    memory = read(old, new)
+    assert reason(memory, keyed("doc", old.generation)) is None
+    memory.learn(Cancel(("doc",), NOW + 2, keyed=True), NOW)
+    assert reason(memory, keyed("doc", old.generation)) == CANCELLED
+    assert reason(memory, keyed("doc", new.generation)) == CANCELLED
+    memory.learn(old, NOW)
+    assert reason(memory, keyed("doc", old.generation)) == CANCELLED
+
+
+def test_what_was_cancelled_by_its_key_does_not_run_after_the_longest_wait():
+    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    memory = read(old, Cancel(("doc",), NOW, keyed=True), new)
+    assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
+    assert reason(memory, keyed("doc", new.generation)) is None
+    # The longest wait counts from what was not cancelled.
+    last = superseding("doc", 2, NOW + 2, NOW + 6, 5)
+    memory.learn(last, NOW)
+    assert reason(memory, keyed("doc", new.generation)) == SUPERSEDED
 
 
 @pytest.mark.parametrize("ids_first", [True, False])

@@ -12,7 +12,8 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from kombu_binary_delay import ChannelMixin
+from kombu_binary_delay import ChannelMixin, UnconfirmedError
+from kombu_binary_delay.amendments.channel import AmendmentChannel
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -303,6 +304,24 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
     assert max(map(len, parts)) < 3 * WINDOW < len(rows)
     sent = [str(each.row["task_id"]) for part in parts for each in part]
     assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("action", [s.PUBLISH, s.CANCEL])
+@pytest.mark.usefixtures("streams")
+def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, action):
+    monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
+    row = {"action": action, "task": "t", "task_id": "1", "eta": MICROS}
+    send(vhost, [row])
+
+    with own_broker.alarm():
+        sender = Sender(Target(vhost.url, patience=2, settings={"radix": 2}))
+        if action == s.PUBLISH:
+            with pytest.raises(UnconfirmedError, match="not all confirms came within 2 s"):
+                list(sender.send([row]))
+        else:
+            [[sent]] = [part for part in sender.send([row]) if part]
+            assert "RabbitMQ did not answer within 2 s" in str(sent.detail)
 
 
 @pytest.mark.own_broker
