@@ -36,10 +36,12 @@ class Snapshot:
         :param rates: whether to read rates as averages over the last minute.
         :raises UnreachableError: if the API does not answer.
         """
+        # The bindings first: what they lead from and to is then known, though programs declare.
+        bindings = frozenset(_binding(row) for row in management.here("bindings") if row["source"])
         return cls(
             {row["name"]: row for row in management.here("exchanges")},
             {row["name"]: row for row in management.here("queues", _MINUTE if rates else "")},
-            frozenset(_binding(row) for row in management.here("bindings") if row["source"]),
+            bindings,
         )
 
 

@@ -52,8 +52,8 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     """Remove an empty ladder or, with ``force``, a ladder with its messages.
 
     This also removes the delivery side, unless other ladders use it. The last ladder of a namespace
-    takes the amendments with it, which then also end for messages in your own queues. If nothing of
-    the ladder exists, nothing is removed.
+    takes the amendments with it, which then also end for messages in your own queues. The journal
+    stays. If nothing of the ladder exists, nothing is removed.
 
     The exchanges are deleted first, so that no more messages can enter. If messages are then found,
     everything is restored. Stop the publishers before: one that still runs declares the ladder
@@ -75,11 +75,12 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
         side = f"{topology.delivery_prefix}."
         amendments = _amendments(topology)
         last = topology.mirrors and not _others(topology, snapshot, in_use, all_sides=True)
+        journal = f"{side}journal"
 
         def goes(name: str) -> bool:
             if name in amendments:
                 return last
-            return name == topology.delivery or name.startswith(side)
+            return name == topology.delivery or (name.startswith(side) and name != journal)
 
         mine += [name for name in snapshot.exchanges if goes(name)]
         # Before the ladder's own queues: while one of those exists, the teardown can be repeated.

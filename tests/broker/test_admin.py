@@ -463,6 +463,21 @@ def test_a_ladder_with_a_queue_that_has_no_leader_stays(slow):
     assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
 
 
+def test_the_journal_is_no_message_that_waits_and_stays(broker, plain, management, vhost, small):
+    if broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    create(plain, small, small.whole)
+    journal = Queue("kbd.v2.journal", queue_arguments={"x-queue-type": "stream"})
+    journal(plain.channel()).declare()
+    plain.Producer().publish("event", routing_key=journal.name)
+    wait_until(lambda: vhost.waiting(journal.name))
+
+    done = teardown(plain, management, small, stats_delay=0)
+
+    assert (done.lost, done.keeps) == (0, ())
+    assert {each["name"] for each in vhost.queues()} == {journal.name}
+
+
 def test_an_empty_ladder_goes_and_what_others_need_stays(  # noqa: PLR0913, PLR0917
     connect, plain, management, vhost, small, slow
 ):

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.admin import Management
 from kombu_binary_delay.cli import binary_delay
 
 
@@ -94,6 +95,34 @@ def test_the_command_that_removes_a_strange_binding_does_so(run, channel, broker
     assert [curl, option, x, method] == ["curl", "-u", "-X", "DELETE"]
     assert user
     run("verify", code=0)
+
+
+def test_what_a_program_binds_while_the_broker_is_read_stays(
+    run, vhost, small, connect, monkeypatch
+):
+    """Given: a worker that starts after the first answer of the management API."""
+
+    def answer(management, what, *arguments):
+        found = here(management, what, *arguments)
+        if what in {"bindings", "exchanges", "queues"} and not begun:
+            begun.append(what)
+            connection = connect()
+            Queue("new", Exchange("events", "topic"), "k")(connection.channel()).declare()
+            connection.Producer().publish(
+                "m", exchange="events", routing_key="k", headers={"x-delay": 3_600_000}
+            )
+        return found
+
+    run("create", code=0)
+    here = Management.here
+    begun: list[str] = []
+    monkeypatch.setattr(Management, "here", answer)
+
+    run("create", code=0)
+
+    ways = {(each["source"], each["destination"]) for each in vhost.bindings()}
+    assert begun
+    assert (small.delivery, small.mirror_name("events")) in ways
 
 
 @pytest.mark.parametrize("state", ["nothing", "whole", "wrong"])
