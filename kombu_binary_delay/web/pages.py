@@ -298,8 +298,24 @@ class Pages:
         ids = tuple(dict.fromkeys(form.get("chosen", [])))
         if not ids:
             raise ValueError("No task is chosen: mark some, or take all that were found")
-        known = admin.choose(index.by_ids(ids)).dues if index else {}
-        return admin.Chosen({each: known.get(each) for each in ids}), "chosen one by one"
+        return admin.Chosen(self._dues(ids)), "chosen one by one"
+
+    def _dues(self, ids: Collection[str]) -> dict[str, int | None]:
+        """Return the due times of tasks; None for one that does not wait.
+
+        :raises ValueError: if the tasks cannot be read now.
+        """
+        look = self._index(_SOON)
+        known = admin.choose(look.value.by_ids(ids)).dues if look.value else {}
+        if len(known) < len(ids):
+            # It may have been published since that was read.
+            asked = time.time()
+            look = self._index(_SOON, since=time.monotonic())
+            if look.value is None or look.error or look.at - look.took < asked:
+                why = look.error or "load the list again, and choose from that"
+                raise ValueError(f"The tasks could not be read anew in time: {why}")
+            known = admin.choose(look.value.by_ids(ids)).dues
+        return {each: known.get(each) for each in ids}
 
     def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
         if "exchange" not in words and "key" not in words:

@@ -19,6 +19,7 @@ from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.web import guard, passwords
 from tests.waits import wait_until
 
+JOURNAL = "kbd.v2.journal"
 HOSTILE = "</td><script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
 
@@ -158,6 +159,37 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     with connect() as connection:
         left = admin.from_journal(connection, Topology(), judge=admin.judge_of(connection))
         assert {each.id for each in left} == {"three", "mail-1"}
+
+
+def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_time(
+    publish, pages, vhost, topology
+):
+    publish("one")
+    client = pages(allow_changes=True)
+    form = {"chosen": "far", "token": token(until(client, "/tasks", counted(1)))}
+    eta = datetime.now(timezone.utc) + timedelta(days=60)
+    headers = {"id": "far", "task": "shop.pay", "eta": eta.isoformat()}
+    publish().Producer().publish("x", routing_key="mail", headers=headers)
+    wait_until(lambda: vhost.waiting(JOURNAL).get(JOURNAL, 0) >= 2)
+
+    moved = client.post("/plan", data={**form, "action": "reschedule", "when": "5h"})
+    planned = client.post("/plan", data={**form, "action": "cancel"})
+    confirm = {"token": token(planned.text), "key": planned.url.params["key"]}
+    client.post("/act", data=confirm)
+
+    # Its record is not kept for so long.
+    assert "a rescheduling for a due time in" in moved.text
+    # The cancellation waits as well.
+    wait_until(
+        lambda: (
+            sum(
+                each.get("messages", 0)
+                for each in vhost.queues()
+                if each["name"].startswith(topology.prefix)
+            )
+            == 3
+        )
+    )
 
 
 @pytest.mark.parametrize(
