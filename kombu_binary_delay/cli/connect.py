@@ -115,17 +115,26 @@ class Target:
         )
 
     def lanes(
-        self, connection: Any = None, ladder: str | None = None, *, ahead: bool = False
+        self,
+        connection: Any = None,
+        ladder: str | None = None,
+        *,
+        ahead: bool = False,
+        release: str | None = None,
     ) -> list[Topology]:
         """Return the topologies of the ladders that are used side by side; most often one.
 
         :param ahead: whether to include the one for urgent messages even if it does not exist yet.
+        :param release: of RabbitMQ; without a connection, that one is included if it needs it.
         """
         topology = self.topology(connection, ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
-        if connection is None or not topology.mirrors or topology.lane or topology.urgent:
+        if not topology.mirrors or topology.lane or topology.urgent:
             return lanes
         urgent = topology.for_urgent()
+        if connection is None:
+            server = {"product": "RabbitMQ", "version": release or ""}
+            return [*lanes, urgent] if release and topology.keeps_urgent_apart(server) else lanes
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
         # It may be from before an upgrade.
         with Probe(connection) as probe:

@@ -47,8 +47,9 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
                    the settings of RabbitMQ that we recommend: rabbitmq.conf
                    and advanced.config, in the folder that --output names
 
-    The first three also have the streams for cancellations. RabbitMQ before 3.9 has no streams:
-    give --no-amendments there.
+    The first three are to be made, and also have the streams for cancellations. RabbitMQ before
+    3.9 has no streams: give --no-amendments there. RabbitMQ 4.0 to 4.2 needs a ladder more, for
+    messages with a priority above 4: give --rabbitmq there.
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -89,7 +90,7 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
     default=formats.NEWEST,
     show_default=True,
     callback=_release,
-    help="The release of RabbitMQ, in broker-config.",
+    help="The release of RabbitMQ, for broker-config and what is to be made.",
 )
 @click.option(
     "--delay", type=Delay(), default="10s", show_default=True, help="The delay whose way svg draws."
@@ -112,9 +113,10 @@ def export(
     if format_ == _BROKER_CONFIG:
         _write_files(printer, output, formats.broker_config(release))
         return
-    lanes = broker.lanes(ladder=ladder)
+    to_be_made = format_ in _TO_BE_MADE
+    lanes = broker.lanes(ladder=ladder, release=release if to_be_made else None)
     part = broker.part(lanes)
-    if format_ in _TO_BE_MADE:
+    if to_be_made:
         part += broker.amendments()
     for queue in queues:
         relay = lanes[0].wants_relay(queue, broker.settings.relays)

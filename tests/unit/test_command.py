@@ -122,6 +122,16 @@ def test_without_rich_nothing_is_done_that_could_not_be_shown_and_json_is_to_be_
     assert exported.output.startswith("flowchart")
 
 
+@pytest.mark.parametrize("release", ["3.13", "4.0", "4.2.1", "4.3"])
+def test_what_is_to_be_made_has_the_ladder_for_urgent_messages_on_releases_that_use_it(release):
+    def has_it(name):
+        done = CliRunner().invoke(binary_delay, ["export", name, "--rabbitmq", release])
+        return "-urgent.level-00" in done.output
+
+    formats = ["definitions", "terraform", "kubernetes", "mermaid"]
+    assert [has_it(each) for each in formats] == [release in {"4.0", "4.2.1"}] * 3 + [False]
+
+
 HELPS = """
 import json
 from kombu_binary_delay.cli import binary_delay
