@@ -40,6 +40,13 @@ __all__ = ["DEFAULTS", "Broker", "BrokerError", "Node", "VHost"]
 
 # An `advanced` without settings.
 DEFAULTS = "[]."
+#: Wait until all connections know of an alarm: one that publishes just before is not blocked.
+_UNTIL_ALL_KNOW = (
+    "Running = fun() -> [P || P <- rabbit_networking:connections(),"
+    " (catch rabbit_reader:info(P, [state])) =:= [{state, running}]] end,"
+    "Wait = fun Again(0) -> late; Again(N) -> case Running() of [] -> ok;"
+    " _ -> timer:sleep(50), Again(N - 1) end end, Wait(1000)."
+)
 
 
 class Node(Server):
@@ -252,6 +259,7 @@ class Broker(Node, Service):
         """Have too little memory meanwhile: the broker blocks connections that publish."""
         self.ctl("set_vm_memory_high_watermark", "0.00001")
         try:
+            self.ctl("eval", _UNTIL_ALL_KNOW)
             yield
         finally:
             self.ctl("set_vm_memory_high_watermark", "0.6")
