@@ -56,8 +56,6 @@ class FrameBuffer:
                 except Exception as exc:  # noqa: BLE001 - it comes from the user's callback
                     self._frames.appendleft(partial(_raise, exc))
                     self._read_these_first()
-                    # An event loop reads only when the broker has sent something.
-                    self._connection.is_held_up = True
 
     def take(self, dispatch: Callable[..., object], channel_id: int, *args: Any) -> None:
         """Dispatch a frame now or, during a declaration, when the declaration ends."""
@@ -80,14 +78,25 @@ class FrameBuffer:
             if self._frames:
                 self._dispatch_all()
 
-    def dispatch_waiting(self) -> None:
-        """Dispatch the buffered frames, unless a declaration or a callback waits for the broker."""
-        if self._frames and not self._declaring:
+    def dispatch_waiting(self) -> bool:
+        """Dispatch the buffered frames, unless a declaration or a callback waits for the broker.
+
+        :returns: whether there were any.
+        """
+        if not self._frames or self._declaring or self._dispatching:
+            return False
+        try:
             self._dispatch_all()
+        finally:
+            if self._frames:
+                self._read_these_first()
+        return True
 
     def _read_these_first(self) -> None:
         # Only while frames are buffered, which is rare: every publish reads.
         self._connection.blocking_read = self._connection.read_waiting_first
+        # An event loop reads only when the broker has sent something.
+        self._connection.is_held_up = True
 
     def _is_for_the_user(self, channel_id: int) -> bool:
         # Channel 0 is the connection itself.

@@ -132,7 +132,7 @@ class FollowingChannel(_Above):
         self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
     ) -> Any:
         """Consume. From now on, the bindings of this connection also apply to delayed messages."""
-        self._run_before(self._router.consuming())
+        self._run(self._router.consuming())
         name = queue or self._last_queue
         # Deliveries may come before the answer with the tag.
         self._consumed = {**self._consumed, consumer_tag: name}
@@ -156,7 +156,7 @@ class FollowingChannel(_Above):
 
     def basic_get(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Get a message. The bindings then apply as with :meth:`basic_consume`."""
-        self._run_before(self._router.consuming())
+        self._run(self._router.consuming())
         message = super().basic_get(queue, *args, **kwargs)
         if message is not None:
             self._last_got = queue or self._last_queue
@@ -184,13 +184,15 @@ class FollowingChannel(_Above):
         mechanism: Mechanism = self.connection.delay_mechanism
         return mechanism
 
-    def _run_before(self, steps: Steps) -> None:
-        """Run commands, and raise an error of a callback before the program asks the broker."""
-        self._run(steps)
-        self.connection.frame_buffer.dispatch_waiting()
-
     def _run(self, steps: Steps) -> None:
         self._mechanism.executor.run(steps)
+        self._raise_from_callbacks()
+
+    def _raise_from_callbacks(self) -> None:
+        """Raise an error of a callback that has run meanwhile; here, no answer is waited for."""
+        # It may have ended the connection.
+        if self.connection is not None:
+            self.connection.frame_buffer.dispatch_waiting()
 
     #: The mechanism of the connection that a closed channel was on.
     _left: Mechanism | None = None

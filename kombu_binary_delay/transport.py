@@ -138,8 +138,8 @@ class ChannelMixin(AmendingChannel):
         # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
         delayed = amqp.Message(msg.body)
         delayed.properties = plan.properties
-        # py-amqp would hide a TimeoutError of a callback here.
-        self.connection.frame_buffer.dispatch_waiting()
+        # py-amqp would hide a TimeoutError.
+        self._raise_from_callbacks()
         result = super()._basic_publish(
             delayed,
             plan.exchange,
@@ -214,7 +214,7 @@ class ChannelMixin(AmendingChannel):
                 journal.prepare()
         if plan.needs:
             with self._answered_within(timeout):
-                self._run(router.prepare(plan.needs, now))
+                self._mechanism.executor.run(router.prepare(plan.needs, now))
             # That took time, which is a part of the delay; at least one tick remains.
             now = min(time.time_ns() // 1000, (due or 0) - 1)
             plan = router.publish(properties, due, destination, now, plan.lane)
@@ -374,7 +374,7 @@ class ConnectionMixin(BufferingConnection):
         :param error: is to be raised by the caller. :meth:`drain_events` raises it as well, as a
             callback may catch it.
         """
-        self.ended = error
+        self.ended = self.ended or error
         self.collect()
 
     def release_held(self) -> bool:
@@ -397,7 +397,7 @@ class ConnectionMixin(BufferingConnection):
         self.is_held_up = any(each.is_holding for each in parts)
         released = [each.release() for each in parts]
         if self.frame_buffer is not None:
-            self.frame_buffer.dispatch_waiting()
+            released.append(self.frame_buffer.dispatch_waiting())
         if self.ended is not None:
             raise self.ended
         return any(released)
