@@ -197,7 +197,8 @@ def _after(countdown: Any) -> datetime:
 def _milliseconds(eta: Any, now: int) -> int:
     if not isinstance(eta, datetime) or eta.tzinfo is None:
         raise AmendmentError(f"eta must be a datetime with a time zone, got {eta!r}")
-    due = (eta - _EPOCH) // timedelta(milliseconds=1)
+    # Rounded up: what is delayed again must not be early.
+    due = -((_EPOCH - eta) // timedelta(milliseconds=1))
     if due <= now:
         raise AmendmentError(f"{eta.isoformat()} has passed; give a time in the future")
     return due

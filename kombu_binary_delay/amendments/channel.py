@@ -270,9 +270,10 @@ class AmendmentChannel(ConfirmChannel):
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000, rode=rode)
-        elif _bytes(body) == self._marker:
+        elif self._marker and _bytes(body) == self._marker:
             self.markers += 1
-        if self._ends:
+        # The headers of one record take as long to read as the record.
+        if self._ends and any(_bytes(body) == each for _, each in self._ends):
             end = _end(headers(), body)
             if end in self._ends:
                 self._ends.remove(end)

@@ -257,10 +257,12 @@ class Memory:
 
     def _take_over(self, known: dict[str, _Amended], name: str, amended: _Amended) -> None:
         valid = known.setdefault(name, amended)
-        valid.kept = {**amended.kept, **valid.kept}
         valid.called_off = {**amended.called_off, **valid.called_off}
+        kept = {**amended.kept, **valid.kept}
+        valid.kept = {each: kept[each] for each in kept if each not in valid.called_off}
         before = amended.generation
-        if before and valid.generation and valid.generation != before:
+        is_known = before in valid.kept or before in valid.called_off
+        if before and valid.generation and valid.generation != before and not is_known:
             # A generation from before the stream was deleted is superseded by the one in it now.
             self._superseded.setdefault(before, amended.due + _ON_ITS_WAY)
 

@@ -472,7 +472,10 @@ class Amendments:
                     return
             except (AccessRefused, BlockedError) as exc:
                 # No marker may be appended.
-                self._looked += _LOOK_AGAIN if isinstance(exc, AccessRefused) else alarms.PAUSE
+                pause = _LOOK_AGAIN if isinstance(exc, AccessRefused) else alarms.PAUSE
+                self._looked = time.monotonic() + pause
+                # It may still read one of them.
+                self._leave()
                 streams = self._streams
                 try:
                     ends = self._find_ends()
@@ -491,6 +494,7 @@ class Amendments:
 
     def _find_ends(self) -> list[tuple[int, bytes]]:
         """Return the offset and the body of the last record of each stream that has one."""
+        self._check_open()
         channel = EndChannel(self._connection, auto_decode=False)
         channel.open()
         try:
@@ -579,13 +583,16 @@ class Amendments:
 
     def _open(self) -> AmendmentChannel:
         if self._channel is None or not self._channel.is_open:
-            if self._connection.channels is None:
-                raise RecoverableConnectionError("the connection is closed")
+            self._check_open()
             channel = AmendmentChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()
             self._channel = channel
         return self._channel
+
+    def _check_open(self) -> None:
+        if self._connection.channels is None:
+            raise RecoverableConnectionError("the connection is closed")
 
     @staticmethod
     def _warn(reason: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from kombu import Connection
 
 from kombu_binary_delay import Settings, alarms
+from kombu_binary_delay.amendments import channel, stream
 from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
@@ -69,6 +70,19 @@ def _no_alarm_before(monkeypatch):
     Else, for minutes, connections to the shared broker would consume as after an alarm.
     """
     monkeypatch.setattr(alarms, "_blocked", {})
+
+
+@pytest.fixture
+def finds_ends(monkeypatch):
+    """Without a marker, the last records are looked for, however slow the first is to come."""
+
+    def is_busy(records):
+        while not records.ends:
+            records.wait_for_next(PATIENCE)
+        return channel.AmendmentChannel.is_busy(records)
+
+    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
+    monkeypatch.setattr(stream, "_LOOK_FOR_ENDS", PATIENCE)
 
 
 @pytest.fixture

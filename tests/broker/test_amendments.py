@@ -774,21 +774,9 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publish
     assert got == [("high", 9, None), ("between", 5, "600000"), ("low", 1, None)]
 
 
-@pytest.fixture
-def _reads_on(monkeypatch):
-    """Without a marker, the last records are looked for, however slow the first is to come."""
-
-    def is_busy(records):
-        while not records.ends:
-            records.wait_for_next(PATIENCE)
-        return channel.AmendmentChannel.is_busy(records)
-
-    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
-
-
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.usefixtures("_reads_on")
+@pytest.mark.usefixtures("finds_ends")
 def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     consumer, publisher, own_broker, monkeypatch
 ):
@@ -812,7 +800,7 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     assert min(at for body, at in arrived if body == "postponed") >= due
 
 
-@pytest.mark.usefixtures("_reads_on")
+@pytest.mark.usefixtures("finds_ends")
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
 def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(
     consumer, publisher, own_broker, options, caplog
@@ -861,7 +849,14 @@ def blocked(consumer, monkeypatch):
     monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), 600.0)})
 
 
-@pytest.mark.usefixtures("blocked", "_reads_on")
+def test_a_new_time_is_a_whole_millisecond_and_no_earlier(publisher):
+    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).replace(microsecond=1)
+    reschedule("task", eta=eta, connection=publisher)
+    due = json.loads(first_record(publisher).body)["due"]
+    assert due == int(eta.timestamp()) * 1000 + 1
+
+
+@pytest.mark.usefixtures("blocked", "finds_ends")
 def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, collect):
     cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed")
@@ -928,7 +923,7 @@ def test_what_is_postponed_has_not_come_back_yet(connect, publisher, collect, ag
     assert RETURNS not in arrival.headers
 
 
-@pytest.mark.usefixtures("blocked", "_reads_on")
+@pytest.mark.usefixtures("blocked", "finds_ends")
 def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     connect, publisher, monkeypatch, caplog
 ):

@@ -14,7 +14,7 @@ from kombu import Queue
 
 from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.cli import binary_delay, command
-from tests.waits import PATIENCE, wait_until
+from tests.waits import wait_until
 
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
 
@@ -289,15 +289,8 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
 
 
 @pytest.mark.own_broker
-def test_status_is_shown_in_an_alarm_too(vhost, own_broker, monkeypatch):
-    def is_busy(records, *_):
-        # Without a marker, the last record is looked for, however slow that is to come.
-        while not records.ends:
-            records.wait_for_next(PATIENCE)
-        return False
-
-    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
-
+@pytest.mark.usefixtures("finds_ends")
+def test_status_is_shown_in_an_alarm_too(vhost, own_broker):
     def run(*arguments):
         place = ["-b", vhost.url, "-m", own_broker.management_url]
         return CliRunner().invoke(binary_delay, [*place, *arguments])

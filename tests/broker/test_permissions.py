@@ -442,7 +442,7 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("finds_ends")
 def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_that_takes(
     vhost, connect, granted, collect, monkeypatch
 ):

@@ -364,6 +364,19 @@ def test_a_memory_takes_over_what_its_stream_has_lost():
     assert reason(memory, message("b", **{REPLACES: "b", GENERATION: again.generation})) is None
 
 
+def test_what_was_kept_stays_kept_or_cancelled_when_all_is_read_again():
+    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    cancelled = Cancel(("doc",), NOW + 2, keyed=True)
+    for before, records, expected in (
+        ([old, new], [old, new, cancelled], CANCELLED),
+        ([old, new, cancelled], [old, new], CANCELLED),
+        ([old], [old, new], None),
+    ):
+        memory = read(*records)
+        memory.inherit(read(*before))
+        assert reason(memory, keyed("doc", old.generation)) == expected
+
+
 def test_what_was_valid_before_the_stream_was_deleted_is_superseded_by_what_is_in_it_now():
     old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
     memory = read(new)
