@@ -36,6 +36,7 @@ from kombu_binary_delay.errors import (
     TopologyError,
     UnconfirmedError,
 )
+from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import JITTER, jitter_of, spread
 from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings, milliseconds
@@ -288,8 +289,10 @@ class Sender:
                     yield self._take()
             self._try(self._flush)
             yield self._take()
-        except Exception as exc:
-            self._disconnect(lost=isinstance(exc, (*_lost(), BinaryDelayError)))
+        except BaseException as exc:
+            # An interrupt must not wait for the broker, either.
+            lost = *_lost(), BinaryDelayError
+            self._disconnect(lost=isinstance(exc, lost) or not isinstance(exc, Exception))
             raise
         finally:
             self._disconnect()
@@ -353,8 +356,11 @@ class Sender:
                 self._finish(sent, status, detail or None)
 
     def _end_if_unanswered(self, error: BaseException) -> None:
+        mechanism = None
         if self._connection.connected:
-            self._connection.connection.delay_mechanism.amendments.end_if_unanswered(error)
+            mechanism = mechanism_of(self._connection.connection)
+        if mechanism is not None:
+            mechanism.amendments.end_if_unanswered(error)
 
     def _insist(self, write: Callable[[], None]) -> None:
         """Write records; after a lost connection, again and again until the patience ends.
@@ -470,15 +476,15 @@ class Sender:
         connection, self._connection = self._connection, None
         # They are still under way.
         self._to_record.clear()
+        if lost and connection is not None and connection.connected:
+            # A broker that confirms nothing does not answer a close either.
+            connection.connection.collect()
         if producer is not None:
             producer.batch.discard()
             producer.batch.close()
             # Because of the connection: the row is still under way.
             self._given_up.clear()
         if connection is not None:
-            if lost and connection.connected:
-                # A broker that confirms nothing does not answer a close either.
-                connection.connection.collect()
             connection.release()
 
 

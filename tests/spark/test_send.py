@@ -310,9 +310,9 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
 @pytest.mark.parametrize("action", [s.PUBLISH, s.CANCEL])
 @pytest.mark.usefixtures("streams")
 def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, action):
-    monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
     row = {"action": action, "task": "t", "task_id": "1", "eta": MICROS}
     send(vhost, [row])
+    monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 
     with own_broker.alarm():
         sender = Sender(Target(vhost.url, patience=2, settings={"radix": 2}))
