@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 from kombu_binary_delay import Topology, admin
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.web import guard, passwords
-from tests.waits import wait_until
+from kombu_binary_delay.web import pages as handlers
+from tests.waits import PATIENCE, wait_until
 
 JOURNAL = "kbd.v2.journal"
 HOSTILE = "</td><script>alert('name')</script>\u202e"
@@ -162,8 +163,9 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
 
 
 def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_time(
-    publish, pages, vhost, topology
+    publish, pages, vhost, topology, monkeypatch
 ):
+    monkeypatch.setattr(handlers, "_SOON", PATIENCE)
     publish("one")
     client = pages(allow_changes=True)
     form = {"chosen": "far", "token": token(until(client, "/tasks", counted(1)))}
