@@ -12,6 +12,7 @@ import click
 
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.admin.delivery import to_queue
+from kombu_binary_delay.journal import stream_part
 
 from .command import Printer, ladder, queues_of_yours, subcommand
 from .connect import Target
@@ -47,9 +48,9 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
                    the settings of RabbitMQ that we recommend: rabbitmq.conf
                    and advanced.config, in the folder that --output names
 
-    The first three are to be made, and also have the streams for cancellations. RabbitMQ before
-    3.9 has no streams: give --no-amendments there. RabbitMQ 4.0 to 4.2 needs a ladder more, for
-    messages with a priority above 4: give --rabbitmq there.
+    The first three are to be made, and also have the streams for cancellations and for the
+    journal. RabbitMQ before 3.9 has no streams, and 4.0 to 4.2 needs a ladder more, for messages
+    with a priority above 4: give --rabbitmq there.
 
     \b
       kombu-binary-delay export terraform -o ladder.tf
@@ -117,7 +118,8 @@ def export(
     lanes = broker.lanes(ladder=ladder, release=release if to_be_made else None)
     part = broker.part(lanes)
     if to_be_made:
-        part += broker.amendments()
+        server = {"product": "RabbitMQ", "version": release}
+        part += stream_part(broker.settings, server) + broker.amendments(server)
     for queue in queues:
         relay = lanes[0].wants_relay(queue, broker.settings.relays)
         part += to_queue(lanes[0], queue, relay=relay)

@@ -122,6 +122,15 @@ def test_without_rich_nothing_is_done_that_could_not_be_shown_and_json_is_to_be_
     assert exported.output.startswith("flowchart")
 
 
+@pytest.mark.parametrize(("release", "streams"), [("3.8", []), ("3.9", [True] * 3)])
+def test_what_is_to_be_made_has_all_streams_on_releases_that_have_them(release, streams):
+    names = ["kbd.v2.journal", "kbd.v2.amendments.ids", "kbd.v2.amendments.keys"]
+    for format_ in ("definitions", "terraform", "kubernetes"):
+        arguments = ["--journal", "stream", "export", format_, "--rabbitmq", release]
+        done = CliRunner().invoke(binary_delay, arguments)
+        assert [True for each in names if each in done.output] == streams
+
+
 @pytest.mark.parametrize("release", ["3.13", "4.0", "4.2.1", "4.3"])
 def test_what_is_to_be_made_has_the_ladder_for_urgent_messages_on_releases_that_use_it(release):
     def has_it(name):
