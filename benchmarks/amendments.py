@@ -283,8 +283,8 @@ def _watch(url: str, count: int, end: End) -> None:
     known: list[float] = []
     learn = Memory.learn
 
-    def noted(memory: Memory, record: Record, now: int) -> None:
-        learn(memory, record, now)
+    def noted(memory: Memory, record: Record, now: int, *, rode: bool = False) -> None:
+        learn(memory, record, now, rode=rode)
         # Each cancellation has a record for keys as well.
         if not getattr(record, "keyed", False):
             known.append(time.time())
