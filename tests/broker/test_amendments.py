@@ -100,7 +100,9 @@ def records_in_stream(connection):
 
 def first_record(connection, such=lambda _: True):
     """Read the first such record as the broker has it."""
-    channel = connection.channel()
+    # Ours would leave the ladder's deaths out.
+    channel = amqp.Channel(connection.connection)
+    channel.open()
     got: list[Any] = []
     channel.basic_qos(0, 10, a_global=False)
     channel.basic_consume(
