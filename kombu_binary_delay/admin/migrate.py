@@ -10,7 +10,6 @@ from typing import Any
 
 import amqp
 
-from kombu_binary_delay.amendments.channel import UnansweredError
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
@@ -352,10 +351,8 @@ class _Sorter:
         try:
             mechanism.amendments.write_ahead(record, record.due or 0)
         except (AmendmentError, DelayError) as exc:
-            if not isinstance(exc.__cause__, UnansweredError):
+            if not mechanism.amendments.end_if_unanswered(exc):
                 return Keep("left", str(exc))
-            # A broker that confirms nothing does not answer a close either.
-            self._asking.collect()
             raise UnreachableError(
                 f"the broker went away or refused: {exc}; what was not moved is in its queue; run "
                 f"it again"

@@ -248,10 +248,12 @@ class Amendments:
                 f"their node has lost"
             )
 
-    def end_if_unanswered(self, error: BaseException) -> None:
+    def end_if_unanswered(self, error: BaseException) -> bool:
         """End the connection if a write got no answer: its close would get none, either.
 
         Not if the program consumes: Kombu would connect again, and not consume.
+
+        :returns: whether it got none.
         """
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, UnansweredError):
@@ -259,6 +261,7 @@ class Amendments:
         channels = list((self._connection.channels or {}).values())
         if cause is not None and not any(getattr(each, "_consumed", None) for each in channels):
             self._connection.end(RecoverableConnectionError(str(error)))
+        return cause is not None
 
     def prepare(self) -> None:
         """Check that records can be written, before the messages that they name are published.
