@@ -120,12 +120,12 @@ class Target:
         ladder: str | None = None,
         *,
         ahead: bool = False,
-        release: str | None = None,
+        server: Mapping[str, Any] | None = None,
     ) -> list[Topology]:
         """Return the topologies of the ladders that are used side by side; most often one.
 
         :param ahead: whether to include the one for urgent messages even if it does not exist yet.
-        :param release: of RabbitMQ; without a connection, that one is included if it needs it.
+        :param server: the properties of a broker without a connection, to include it if needed.
         """
         topology = self.topology(connection, ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
@@ -133,8 +133,7 @@ class Target:
             return lanes
         urgent = topology.for_urgent()
         if connection is None:
-            server = {"product": "RabbitMQ", "version": release or ""}
-            return [*lanes, urgent] if release and topology.keeps_urgent_apart(server) else lanes
+            return [*lanes, urgent] if topology.keeps_urgent_apart(server or {}) else lanes
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
         # It may be from before an upgrade.
         with Probe(connection) as probe:

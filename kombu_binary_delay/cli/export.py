@@ -115,10 +115,10 @@ def export(
         _write_files(printer, output, formats.broker_config(release))
         return
     to_be_made = format_ in _TO_BE_MADE
-    lanes = broker.lanes(ladder=ladder, release=release if to_be_made else None)
+    server = {"product": "RabbitMQ", "version": release}
+    lanes = broker.lanes(ladder=ladder, server=server if to_be_made else None)
     part = broker.part(lanes)
     if to_be_made:
-        server = {"product": "RabbitMQ", "version": release}
         part += stream_part(broker.settings, server) + broker.amendments(server)
     for queue in queues:
         relay = lanes[0].wants_relay(queue, broker.settings.relays)

@@ -441,7 +441,8 @@ class _StreamReader(DataSourceStreamReader):
 
     # Before 4.2, Spark calls it without arguments, and treats one without arguments that way.
     def latestOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802 - Spark's
-        return self._up_to(self._end(), self._latest)
+        self._latest = self._up_to(self._end(), self._latest)
+        return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         high = end["offset"]
@@ -466,8 +467,7 @@ class _StreamReader(DataSourceStreamReader):
             return before
         if before:
             self._stream.begin(before["offset"], end, before.get("last"))
-        self._latest = {"offset": end, "last": self._stream.event(end - 1) if end else None}
-        return self._latest
+        return {"offset": end, "last": self._stream.event(end - 1) if end else None}
 
 
 if limits is not None:

@@ -298,15 +298,14 @@ class Pages:
         ids = tuple(dict.fromkeys(form.get("chosen", [])))
         if not ids:
             raise ValueError("No task is chosen: mark some, or take all that were found")
-        return admin.Chosen(self._dues(ids)), "chosen one by one"
+        return admin.Chosen(self._dues(ids, index)), "chosen one by one"
 
-    def _dues(self, ids: Collection[str]) -> dict[str, int | None]:
+    def _dues(self, ids: Collection[str], index: Index | None) -> dict[str, int | None]:
         """Return the due times of tasks; None for one that does not wait.
 
         :raises ValueError: if the tasks cannot be read now.
         """
-        look = self._index(_SOON)
-        known = admin.choose(look.value.by_ids(ids)).dues if look.value else {}
+        known = admin.choose(index.by_ids(ids)).dues if index else {}
         if len(known) < len(ids):
             # It may have been published since that was read.
             asked = time.time()
