@@ -27,11 +27,11 @@ def streams(broker):
 
 
 @pytest.fixture
-def run(broker, vhost):
+def run(vhost):
     """Run the command on the test's own virtual host."""
 
     def run(*arguments, **more):
-        place = ["-b", vhost.url, "-m", broker.management_url]
+        place = ["-b", vhost.url, "-m", vhost.broker.management_url]
         return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
 
     return run
@@ -290,11 +290,7 @@ def test_status_counts_what_is_amended_and_measures_the_lag(run, ladder, vhost):
 
 @pytest.mark.own_broker
 @pytest.mark.usefixtures("finds_ends")
-def test_status_is_shown_in_an_alarm_too(vhost, own_broker):
-    def run(*arguments):
-        place = ["-b", vhost.url, "-m", own_broker.management_url]
-        return CliRunner().invoke(binary_delay, [*place, *arguments])
-
+def test_status_is_shown_in_an_alarm_too(run, own_broker):
     run("cancel", "one")
 
     with own_broker.alarm():
@@ -388,16 +384,11 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
 
 @pytest.mark.own_broker
 def test_a_cancellation_that_a_broker_in_an_alarm_does_not_take_ends_a_migration(
-    vhost, own_broker, topology, monkeypatch
+    run, own_broker, topology, monkeypatch
 ):
     """Given: a cancellation that waits on the ladder."""
     monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
     monkeypatch.setattr(stream, "LEAD", 1000)
-    place = ["-b", vhost.url, "-m", own_broker.management_url]
-
-    def run(*arguments):
-        return CliRunner().invoke(binary_delay, [*place, *arguments])
-
     cancelled = run("cancel", "one", "--eta", "1h")
     monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 
@@ -411,12 +402,8 @@ def test_a_cancellation_that_a_broker_in_an_alarm_does_not_take_ends_a_migration
 
 @pytest.mark.own_broker
 def test_a_cancellation_that_a_broker_in_an_alarm_does_not_confirm_ends(
-    vhost, own_broker, monkeypatch
+    run, own_broker, monkeypatch
 ):
-    def run(*arguments):
-        place = ["-b", vhost.url, "-m", own_broker.management_url]
-        return CliRunner().invoke(binary_delay, [*place, *arguments])
-
     run("cancel", "one")
     monkeypatch.setattr(channel.AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 

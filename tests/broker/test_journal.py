@@ -536,18 +536,30 @@ def test_the_last_event_of_an_alarm_is_read_before_it_is_over(held_up, monkeypat
     assert done == ["1", "wait", "2", "3", "wait"]
 
 
-def test_a_refused_event_fails_no_later_publish(connect, collect, vhost, streams, caplog):
+@pytest.fixture
+def who_writes(vhost):
+    """Make a user who may write to what matches, and do all else; return the URL."""
+    name = f"user-{vhost.name}"
+    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
+
+    def who_writes(pattern):
+        permissions = {"configure": ".*", "write": pattern, "read": ".*"}
+        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", permissions)
+        return vhost.url_of(name, "x")
+
+    yield who_writes
+    vhost.broker.api("DELETE", f"users/{name}")
+
+
+def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, streams, caplog):
     if not streams:
         pytest.skip("RabbitMQ before 3.9 has no streams")
     writer._warned.clear()  # noqa: SLF001 - another test may have been warned
     queues = [Queue("mail"), Queue("other")]
     for each in queues:
         each(connect().default_channel).declare()
-    name = f"user-{vhost.name}"
-    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
-    permissions = {"configure": ".*", "write": "kbd.*|mail|other", "read": ".*"}
-    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", permissions)
-    connection = connect(url=vhost.url_of(name, "x"), binary_delay={"journal": "stream"})
+    url = who_writes("kbd.*|mail|other")
+    connection = connect(url=url, binary_delay={"journal": "stream"})
     producer, delayed = connection.Producer(), {"x-delay": 10}
 
     producer.publish("first", routing_key="mail", headers=delayed)
@@ -557,21 +569,15 @@ def test_a_refused_event_fails_no_later_publish(connect, collect, vhost, streams
 
     assert len(collect(connect(), queues, 2)) == 2
     assert caplog.text.count("the journal ends on this connection") == 1
-    vhost.broker.api("DELETE", f"users/{name}")
 
 
-def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, vhost, caplog):
+def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, who_writes, caplog):
     held_up()[1].prepare()  # the stream
-    name = f"user-{vhost.name}"
-    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
-    permissions = {"configure": ".*", "write": "kbd.*", "read": ".*"}
-    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", permissions)
-    connection, journal = held_up(vhost.url_of(name, "x"))
+    connection, journal = held_up(who_writes("kbd.*"))
 
     drain_until(connection, lambda: "the journal ends on this connection" in caplog.text)
 
     assert journal.is_holding
-    vhost.broker.api("DELETE", f"users/{name}")
 
 
 def test_what_an_alarm_holds_up_is_no_reason_to_look_all_the_time(held_up):

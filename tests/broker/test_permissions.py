@@ -409,6 +409,15 @@ def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishin
         cancel("never", connection=publisher)
 
 
+def two_are_there(connect):
+    """Publish two delayed messages; return the administrator's connection."""
+    administrator = connect()
+    Queue("mail")(administrator.default_channel).declare()
+    for name in ("cancelled", "kept"):
+        publish(administrator, name, message_id=name)
+    return administrator
+
+
 @pytest.fixture
 def patient(monkeypatch):
     """Let a reader that may append no marker wait for longer: a busy broker is slow to begin."""
@@ -421,10 +430,7 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     vhost, connect, granted, collect, caplog, writes
 ):
     amended(vhost)
-    administrator = connect()
-    Queue("mail")(administrator.default_channel).declare()
-    for name in ("cancelled", "kept"):
-        publish(administrator, name, message_id=name)
+    administrator = two_are_there(connect)
     cancel("cancelled", connection=administrator)
     bare = Queue("mail", no_declare=True)
     less = replace(CONSUMER_NEVER, write=writes)
@@ -451,10 +457,7 @@ def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_tha
         take(records, *arguments)
 
     amended(vhost)
-    administrator = connect()
-    Queue("mail")(administrator.default_channel).declare()
-    for name in ("cancelled", "kept"):
-        publish(administrator, name, message_id=name)
+    administrator = two_are_there(connect)
     cancel("never", connection=administrator)
     now = time.time_ns() // 1_000_000
     administrator.connection.delay_mechanism.amendments.write(
