@@ -27,6 +27,7 @@ from .buffering import FrameBuffer
 from .commands import Answer, AskType, Command, Delete, Ensure, Look, Pause, Steps, Unbind, Warn
 from .errors import BinaryDelayError, TopologyError
 from .model.parts import Binding, Part
+from .model.topology import Topology
 
 logger = get_logger(__name__)
 
@@ -46,12 +47,12 @@ class Executor:
 
     :param connection: of py-amqp; if it has a ``frame_buffer``, frames for other channels are
         buffered during a command.
-    :param namespace: for the text of an error.
+    :param topology: for the text of an error.
     """
 
-    def __init__(self, connection: Any, namespace: str) -> None:
+    def __init__(self, connection: Any, topology: Topology) -> None:
         self.connection = connection
-        self._namespace = namespace
+        self._topology = topology
         self._buffer: FrameBuffer = getattr(connection, "frame_buffer", None) or FrameBuffer(
             connection
         )
@@ -156,6 +157,10 @@ class Executor:
             except TopologyError:
                 self._unlock(command)
                 raise
+            except BaseException:
+                # Interrupted: others wait for the lock, which would last as long as the connection.
+                self._unlock_soon(command)
+                raise
             self._unlock(command)
         return answer
 
@@ -173,6 +178,16 @@ class Executor:
         # The lock belongs to the connection, not to the channel, which an error closes.
         with self.channel(command.what) as channel:
             channel.queue_delete(command.lock)
+
+    def _unlock_soon(self, command: Ensure) -> None:
+        """Remove a lock without waiting for the broker, which may not answer."""
+        if self.connection.channels is None:
+            return
+        with suppress(OSError, amqp.AMQPError):
+            channel = _DeclarationChannel(self.connection, self._refused)
+            channel.send_method(spec.Channel.Open, "s", ("",))
+            channel.send_method(spec.Queue.Delete, "Bsbbb", (0, command.lock, False, False, True))
+            self._abandon(channel)
 
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:
@@ -250,13 +265,18 @@ class Executor:
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"'{self._namespace}.'{needs and f', and {needs}'}; or make the topology "
+                f"'{self._topology.names_begin}'{needs and f', and {needs}'}; or make the topology "
                 f"beforehand (kombu-binary-delay create) and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""
             if "inequivalent arg" in str(exc.reply_text):
-                remedy = "; it exists with other arguments: delete it, or set another namespace"
+                remedy = (
+                    "; it exists with other arguments: delete it, or set another namespace"
+                    if self._topology.mirrors
+                    else "; it exists with other arguments, and its own system needs these: leave "
+                    "out the setting foreign_ladder"
+                )
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc

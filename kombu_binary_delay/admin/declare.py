@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from amqp.exceptions import ChannelError
+from amqp.exceptions import ChannelError, NotFound, ResourceLocked
 
-from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor, unbind
 from kombu_binary_delay.executor import declare as declare_on
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
+
+#: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
+_CANNOT_BE_BOUND = (NotFound, ResourceLocked)
 
 
 def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Binding] = ()) -> None:
@@ -20,7 +23,7 @@ def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Bin
     :param connection: a :class:`kombu.Connection`.
     :raises TopologyError: if the broker refuses.
     """
-    executor = Executor(connection.connection, topology.namespace)
+    executor = Executor(connection.connection, topology)
     with executor.channel("a part of the ladder") as channel:
         try:
             declare_on(channel, part)
@@ -29,6 +32,34 @@ def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Bin
             channel.close()
             raise
         channel.close()
+
+
+def restore(connection: Any, topology: Topology, part: Part) -> tuple[Binding, ...]:
+    """Declare a part of before, and return the bindings that cannot be made any more.
+
+    Their queue or exchange is gone, or the queue is exclusive to another connection.
+
+    :raises TopologyError: if the broker refuses anything else.
+    """
+    if _could_declare(connection, topology, part):
+        return ()
+    # Which one it was, the error does not say for sure.
+    return tuple(
+        each
+        for each in part.bindings
+        if not _could_declare(connection, topology, Part(bindings=(each,)))
+    )
+
+
+def _could_declare(connection: Any, topology: Topology, part: Part) -> bool:
+    """Declare a part; return whether all of its bindings could be made."""
+    try:
+        declare(connection, topology, part)
+    except TopologyError as exc:
+        if isinstance(exc.__cause__, _CANNOT_BE_BOUND):
+            return False
+        raise
+    return True
 
 
 def delete_exchanges(connection: Any, names: Iterable[str]) -> None:

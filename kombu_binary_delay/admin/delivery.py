@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kombu_binary_delay.amendments.parts import IDS, exchange_name, stream_name
@@ -23,6 +23,9 @@ from .snapshot import Snapshot, arguments
 
 _HOLDS_UP = "when it is full, 32 messages for it stop a level, and with it everybody's delays"
 _RELAY = "'verify --fix' puts a relay before it"
+_EXCLUSIVE = (
+    "only the connection of that exclusive queue can bind and unbind it: let it use the transport"
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ def ways(
         if queue not in snapshot.queues:
             raise OperationError(
                 f"the queue {queue!r} does not exist in this virtual host; declare it first"
+            )
+        if snapshot.is_exclusive(queue):
+            raise OperationError(
+                f"the queue {queue!r} is exclusive, and only its own connection can bind it; have "
+                f"the program that declares it bind it through the transport"
             )
         part += to_queue(topology, queue, relay=side.needs_relay(queue))
     seen: set[str] = set()
@@ -175,6 +183,8 @@ class _Side:
             if topology.owns(each.destination):
                 continue
             target = each.destination
+            if each.to_queue and self._snapshot.is_exclusive(target):
+                continue
             if not each.to_queue and target not in seen:
                 part += self.to_exchange(target, seen)
             relay = each.to_queue and self._needs_relay_on_mirrors(target)
@@ -276,13 +286,14 @@ class _Side:
                     yield from self._binding_faults(each, kind)
         for each in self._from[mirror]:
             if each not in known:
+                stale = self._snapshot.removable([each])
                 yield Fault(
                     "error",
                     f"binding from {mirror} to {each.destination}",
                     f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
                     "delayed messages go on being delivered there",
-                    MEND,
-                    stale=(each,),
+                    MEND if stale else _EXCLUSIVE,
+                    stale=stale,
                 )
 
     def _known_on_mirror(self, binding: Binding, kind: str) -> set[Binding]:
@@ -313,6 +324,10 @@ class _Side:
                 yield self._not_repeated(what, binding, target + Part(bindings=direct))
             return
         indirect = self._snapshot.bindings.issuperset(by_relay)
+        if self._snapshot.is_exclusive(queue):
+            if not (straight or indirect):
+                yield replace(self._not_repeated(what, binding, Part()), remedy=_EXCLUSIVE)
+            return
         relay = self._topology.queue_relay(queue) + Part(bindings=by_relay)
         if straight and self._refuses(queue):
             yield Fault(
@@ -359,13 +374,14 @@ class _Side:
             left = tuple(self._from[name])
             is_mirror = name.startswith(self._topology.mirror_name(""))
             if is_mirror and left:
+                stale = self._snapshot.removable(left)
                 yield Fault(
                     "error",
                     f"exchange {name}",
                     "the exchange that it repeats does not exist",
                     f"delayed messages go on being delivered to {left[0].destination}",
-                    f"{MEND}, and 'prune' removes it",
-                    stale=left,
+                    f"{MEND}, and 'prune' removes it" if stale else _EXCLUSIVE,
+                    stale=stale,
                 )
             else:
                 yield Fault(
@@ -388,7 +404,9 @@ class _Side:
                 if each in known or each.destination in gone:
                     continue
                 # Leave bindings of the user's alone, such as one to watch all deliveries.
-                stale = each.source not in delivery or each.key.startswith(f"#.{MARK}")
+                ours = each.source not in delivery or each.key.startswith(f"#.{MARK}")
+                removable = self._snapshot.removable([each])
+                remedy = MEND if ours else unbind(self._place, each)
                 # The other exchanges are its alternates: they get what matches no binding of it.
                 instead = (
                     " as well"
@@ -400,8 +418,8 @@ class _Side:
                     f"binding from {each.source} to {each.destination}",
                     f"a binding with the key {each.key!r} that is none of this ladder's",
                     f"delayed messages that it matches are delivered there{instead}",
-                    MEND if stale else unbind(self._place, each),
-                    stale=(each,) if stale else (),
+                    remedy if removable else _EXCLUSIVE,
+                    stale=removable if ours else (),
                 )
 
     # -- how -----------------------------------------------------------------------------------

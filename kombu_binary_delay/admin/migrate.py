@@ -19,6 +19,7 @@ from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import further_keys, has_blind_copies, wrap
 from kombu_binary_delay.model.parts import Binding, Part, Queue
+from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
@@ -219,9 +220,15 @@ def _place(connection: Any) -> tuple[str, str]:
 def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> tuple[Source, ...]:
     """Return the queues to empty.
 
-    :raises OperationError: if there are none: the name may be mistyped.
+    :raises OperationError: if there are none: the name may be mistyped, or is that of a queue
+        whose messages have another destination.
     """
     if isinstance(what, str):
+        if parking_of(what):
+            raise OperationError(
+                f"the queue {what!r} is a part of a ladder, and not the destination of its "
+                f"messages; name that ladder instead, or redrive what is parked"
+            )
         if what not in snapshot.queues:
             raise OperationError(
                 f"the queue {what!r} does not exist in this virtual host; check the name"

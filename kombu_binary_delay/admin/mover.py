@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import amqp
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain, within
@@ -42,6 +42,8 @@ _ANSWER = 15.0
 _QUIET = 0.3  # seconds without a delivery, before the queue is asked whether it is empty
 _MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, before that is an error
 _CONSUMER = "kombu-binary-delay"
+#: RabbitMQ lets nobody declare a queue of such a name.
+_NO_QUEUE = "amq.no-queue"
 #: A channel has at most 32 outstanding commands to a quorum queue, and keeps the others.
 _ACKS, _ACKS_PAUSE = 32, 0.01  # seconds
 
@@ -114,6 +116,8 @@ class Mover:
         #: Whether a message that must stay has come back as often as it may.
         self._is_worn = False
         self._done = 0
+        #: Whether a broker takes messages with a ``user_id`` from us.
+        self._users: dict[tuple[PublishBatch, str], bool] = {}
         #: The number of messages by count.
         self.counts: Counter[str] = Counter()
         #: The reasons why messages could not be sent, and stay where they are.
@@ -236,6 +240,8 @@ class Mover:
         again = None
         if returns(message.properties.get(_HEADERS)) >= self._max_deliveries:
             again = self._requeue(message, count)
+            if again is not None and self._refused_user(self._aside, again):
+                again = None
             if again is None:
                 self._is_worn = True
         if again is None:
@@ -269,6 +275,9 @@ class Mover:
     def _publish(
         self, batch: PublishBatch, what: Send, message: Any, *, stays: bool = False
     ) -> None:
+        if why := self._refused_user(batch, what):
+            self._failed(message, why, stays=stays)
+            return
         try:
             with self._reachable(batch):
                 batch.publish(
@@ -283,6 +292,24 @@ class Mover:
             raise
         except BinaryDelayError as exc:
             self._failed(message, str(exc), stays=stays)
+
+    def _refused_user(self, batch: PublishBatch, what: Send) -> str:
+        """Return why the broker would refuse a message for its ``user_id``; empty if it does not.
+
+        With the refusal, it would close the channel, on which others are not confirmed yet.
+        """
+        user = what.message.properties.get("user_id")
+        if not user:
+            return ""
+        with self._reachable(batch):
+            if (batch, user) not in self._users:
+                self._users[batch, user] = _takes_user(batch.channel.connection, user)
+        if self._users[batch, user]:
+            return ""
+        return (
+            f"the broker takes messages with the user_id {user!r} only from that user, or from one "
+            f"with the tag impersonator"
+        )
 
     def _flush(self) -> None:
         with ExitStack() as steps:
@@ -343,6 +370,26 @@ class Mover:
                 f"the broker went away or refused: {exc.__cause__ or exc}; {self._done} "
                 f"messages were sent on, the unconfirmed ones are in their queue; run it again"
             ) from exc
+
+
+def _takes_user(connection: Any, user: str) -> bool:
+    """Ask whether a broker takes messages with a ``user_id``, by one that no queue gets.
+
+    RabbitMQ checks it at each publish: https://www.rabbitmq.com/docs/validated-user-id
+    """
+    channel = amqp.Channel(connection)
+    channel.open()
+    try:
+        channel.basic_publish(amqp.Message("", user_id=user), "", _NO_QUEUE)
+        # An answer to what was sent after it.
+        channel.basic_qos(0, 0, a_global=False)
+    except PreconditionFailed:
+        return False
+    except AccessRefused:
+        # It may not publish to the default exchange, and so cannot ask.
+        return True
+    channel.close()
+    return True
 
 
 def _never(message: Any, count: str) -> None:

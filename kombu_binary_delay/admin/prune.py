@@ -70,7 +70,7 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     going = {*empty, *exchanges}
     bindings = tuple(
         each
-        for each in sorted(snapshot.bindings, key=repr)
+        for each in snapshot.removable(sorted(snapshot.bindings, key=repr))
         if each.source in going or (each.destination in going and topology.owns(each.source))
     )
     with _lock(connection, topology, needed=any(name in empty for name in delays)):

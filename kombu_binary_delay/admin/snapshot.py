@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -42,6 +42,16 @@ class Snapshot:
             {row["name"]: row for row in management.here("exchanges")},
             {row["name"]: row for row in management.here("queues", _MINUTE if rates else "")},
             bindings,
+        )
+
+    def is_exclusive(self, queue: str) -> bool:
+        """Return whether RabbitMQ lets only the connection that declared a queue bind it."""
+        return bool(self.queues.get(queue, {}).get("exclusive"))
+
+    def removable(self, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
+        """Return those of some bindings that are not of an exclusive queue."""
+        return tuple(
+            each for each in bindings if not (each.to_queue and self.is_exclusive(each.destination))
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
-from .declare import declare, delete_exchanges
+from .declare import delete_exchanges, restore
 from .errors import OperationError, RefusedError
 from .management import Management
 from .probe import ready
@@ -44,6 +45,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     topology: Topology,
     *,
     in_use: Iterable[Topology] = (),
+    gone: Iterable[Topology] = (),
     force: bool = False,
     dry_run: bool = False,
     stats_delay: float = STATS_DELAY,
@@ -60,6 +62,7 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     again.
 
     :param in_use: ladders that are in use, even if no message has needed their levels yet.
+    :param gone: ladders to take for removed, as what removes several plans it.
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, or a queue has no leader that could report them.
@@ -67,14 +70,14 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     snapshot = Snapshot.read(management)
     mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
     queues = [name for name in snapshot.queues if ladder_of(topology, name) == topology.prefix]
-    others = _others(topology, snapshot, in_use)
+    others = _others(topology, snapshot, in_use, gone)
     if not mine and not queues:
         # The delivery side belongs to another ladder, or was made ahead of one.
         return Teardown((), (), 0, others)
     if not others:
         side = f"{topology.delivery_prefix}."
         amendments = _amendments(topology)
-        last = topology.mirrors and not _others(topology, snapshot, in_use, all_sides=True)
+        last = topology.mirrors and not _others(topology, snapshot, in_use, gone, all_sides=True)
         journal = f"{side}journal"
 
         def goes(name: str) -> bool:
@@ -149,16 +152,18 @@ def _others(
     topology: Topology,
     snapshot: Snapshot,
     in_use: Iterable[Topology],
+    gone: Iterable[Topology],
     *,
     all_sides: bool = False,
 ) -> tuple[str, ...]:
     """Return the other ladders with the same delivery side, or of the same namespace."""
     existing = filter(None, map(topology_of_name, snapshot.exchanges))
+    without = {topology.prefix, *(each.prefix for each in gone)}
     return tuple(
         dict.fromkeys(
             other.prefix
             for other in (*in_use, *existing)
-            if other.prefix != topology.prefix
+            if other.prefix not in without
             and (
                 other.namespace == topology.namespace
                 if all_sides
@@ -174,6 +179,16 @@ def _order(topology: Topology, name: str) -> tuple[int, str]:
     if name in levels:
         return len(levels) - levels.index(name), name
     return (0 if ladder_of(topology, name) else len(levels) + 1), name
+
+
+def _but(lost: Sequence[Binding]) -> str:
+    if not lost:
+        return ""
+    names = list(dict.fromkeys(each.destination for each in lost))
+    return (
+        f", but for the bindings of {', '.join(names[:3])}{_more(names)}, which is gone or belongs "
+        f"to another connection alone"
+    )
 
 
 def _listed(waiting: dict[str, int]) -> str:
@@ -210,9 +225,14 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     except BaseException as exc:
         # An interrupt must not leave a half-removed ladder. The connection may be broken.
         with connection.clone() as again:
-            declare(again, topology, _part(snapshot, exchanges))
+            lost = restore(again, topology, _part(snapshot, exchanges))
+        put_back = f"the ladder was put back as it was{_but(lost)}"
         if isinstance(exc, OperationError):
-            raise RefusedError(f"{exc}; the ladder was put back as it was") from exc
+            raise RefusedError(f"{exc}; {put_back}") from exc
+        if lost:
+            # After a signal, nobody may be there to read it.
+            with suppress(OSError):
+                notify(put_back)
         raise
 
 

@@ -99,9 +99,13 @@ class Target:
         """Return a connection by Kombu's own transport."""
         return self._connect()
 
-    def delaying(self) -> Any:
-        """Return a connection by our transport; what a subcommand sends gets no jitter."""
-        return self._connect("kombu_binary_delay:Transport", **{KEY: {**self.given, "jitter": 0}})
+    def delaying(self, **other: Any) -> Any:
+        """Return a connection by our transport; what a subcommand sends gets no jitter.
+
+        :param other: settings in place of the program's.
+        """
+        given = {**self.given, "jitter": 0, **other}
+        return self._connect("kombu_binary_delay:Transport", **{KEY: given})
 
     def _connect(self, transport: str | None = None, **options: Any) -> Any:
         return Connection(
@@ -127,7 +131,7 @@ class Target:
         :param ahead: whether to include the one for urgent messages even if it does not exist yet.
         :param server: the properties of a broker without a connection, to include it if needed.
         """
-        topology = self.topology(connection, ladder)
+        topology = self.topology(connection, ladder, server=server)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
         if not topology.mirrors or topology.lane or topology.urgent:
             return lanes
@@ -193,15 +197,22 @@ class Target:
         """Return the management API of a connection's broker."""
         return Management.of(connection, self.management_url)
 
-    def topology(self, connection: Any = None, ladder: str | None = None) -> Topology:
+    def topology(
+        self,
+        connection: Any = None,
+        ladder: str | None = None,
+        *,
+        server: Mapping[str, Any] | None = None,
+    ) -> Topology:
         """Return the topology of a named ladder, or of the settings.
 
         :param connection: its broker's version decides the type of queues.
+        :param server: the properties of a broker without a connection, for the same.
         """
         if ladder is None:
-            can_quorum = connection is None or is_since(
-                connection.connection.server_properties, QUORUM_SINCE
-            )
+            if connection is not None:
+                server = connection.connection.server_properties
+            can_quorum = server is None or is_since(server, QUORUM_SINCE)
             return self.settings.topology(can_quorum=can_quorum)
         if ladder in FOREIGN_LADDERS:
             return FOREIGN_LADDERS[ladder]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -136,7 +137,12 @@ def _move(
         raise click.UsageError("--from and --from-queue are two origins: give one")
     with here.plain() as connection:
         management = here.management(connection)
-        source: list[Topology] | str = queue or here.lanes(connection, ladder)
+        ladders = here.lanes(connection, ladder)
+        if here is there:
+            # What is urgent may be on a ladder that both have.
+            filled = here.lanes(connection, to)
+            ladders = [each for each in ladders if each not in filled] or ladders
+        source: list[Topology] | str = queue or ladders
         snapshot = admin.Snapshot.read(management)
         planned = admin.plan(connection, snapshot, source)
     if here is not there and stream_name(here.settings.namespace, IDS) in snapshot.queues:
@@ -152,9 +158,11 @@ def _move(
         asked_there = None if here is there else there.management(connection)
     connect: Any = there.plain
     if target[0].mirrors:
-        connect = (there if to is None else there.on(target[0])).delaying
-    both = (here,) if here is there else (here, there)
-    with named(*both), bar("move", planned.messages) as update:
+        into = there if to is None else there.on(target[0])
+        # What is moved is no new message, and what is left of a delay is no delay of its own.
+        connect = partial(into.delaying, queue_per_delay=False, **_unwritten(here, there, source))
+    brokers = (here,) if here is there else (here, there)
+    with named(*brokers), bar("move", planned.messages) as update:
         done = admin.migrate(
             here.plain,
             connect,
@@ -167,3 +175,9 @@ def _move(
         )
     printer.show(done, "migration")
     return FOUND if done.left or done.poison else OK
+
+
+def _unwritten(here: Target, there: Target, source: list[Topology] | str) -> dict[str, None]:
+    """Return the setting by which the journal does not count messages twice that it has."""
+    known = not isinstance(source, str) and source[0].namespace == here.settings.namespace
+    return {"journal": None} if known and here is there else {}

@@ -80,9 +80,12 @@ def status(
         management = broker.management(connection)
         topology = broker.topology(connection, ladder)
         settings = broker.settings
-        expected = admin.Expected(
-            tuple(broker.lanes(connection, ladder)), settings.declare != "never", settings.relays
-        )
+        lanes = broker.lanes(connection, ladder)
+        if ladder is not None:
+            # Those of the settings are in use, whichever is asked for.
+            used = broker.lanes(connection)
+            lanes += [each for each in used if topology.owns(each.delivery) and each not in lanes]
+        expected = admin.Expected(tuple(lanes), settings.declare != "never", settings.relays)
         place = Place.of(broker, stack, source, node_command) if destinations else None
 
         def look() -> _Look:
@@ -105,7 +108,7 @@ def status(
                 _watch(look, every)
             return OK
         seen = look()
-    if ladder is not None and not any(each.current for each in seen.status.ladders):
+    if ladder is not None and topology.prefix not in {each.name for each in seen.status.ladders}:
         raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.model.topology import Topology
 
 from .command import Printer, dry_run, ladder, subcommand
 from .command import yes as no_question
@@ -42,30 +43,46 @@ def teardown(
 ) -> None:
     """Remove a ladder, and the delivery side with it if no other ladder leads there."""
     with broker.plain() as connection:
-        going = broker.lanes(connection, ladder)
-        settings = [] if ladder is None else broker.lanes(connection)
-        in_use = [each for each in settings if each not in going]
-        for lane in going:
-            act = partial(
-                admin.teardown,
-                connection,
-                broker.management(connection),
-                lane,
-                in_use=in_use,
-                force=force,
-                notify=printer.log,
-            )
-            # A ladder that cannot be removed is refused before the user is asked.
-            removed = act(dry_run=True)
-            if not dry_run and (removed.exchanges or removed.queues):
-                printer.confirm(_question(lane.prefix, connection, removed), yes=yes)
-                removed = act()
+        going, in_use = _chosen(broker, connection, ladder)
+        act = partial(
+            admin.teardown,
+            connection,
+            broker.management(connection),
+            in_use=in_use,
+            force=force,
+            notify=printer.log,
+        )
+        # What cannot be removed is refused before the user is asked, and before anything goes.
+        planned = [act(lane, gone=going[:n], dry_run=True) for n, lane in enumerate(going)]
+        exist = [n for n, each in enumerate(planned) if each.exchanges or each.queues]
+        if exist and not dry_run:
+            names = [going[n].prefix for n in exist]
+            printer.confirm(_question(names, connection, planned), yes=yes)
+        for n, lane in enumerate(going):
+            removed = planned[n] if dry_run or n not in exist else act(lane)
             printer.show(removed, "teardown", dry=dry_run)
 
 
-def _question(ladder: str, connection: Any, planned: admin.Teardown) -> str:
-    lost = f", with {planned.lost:,} messages that wait" if planned.lost else ""
+def _chosen(
+    broker: Target, connection: Any, ladder: str | None
+) -> tuple[list[Topology], list[Topology]]:
+    """Return the ladders to remove, and those that stay in use."""
+    going = broker.lanes(connection, ladder)
+    if ladder is None:
+        return going, []
+    in_use = [each for each in broker.lanes(connection) if each != going[0]]
+    if all(each.urgent for each in in_use):
+        # The one for urgent messages goes with the last that fills it.
+        in_use = []
+    return [each for each in going if each not in in_use], in_use
+
+
+def _question(names: list[str], connection: Any, planned: list[admin.Teardown]) -> str:
+    lost = sum(each.lost for each in planned)
+    exchanges = sum(len(each.exchanges) for each in planned)
+    queues = sum(len(each.queues) for each in planned)
     return (
-        f"remove the ladder {ladder} in the virtual host {connection.virtual_host or '/'}: "
-        f"{len(planned.exchanges):,} exchanges and {len(planned.queues):,} queues{lost}"
+        f"remove the ladder{'s' if len(names) > 1 else ''} {', '.join(names)} in the virtual host "
+        f"{connection.virtual_host or '/'}: {exchanges:,} exchanges and {queues:,} queues"
+        + (f", with {lost:,} messages that wait" if lost else "")
     )

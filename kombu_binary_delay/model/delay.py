@@ -115,7 +115,8 @@ def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[st
         return {}
     try:
         task = json.loads(body)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
+        # It is no text, or nested too deep: no task of Celery's.
         return {}
     names = (ID, TASK, ETA, RETRIES)
     return {name: task[name] for name in names if name in task} if _is_task(task) else {}

@@ -17,7 +17,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _DELIVERY_SIDE = re.compile(
-    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|to-queues|parking|(?:mirror|relay-to-[a-z]+)\..*)",
+    r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|to-queues|parking|poison|(?:mirror|relay-to-[a-z]+)\..*)",
     re.ASCII | re.DOTALL,
 )
 _BY_EXCHANGE: dict[str, ForeignLadder] = {

@@ -13,7 +13,6 @@ Kombu, py-amqp or Celery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -30,7 +29,7 @@ from kombu_binary_delay.model.envelope import (
     unwrap,
     wrap,
 )
-from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
@@ -108,7 +107,7 @@ class Router(DeliverySide):
         jitter = jitter_of(asked) / 1000
         if wait <= ladder.maximum < wait + jitter:
             raise DelayError(
-                f"{JITTER} of {jitter:g} ms on top of a delay of {wait:g} ms is longer than "
+                f"{JITTER} of {jitter:.0f} ms on top of a delay of {wait:.0f} ms is longer than "
                 f"{ladder.maximum} ms, the longest delay of the ladder {ladder.name}; use less "
                 f"jitter, a shorter delay, or a ladder with more levels"
             )
@@ -233,15 +232,16 @@ class Router(DeliverySide):
         if not self._declares:
             return _NOTHING
         exchange, key = destination
+        level = ("level", lane, self._ladders[lane].needs(digits))
         wanted: tuple[tuple[Any, ...], ...] = (
             BINDINGS,
-            ("level", lane, self._ladders[lane].needs(digits)),
+            level,
             ("target", exchange) if exchange else ("way", key),
         )
         if not exchange and (copies := further_keys(headers)):
             # The alternate exchange gets a message only if none of its keys matches. So with one
             # key for a queue with a relay, a queue without a relay would get nothing.
-            wanted += tuple(("relay", each) for each in (key, *copies))
+            wanted = (BINDINGS, level, *(("relay", each) for each in (key, *copies)))
         if self._queue_per_delay:
             wanted += (("direct", lane, digits),)
         # A clock that was set back causes the check sooner, never later.
@@ -324,9 +324,20 @@ class Router(DeliverySide):
 
     def _look_again(self, now: int) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""
+        topology = self.topology
         mirrors = [each[1] for each in self.existing if each[0] == "mirror" and len(each) == 2]
-        part = Part(tuple(Exchange(self.topology.mirror_name(each)) for each in mirrors))
-        look = self._look_at(self._heights, self.topology.base + part)
+        relays = [
+            topology.exchange_relay_name(each)
+            for each in mirrors
+            if self._types.get(each) == "headers"
+        ]
+        behind = {each.destination for each in self._bound if each.to_queue}
+        relays += [topology.queue_relay_name(each) for each in behind if self._refuses(each)]
+        part = Part(
+            tuple(Exchange(topology.mirror_name(each)) for each in mirrors),
+            tuple(Queue(each, ()) for each in relays),
+        )
+        look = self._look_at(self._heights, topology.base + part)
         if self._heights and (yield look) is Answer.MISSING:
             self.lost()
         self._looked = now
@@ -353,8 +364,8 @@ class Router(DeliverySide):
             if not (headers and HEADER in headers):
                 return None
             if parking_of(exchange):
-                by = replace(self.topology, namespace=exchange.partition(".")[0])
-        ladder, on_ladder = by or self.topology, by is not None
+                by = Topology(namespace=exchange.partition(".")[0])
+        ladder, on_ladder = by or self._ours, by is not None
         found = Destination(exchange, routing_key)
         try:
             destination = ladder.destination(routing_key, carried(headers or {}))

@@ -27,23 +27,29 @@ class DeliverySide(LadderSide):
         """
         return self.topology.can_have_relays and (
             self._refusing.get(queue, True)
-            or self.topology.wants_relay(queue, self._settings.relays)
+            # A mailbox ends with its connection, and would leave its relay behind.
+            or (
+                queue not in self._mailboxes
+                and self.topology.wants_relay(queue, self._settings.relays)
+            )
         )
 
     def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
         """Bind a queue that is addressed through the default exchange.
 
-        :param by_relay: whether to use a relay even if the queue needs none.
+        :param by_relay: whether to use a relay even if the queue needs none, for a message that
+            names other queues too.
         """
         # No queue has an empty name; in a binding, that is the queue that a channel declared last.
         if not queue or ("relay" if by_relay else "way", queue) in self.existing:
             return
-        if queue not in self._queues and not can_be_denied(queue, self._vhost):
+        if queue not in self._refusing and not can_be_denied(queue, self._vhost):
             raise TopologyError(
                 f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII, "
                 f"too long for RabbitMQ to report that the queue does not exist; declare the queue "
                 f"on this connection before you delay to it"
             )
+        beside_others = self.topology.can_have_relays and by_relay
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
@@ -69,6 +75,14 @@ class DeliverySide(LadderSide):
             raise TopologyError(
                 f"the queue {queue!r} does not exist, and this ladder has no parking queue for "
                 f"messages without a destination; declare the queue first"
+            )
+        elif beside_others:
+            # The alternate exchanges do not see a message that has reached one of its queues.
+            self._queues.pop(queue, None)
+            yield from self._warn_once(
+                queue,
+                f"the queue {queue!r} does not exist: a delayed message that names other queues "
+                f"beside it, in CC or BCC, does not reach it, even if it is declared before then",
             )
         else:
             self._queues.pop(queue, None)
@@ -105,12 +119,16 @@ class DeliverySide(LadderSide):
         return answer is Answer.MISSING
 
     def _warn_parked(self, name: str, why: str, unless: str) -> Steps:
+        yield from self._warn_once(
+            name,
+            f"{why}: delayed messages for it are parked in {self.topology.parking!r} unless "
+            f"{unless} before they are due",
+        )
+
+    def _warn_once(self, name: str, text: str) -> Steps:
         if name not in self._warned:
             self._warned.add(name)
-            yield Warn(
-                f"{why}: delayed messages for it are parked in {self.topology.parking!r} unless "
-                f"{unless} before they are due"
-            )
+            yield Warn(text)
 
     def _mirror_exchange(self, exchange: str) -> Steps:
         if ("mirror", exchange) in self.existing:
@@ -266,6 +284,7 @@ class DeliverySide(LadderSide):
         if self.is_private(queue):
             return
         (self._temporary.add if auto_delete else self._temporary.discard)(queue)
+        (self._mailboxes.add if mailbox else self._mailboxes.discard)(queue)
         if not mailbox:
             self._queues[queue] = None
         refuses = str((arguments or {}).get("x-overflow")).startswith("reject-publish")
@@ -314,6 +333,7 @@ class DeliverySide(LadderSide):
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
         self._temporary.discard(queue)
+        self._mailboxes.discard(queue)
         self.existing -= {("way", queue), ("relay", queue)}
         bound = self._bindings_of(queue)
         self._forget(bound)

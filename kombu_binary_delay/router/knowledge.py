@@ -74,6 +74,10 @@ class Knowledge:
         self._settings, self._server, self._vhost = settings, server, vhost
         self._can_quorum = is_since(server, QUORUM_SINCE)
         self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
+        #: How a message of ours is read, whichever ladder this connection publishes to.
+        self._ours = (
+            self.topology if self.topology.mirrors else Topology(namespace=settings.namespace)
+        )
         #: In milliseconds, for messages that do not say it themselves.
         self.jitter = settings.jitter
         self._declares = settings.declare != "never"
@@ -94,6 +98,8 @@ class Knowledge:
         self._bound: dict[Bound, None] = {}
         #: The queues that the broker deletes when their last consumer leaves.
         self._temporary: set[str] = set()
+        #: The queues that no other connection addresses by their names.
+        self._mailboxes: set[str] = set()
         self._heights: dict[int, int] = {}
         #: The time of the last check that everything still exists, and the number of checks.
         self._looked = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kombu_binary_delay.commands import Answer, Ensure, Steps
+from kombu_binary_delay.model.ladder import MAX_WAIT
 from kombu_binary_delay.model.parts import Part
 
 from .knowledge import BASE, Knowledge
@@ -72,6 +73,9 @@ class LadderSide(Knowledge):
         Otherwise an application whose delays rarely repeat would fill the broker with queues.
         """
         delay = lane, digits
+        if self._ladders[lane].ladder.delay(digits) > MAX_WAIT:
+            # No queue can hold a message for so long, but levels one after the other can.
+            return
         if delay not in self._delays:
             if len(self._delays) == MAX_DELAYS:
                 self._delays = {each: True for each, served in self._delays.items() if served}

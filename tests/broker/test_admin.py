@@ -543,6 +543,34 @@ def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     assert before.exchanges.keys() == after.exchanges.keys()
 
 
+@pytest.mark.parametrize("becomes", ["gone", "exclusive"])
+def test_an_interrupted_teardown_puts_back_all_that_can_be(
+    connect, plain, management, small, becomes
+):
+    for name in ("first", "mail"):
+        Queue(name)(plain.channel()).declare()
+    create(plain, small, small.whole + small.to_queue("first") + small.to_queue("mail"))
+    said = []
+
+    def interrupt(text):
+        said.append(text)
+        if len(said) == 1:
+            plain.channel().queue_delete("first")
+            if becomes == "exclusive":
+                Queue("first", exclusive=True)(connect("amqp").channel()).declare()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teardown(plain, management, small, notify=interrupt)
+
+    after = Snapshot.read(management)
+    assert {each.destination for each in after.bindings if each.source == small.to_queues} == {
+        "mail"
+    }
+    assert set(small.whole.bindings) <= after.bindings
+    assert "but for the bindings of first" in said[-1]
+
+
 def test_prune_removes_queues_for_one_delay_that_are_empty(
     connect, plain, management, vhost, topology
 ):

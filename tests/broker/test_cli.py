@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import contextmanager
 
 import amqp
@@ -519,6 +520,8 @@ def test_where_the_rest_of_a_file_cannot_be_written_it_is_to_be_sent_again(start
         (["teardown", "--ladder", "what"], 2, "is no ladder's name"),
         (["migrate"], 2, "say what to move"),
         (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
+        (["migrate", "--from-queue", "kbd.v2.parking"], 2, "redrive what is parked"),
+        (["migrate", "--from-queue", "kbd.v2.poison"], 2, "is a part of a ladder"),
         (["redrive"], 2, "there is no parking queue"),
     ],
 )
@@ -551,7 +554,7 @@ def test_an_output_that_nobody_reads_ends_it_quietly_as_a_pipe_does(broker, vhos
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
     finally:
@@ -677,6 +680,108 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     *first, last = (json.loads(line) for line in gone.stdout.splitlines())
     assert all(each["keeps"] for each in first)
     assert last["keeps"] == []
+
+
+def test_ladders_side_by_side_go_together_or_not_at_all(run, tick, vhost, small):
+    """Given: a parked message, which the last of them to go would take with it."""
+    if tick[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    lanes = (*tick, "--lanes", "2", "--no-amendments")
+    run(*lanes, "create")
+    with Connection(vhost.url) as plain:
+        plain.Producer().publish("m", exchange=small.parking)
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
+    before = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+
+    planned = run(*lanes, "teardown", "--dry-run")
+    refused = run(*lanes, "teardown")
+
+    assert [planned.exit_code, refused.exit_code] == [3, 3]
+    assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == before
+
+
+def test_the_ladder_for_urgent_messages_belongs_to_all_lanes(run, slow, connect, vhost):
+    """Given: a ladder with two messages, of which one is urgent, that becomes two lanes."""
+    if slow[-1] == "classic":
+        pytest.skip("lanes are for quorum queues")
+    one = Topology(Ladder.binary(4, MINUTE))
+    urgent = one.for_urgent()
+    lanes = (*slow, "--lanes", "2", "--no-amendments")
+    declare(connect)
+    publish(connect, 9 * MINUTE, tick=MINUTE)
+    with Connection(vhost.url) as plain:
+        admin.create(plain, urgent, urgent.whole)
+        plain.Producer().publish(
+            "m",
+            exchange=urgent.entry_exchange(("1", "0", "0", "0")),
+            routing_key=urgent.address(("1", "0", "0", "0"), Destination("", "mail")),
+        )
+
+    moved = run(*lanes, "migrate", "--from", one.prefix, "--json")
+    gone = run(*lanes, "teardown", "--ladder", one.prefix, "--force", "--json")
+    shown = run(*lanes, "status", "--ladder", urgent.prefix, "--json")
+
+    assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 1)
+    *_, last = gone.output.splitlines()
+    assert (gone.exit_code, json.loads(last)["lost"]) == (0, 0)
+    ladders = json.loads(shown.output)["ladders"]
+    held = {each["name"]: sum(one["messages"] for one in each["queues"]) for each in ladders}
+    lane = next(each.prefix for each in one.lanes(2) if each.prefix in held)
+    assert held == {urgent.prefix: 1, lane: 1}
+    assert all(each["current"] for each in ladders)
+
+
+def test_what_is_migrated_is_in_the_journal_once(broker, run, slow, connect):
+    if broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    declare(connect)
+    settings = {"tick": MINUTE, "radix": 2, "levels": 4, "journal": "stream"}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    for name in ("one", "two"):
+        connection.Producer().publish(
+            "m", routing_key="mail", message_id=name, headers={"x-delay": 9 * MINUTE}
+        )
+    journal = ("--journal", "stream")
+    wider = (*journal, "--tick", str(2 * MINUTE), *slow[2:])
+
+    moved = run(*wider, "migrate", "--from", f"{MINUTE}ms-2x4", "--json")
+    listed = run(*wider, "tasks", "--source", "journal", "--json")
+
+    assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
+    assert sorted(each["id"] for each in json.loads(listed.output)["tasks"]) == ["one", "two"]
+
+
+@pytest.fixture
+def theirs(broker, vhost):
+    """A connection by another user, who may do all here."""
+    name = f"user-{uuid.uuid4().hex[:6]}"
+    broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+    broker.api(
+        "PUT",
+        f"permissions/{vhost.name}/{name}",
+        {"configure": ".*", "write": ".*", "read": ".*"},
+    )
+    with Connection(vhost.url.replace("guest:guest", f"{name}:p")) as connection:
+        yield connection
+    broker.api("DELETE", f"users/{name}")
+
+
+def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917
+    run, tick, connect, theirs, vhost, small
+):
+    """Given: RabbitMQ refuses what has another ``user_id`` than who sends it."""
+    declare(connect)
+    run(*tick, "create", "--queue", "mail")
+    key = small.address((), Destination("", "mail"))
+    for more in ({}, {}, {"user_id": theirs.userid}, {}):
+        theirs.Producer().publish("m", exchange=small.parking, routing_key=key, **more)
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+
+    done = [run(*tick, "redrive", "--json") for _ in range(2)]
+
+    assert [each.exit_code for each in done] == [1, 1], done[0].output
+    assert "tag impersonator" in done[0].output
+    wait_until(lambda: vhost.waiting("mail", small.parking) == {"mail": 3, small.parking: 1})
 
 
 # -- what was done without the transport, and what is not known -----------------------------------

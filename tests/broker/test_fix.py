@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 
 import amqp
 import pytest
@@ -14,6 +13,7 @@ from kombu import Connection, Exchange, Queue
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.cli import binary_delay
+from tests.waits import wait_until
 
 
 @pytest.fixture
@@ -76,10 +76,7 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
     assert names(vhost) == whole if declare == "lazy" else names(vhost) >= whole - {f"{level(3)}.1"}
     (stranger,) = (each for each in left["differences"] if each["severity"] != "note")
     assert "none of this ladder's" in stranger["found"]
-    end = time.monotonic() + 60
-    while vhost.waiting(f"{level(3)}.1") != {f"{level(3)}.1": 1}:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: vhost.waiting(f"{level(3)}.1") == {f"{level(3)}.1": 1})
 
 
 def test_the_command_that_removes_a_strange_binding_does_so(run, channel, broker, vhost, small):
@@ -123,6 +120,29 @@ def test_what_a_program_binds_while_the_broker_is_read_stays(
     ways = {(each["source"], each["destination"]) for each in vhost.bindings()}
     assert begun
     assert (small.delivery, small.mirror_name("events")) in ways
+
+
+def test_a_queue_that_is_exclusive_to_a_plain_program_hinders_no_repair(
+    run, channel, connect, vhost, small
+):
+    """Given: a subscriber without the transport, and a binding that is not repeated any more."""
+    Queue("mail", Exchange("events", "topic"), "k")(channel).declare()
+    run("create", "--exchange", "events", code=0)
+    subscriber = connect("amqp").channel()
+    Queue("mine", Exchange("events", "topic"), "k", exclusive=True)(subscriber).declare()
+    mirror = small.mirror_name("events")
+    (repeated,) = (each for each in vhost.bindings() if each["source"] == mirror)
+    channel.queue_unbind("mail", mirror, repeated["routing_key"])
+
+    run("verify", "--fix", code=1)
+    mended = [each["destination"] for each in vhost.bindings() if each["source"] == mirror]
+    (left,) = json.loads(run("verify", "--json", code=1))["differences"]
+    run("create", "--exchange", "events", code=0)
+    refused = run("create", "--queue", "mine", code=2)
+
+    assert mended == ["mail"]
+    assert (left["severity"], "exclusive" in left["remedy"]) == ("warning", True)
+    assert "'mine' is exclusive" in refused
 
 
 @pytest.mark.parametrize("state", ["nothing", "whole", "wrong"])

@@ -27,7 +27,7 @@ from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as Declared
-from tests.waits import drain_until, unread, wait_until
+from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 BINARY = {"radix": 2}
 
@@ -303,6 +303,21 @@ def test_a_lock_ends_with_the_declaration_that_it_is_for(connect, arguments, ans
         assert first.do(command) is answer
 
     assert second.do(Ensure(Part(), "nothing", lock="lock")) is Answer.DONE
+
+
+def test_a_lock_ends_with_a_declaration_that_is_interrupted(connect):
+    first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
+    command = Ensure(Part(queues=(Declared("q", ()),)), "a queue", lock="lock")
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        patch("kombu_binary_delay.executor.declare", side_effect=KeyboardInterrupt),
+    ):
+        first.do(command)
+
+    # It is not waited for.
+    wait_until(lambda: second.do(command) is Answer.DONE)
+    assert first.do(command) is Answer.DONE
 
 
 @pytest.mark.parametrize("kind", ["exchange", "queue"])
@@ -605,7 +620,7 @@ def test_a_retry_that_cannot_be_delayed_is_left_to_a_worker_and_a_first_try_is_r
 
 
 def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):
-    executor = Executor(connect().connection, "kbd")
+    executor = Executor(connect().connection, Topology())
     with executor.channel("a queue") as channel:
         channel.queue_declare("there")
     with (
@@ -698,8 +713,8 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     assert "blocking_read" in vars(connection.connection)
 
     with pytest.raises(ValueError, match="bad"):
-        connection.drain_events(timeout=60)
-    connection.drain_events(timeout=60)
+        connection.drain_events(timeout=PATIENCE)
+    connection.drain_events(timeout=PATIENCE)
 
     assert received == ["bad", "good"]
     assert "blocking_read" not in vars(connection.connection)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kombu_binary_delay import AddressError, DelayError, Settings, TopologyError
-from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Pause, Unbind
+from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Pause, Unbind, Warn
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
@@ -453,3 +453,70 @@ def test_jitter_that_the_ladder_cannot_hold_is_refused_whatever_share_of_it_a_me
     assert (router.due(asked, NOW, name) or 0) <= NOW + longest * 1000
     with pytest.raises(DelayError, match=r"x-delay-jitter of 1001 ms on top of .* use less jitter"):
         router.due({**asked, "x-delay-jitter": 1001}, NOW, name)
+
+
+def test_a_delay_that_no_queue_can_hold_takes_the_levels_each_time(broker):
+    connection = Connection(broker, tick=1000, queue_per_delay=True)
+    connection.queue("q")
+    years = 12 * 365 * 86_400 * SECOND
+    for _ in range(3):
+        connection.publish(delay=years)
+    assert not [name for name in broker.queues if ".direct." in name]
+
+
+def test_a_mailbox_gets_no_relay_for_the_setting_relays(broker):
+    """Given: a server-named queue, which ends with its connection and would leave it behind."""
+    connection = Connection(broker, relays=["*"])
+    broker.declare(Part(queues=(Queue("amq.gen-1", ()), Queue("q", ()))))
+    connection.exchange("events", "fanout")
+    connection.run(connection.router.declared_queue("amq.gen-1", {}, mailbox=True))
+    connection.run(connection.router.declared_queue("q", {}))
+    connection.bind("amq.gen-1", "events", "")
+
+    assert connection.reached(exchange="events") == ["amq.gen-1"]
+    assert connection.reached("q") == ["q"]
+    assert relays(broker) == [connection.topology.queue_relay_name("q")]
+
+
+@pytest.mark.parametrize("ladder", ["celery", "nservicebus"])
+def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladder):
+    ours, theirs = Connection(broker), Connection(broker, foreign_ladder=ladder)
+    for exchange, found in (
+        (ours.topology.delivery, Destination("", "orders")),
+        ("events", Destination("events", "orders")),
+    ):
+        _, plan = ours.publish("orders", found.exchange)
+        got = theirs.router.received(exchange, plan.routing_key, plan.properties, "orders")
+        assert got is not None
+        assert (got.destination, got.properties["application_headers"]) == (found, {})
+
+
+@pytest.mark.parametrize("kind", ["headers", "topic"])
+def test_a_relay_behind_an_exchange_that_is_deleted_is_made_again(broker, kind):
+    connection = Connection(broker)
+    connection.queue("q", x_overflow="reject-publish")
+    connection.exchange("events", kind)
+    connection.bind("q", "events", "k")
+    connection.publish("k", "events")
+    relay = (
+        connection.topology.exchange_relay_name("events")
+        if kind == "headers"
+        else connection.topology.queue_relay_name("q")
+    )
+    broker.delete_queue(relay)
+
+    connection.now += LOOK_AGAIN
+    connection.publish("k", "events")
+
+    assert relay in broker.queues
+    assert connection.reached("k", "events") == ["q"]
+
+
+def test_a_copy_for_a_queue_that_does_not_exist_is_not_promised(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+
+    done, _ = connection.publish("q", application_headers={"CC": ["late"]})
+
+    (said,) = (each.text for each in done if isinstance(each, Warn))
+    assert "does not reach it" in said

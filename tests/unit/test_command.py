@@ -131,6 +131,13 @@ def test_what_is_to_be_made_has_all_streams_on_releases_that_have_them(release, 
         assert [True for each in names if each in done.output] == streams
 
 
+@pytest.mark.parametrize(("release", "kind"), [("3.8", "classic"), ("3.10", "quorum")])
+def test_what_is_to_be_made_has_the_queue_type_that_the_release_can_have(release, kind):
+    done = CliRunner().invoke(binary_delay, ["export", "definitions", "--rabbitmq", release])
+    kinds = {each["arguments"]["x-queue-type"] for each in json.loads(done.output)["queues"]}
+    assert kinds - {"stream"} == {kind}
+
+
 @pytest.mark.parametrize("release", ["3.13", "4.0", "4.2.1", "4.3"])
 def test_what_is_to_be_made_has_the_ladder_for_urgent_messages_on_releases_that_use_it(release):
     def has_it(name):
