@@ -25,9 +25,11 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
     lanes: Sequence[Topology],
     *,
     declares: bool = True,
+    direct: bool = False,
     relays: Sequence[str] = (),
     must_exist: bool = False,
     amendments: Part,
+    journal: Part,
 ) -> Creation:
     """Declare the parts that :func:`~.verify` finds missing, without changes to existing ones.
 
@@ -39,9 +41,13 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
     snapshot = Snapshot.read(management)
     wanted = Part()
     for topology in lanes:
-        wanted += _ladder(topology, snapshot, declares=declares, must_exist=must_exist)
+        wanted += _ladder(
+            topology, snapshot, declares=declares, direct=direct, must_exist=must_exist
+        )
     named = {each.name for each in amendments.exchanges}
     named |= {each.name for each in amendments.queues}
+    if not declares:
+        wanted += journal
     if not declares or named & (snapshot.exchanges.keys() | snapshot.queues.keys()):
         wanted += amendments
     mended = repair(lanes[0], snapshot, relays)
@@ -71,12 +77,14 @@ def absent(part: Part, snapshot: Snapshot) -> Part:
     )
 
 
-def _ladder(topology: Topology, snapshot: Snapshot, *, declares: bool, must_exist: bool) -> Part:
+def _ladder(
+    topology: Topology, snapshot: Snapshot, *, declares: bool, direct: bool, must_exist: bool
+) -> Part:
     """Return the required part of a ladder: up to its highest existing level, or all of it."""
     top = levels_made(topology, snapshot)
     if must_exist and top < 0:
         return Part()
-    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    parts = topology.parts(direct=direct and not declares)
     part = sum((each for level, each in parts.items() if level <= top or not declares), Part())
     if declares:
         return part

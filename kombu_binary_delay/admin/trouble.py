@@ -23,11 +23,13 @@ class Expected:
     :param declares: whether programs declare missing parts, so that levels that no message has
         needed yet may be missing.
     :param relays: glob patterns of the queues that need a relay, as in the setting.
+    :param direct: whether programs publish to direct queues, with ``queue_per_delay``.
     """
 
     lanes: tuple[Topology, ...] = ()
     declares: bool = True
     relays: tuple[str, ...] = ()
+    direct: bool = False
 
 
 def alarms(management: Management) -> Iterator[str]:
@@ -75,7 +77,7 @@ def missing(expected: Expected, management: Management, snapshot: Snapshot) -> I
 
 
 def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[str]:
-    compared = compare(topology, snapshot, declares=expected.declares)
+    compared = compare(topology, snapshot, declares=expected.declares, direct=expected.direct)
     shared: Iterable[Topology] = expected.lanes[:1]
     led = faults(topology, snapshot, expected.relays) if topology in shared else ()
     return [f"{each.what}: {each.found}" for each in (*compared, *led) if each.severity == "error"]

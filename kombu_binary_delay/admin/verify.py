@@ -62,19 +62,23 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     topology: Topology,
     *,
     declares: bool = True,
+    direct: bool = False,
     user: str | None = None,
     relays: Iterable[str] = (),
     must_exist: bool = False,
     amendments: Part = _NOTHING,
+    journal: Part = _NOTHING,
 ) -> Verification:
     """Compare a virtual host with a topology, and return the differences. Changes nothing.
 
     :param declares: whether applications declare missing parts, so that levels that no message has
         needed yet may be missing.
+    :param direct: whether applications publish to direct queues, with ``queue_per_delay``.
     :param relays: glob patterns of the queues that need a relay, as in the setting.
     :param must_exist: whether it is an error if nothing of the ladder exists, because you asked
         for it by name.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
+    :param journal: the stream of the journal, if there is to be one.
     :param user: the user whose permissions to check; by default, the API's user.
     :raises UnreachableError: if the management API does not answer.
     """
@@ -84,9 +88,17 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     place = Place(management.vhost, management.url, management.user)
     found = [
         *_broker(management, version, topology),
-        *compare(topology, snapshot, declares=declares, must_exist=must_exist, place=place),
+        *compare(
+            topology,
+            snapshot,
+            declares=declares,
+            direct=direct,
+            must_exist=must_exist,
+            place=place,
+        ),
         *_delivery(topology, snapshot, relays, place),
         *_amendments(amendments, snapshot, declares=declares),
+        *_journal(journal, snapshot, declares=declares),
         *_policies(management, topology, snapshot),
         *_permissions(management, topology, user or management.user, amendments, declares=declares),
     ]
@@ -96,7 +108,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
 
 def levels_made(topology: Topology, snapshot: Snapshot) -> int:
     """Return the highest level of which a part exists; -1 for only the base, -2 for nothing."""
-    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    parts = topology.parts()
     # Any part counts: a message in an entry exchange does not need the level's exchange yet.
     made = [
         level
@@ -107,19 +119,22 @@ def levels_made(topology: Topology, snapshot: Snapshot) -> int:
     return max(made, default=-2)
 
 
-def compare(
+def compare(  # noqa: PLR0913 - what the settings and the asker say
     topology: Topology,
     snapshot: Snapshot,
     *,
     declares: bool = True,
+    direct: bool = False,
     must_exist: bool = False,
     place: Place = HERE,
 ) -> Iterator[Difference]:
     """Compare the exchanges, queues and bindings of the ladder side. Pure.
 
+    :param direct: as in :func:`verify`, as are the others.
     :param place: the virtual host and API that the commands of remedies name.
     """
-    parts = {-1: topology.base, **dict(enumerate(topology.levels))}
+    # Programs that declare make what leads to direct queues when they need it.
+    parts = topology.parts(direct=direct and not declares)
     top = levels_made(topology, snapshot)
     if must_exist and top < 0:
         yield Difference(
@@ -318,6 +333,13 @@ _OTHER_AGE = (
     "delete the stream and let 'verify --fix' make it"
 )
 _NOT_AMENDED = "a revoke does not outlive the workers, and to cancel or reschedule fails"
+
+
+def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
+    for queue in part.queues:
+        if queue.name not in snapshot.queues and not declares:
+            found, causes = "missing", "what happens to delayed messages is not recorded"
+            yield Difference("warning", f"queue {queue.name}", found, causes, MAKE)
 
 
 def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:

@@ -147,19 +147,13 @@ class Target:
 
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Return all parts of ladders that lead to one delivery side."""
-        wholes = [self._whole(each) for each in lanes]
+        direct = self.settings.queue_per_delay
+        wholes = [part for each in lanes for part in each.parts(direct=direct).values()]
         return Part(
             tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
             tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
         )
-
-    def _whole(self, topology: Topology) -> Part:
-        if not (self.settings.queue_per_delay and topology.mirrors):
-            return topology.whole
-        levels = range(topology.ladder.levels)
-        enter = tuple(each for level in levels for each in topology.direct_bindings(level))
-        return topology.whole + topology.direct_base + Part(bindings=enter)
 
     def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
         """Return what amendments need, if the settings enable them and the broker has streams.

@@ -85,7 +85,9 @@ def status(
             # Those of the settings are in use, whichever is asked for.
             used = broker.lanes(connection)
             lanes += [each for each in used if topology.owns(each.delivery) and each not in lanes]
-        expected = admin.Expected(tuple(lanes), settings.declare != "never", settings.relays)
+        expected = admin.Expected(
+            tuple(lanes), settings.declare != "never", settings.relays, settings.queue_per_delay
+        )
         place = Place.of(broker, stack, source, node_command) if destinations else None
 
         def look() -> _Look:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.journal import stream_part
 from kombu_binary_delay.model.parts import Part
 
 from .command import FOUND, OK, Printer, ladder, subcommand
@@ -52,9 +53,11 @@ def verify(
 ) -> int:
     """Compare the broker with what should be there, and say what to do about each difference."""
     with broker.plain() as connection:
-        declares = broker.settings.declare != "never"
+        settings = broker.settings
+        declares = settings.declare != "never"
         lanes = broker.lanes(connection, ladder, ahead=not declares)
-        amendments = broker.amendments(connection.connection.server_properties)
+        server = connection.connection.server_properties
+        amendments, journal = broker.amendments(server), stream_part(settings, server)
         management = broker.management(connection)
         more: dict[str, Any] = {}
         if fix:
@@ -63,9 +66,11 @@ def verify(
                 management,
                 lanes,
                 declares=declares,
-                relays=broker.settings.relays,
+                direct=settings.queue_per_delay,
+                relays=settings.relays,
                 must_exist=ladder is not None,
                 amendments=amendments,
+                journal=journal,
             )
             if printer.as_json:
                 more["fixed"] = asdict(mended)
@@ -76,11 +81,13 @@ def verify(
                 management,
                 each,
                 declares=declares,
+                direct=settings.queue_per_delay,
                 user=user,
-                relays=broker.settings.relays,
+                relays=settings.relays,
                 must_exist=ladder is not None,
-                # Amendments belong to all lanes.
+                # Amendments and the journal belong to all lanes.
                 amendments=amendments if each is lanes[0] else Part(),
+                journal=journal if each is lanes[0] else Part(),
             )
             for each in lanes
         ]

@@ -219,6 +219,18 @@ class Topology:
         """The base and every level in one part."""
         return sum(self.levels, self.base)
 
+    def parts(self, *, direct: bool = False) -> dict[int, Part]:
+        """Return the part of each level, lowest first, after the base, which is level -1.
+
+        :param direct: whether to include what leads to direct queues, and past them to the levels.
+        """
+        parts = {-1: self.base, **dict(enumerate(self.levels))}
+        if direct and self.mirrors:
+            parts[-1] += self.direct_base
+            for level in range(self.ladder.levels):
+                parts[level] += Part(bindings=self.direct_bindings(level))
+        return parts
+
     def entry_exchange(self, digits: tuple[str, ...]) -> str:
         """Return the exchange where a message enters: the one before its first digit's queue."""
         return f"{self._level_names[len(digits) - 1]}.{digits[0]}" if digits else self.delivery

@@ -12,6 +12,7 @@ from kombu_binary_delay import admin
 from kombu_binary_delay.admin.reading import sources
 from kombu_binary_delay.admin.trouble import alarms
 from kombu_binary_delay.errors import AddressError, DelayError
+from kombu_binary_delay.journal import stream_part
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
@@ -126,7 +127,9 @@ class Watch:
         topology = self._broker.topology(connection)
         try:
             settings = self._broker.settings
-            expected = admin.Expected(tuple(lanes), settings.declare != "never", settings.relays)
+            expected = admin.Expected(
+                tuple(lanes), settings.declare != "never", settings.relays, settings.queue_per_delay
+            )
             status = admin.status(connection, management, topology, expected)
         except admin.UnreachableError as exc:
             status = self._counted(connection, topology, lanes)
@@ -165,15 +168,19 @@ class Watch:
         settings = self._broker.settings
         never = settings.declare == "never"
         lanes = self._broker.lanes(connection)
-        amendments = self._broker.amendments(connection.connection.server_properties)
+        server = connection.connection.server_properties
+        amendments = self._broker.amendments(server)
+        journal = stream_part(settings, server)
         management = self._broker.management(connection)
         return tuple(
             admin.verify(
                 management,
                 each,
                 declares=not never,
+                direct=settings.queue_per_delay,
                 relays=settings.relays,
                 amendments=amendments if each is lanes[0] else Part(),
+                journal=journal if each is lanes[0] else Part(),
             )
             for each in lanes
         )

@@ -700,6 +700,32 @@ def test_ladders_side_by_side_go_together_or_not_at_all(run, tick, vhost, small)
     assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == before
 
 
+def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(
+    broker, run, tick, vhost, small
+):
+    """Given: programs that declare nothing, and what they publish to is deleted."""
+    if broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    never = (*tick, "--queue-per-delay", "--journal", "stream", "--declare", "never")
+    run(*never, "create")
+    whole = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    bindings = vhost.bindings()
+    with Connection(vhost.url) as plain:
+        channel = plain.channel()
+        channel.exchange_delete(small.direct)
+        channel.queue_delete(f"{small.delivery_prefix}.journal")
+        way = small.direct_bindings(2)[0]
+        channel.exchange_unbind(way.destination, way.source, way.key)
+
+    missed = [run(*never, each) for each in ("verify", "status")]
+    mended = run(*never, "verify", "--fix")
+    again = [run(*never, each) for each in ("verify", "status")]
+
+    assert [each.exit_code for each in (*missed, mended, *again)] == [1, 1, 0, 0, 0], mended.output
+    assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == whole
+    assert len(vhost.bindings()) == len(bindings)
+
+
 def test_the_ladder_for_urgent_messages_belongs_to_all_lanes(run, slow, connect, vhost):
     """Given: a ladder with two messages, of which one is urgent, that becomes two lanes."""
     if slow[-1] == "classic":
