@@ -26,8 +26,8 @@ from kombu.log import get_logger
 from .buffering import FrameBuffer
 from .commands import Answer, AskType, Command, Delete, Ensure, Look, Pause, Steps, Unbind, Warn
 from .errors import BinaryDelayError, TopologyError
+from .model.foreign import FOREIGN_LADDERS, ForeignLadder
 from .model.parts import Binding, Part
-from .model.topology import Topology
 
 logger = get_logger(__name__)
 
@@ -47,12 +47,12 @@ class Executor:
 
     :param connection: of py-amqp; if it has a ``frame_buffer``, frames for other channels are
         buffered during a command.
-    :param topology: for the text of an error.
+    :param namespace: for the text of an error.
     """
 
-    def __init__(self, connection: Any, topology: Topology) -> None:
+    def __init__(self, connection: Any, namespace: str) -> None:
         self.connection = connection
-        self._topology = topology
+        self._namespace = namespace
         self._buffer: FrameBuffer = getattr(connection, "frame_buffer", None) or FrameBuffer(
             connection
         )
@@ -147,21 +147,27 @@ class Executor:
         if not command.lock:
             return self._declare(command)
         with self._buffer.closed():
-            with self.channel(command.what) as channel:
-                try:
-                    channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
-                except ResourceLocked:
-                    return Answer.LOCKED
             try:
-                answer = self._declare(command)
-            except TopologyError:
-                self._unlock(command)
+                return self._ensure_alone(command)
+            except BinaryDelayError:
                 raise
             except BaseException:
                 # Interrupted: others wait for the lock, which would last as long as the connection.
                 self._unlock_soon(command)
                 raise
+
+    def _ensure_alone(self, command: Ensure) -> Answer:
+        with self.channel(command.what) as channel:
+            try:
+                channel.queue_declare(command.lock, exclusive=True, auto_delete=True)
+            except ResourceLocked:
+                return Answer.LOCKED
+        try:
+            answer = self._declare(command)
+        except TopologyError:
             self._unlock(command)
+            raise
+        self._unlock(command)
         return answer
 
     def _declare(self, command: Ensure) -> Answer:
@@ -257,25 +263,31 @@ class Executor:
         if self._buffer.declaring or method != spec.Basic.Publish:
             raise error
 
+    def _foreign(self, refusal: ChannelError) -> ForeignLadder | None:
+        """Return the other system's ladder that a refusal is about, if it is."""
+        text = str(refusal.reply_text)
+        return next((each for each in FOREIGN_LADDERS.values() if each.is_named_in(text)), None)
+
     @contextmanager
     def _explained(self, what: str, needs: str) -> Iterator[None]:
         try:
             yield
         except AccessRefused as exc:
+            foreign = self._foreign(exc)
+            names = foreign.namespace if foreign else f"{self._namespace}."
             raise TopologyError(
                 f"RabbitMQ refused to declare {what}: {exc.reply_text}; grant this user the "
                 f"permissions configure, write and read on names that begin with "
-                f"'{self._topology.names_begin}'{needs and f', and {needs}'}; or make the topology "
+                f"'{names}'{needs and f', and {needs}'}; or make the topology "
                 f"beforehand (kombu-binary-delay create) and set declare to 'never'"
             ) from exc
         except PreconditionFailed as exc:
             remedy = ""
             if "inequivalent arg" in str(exc.reply_text):
-                remedy = (
-                    "; it exists with other arguments: delete it, or set another namespace"
-                    if self._topology.mirrors
-                    else "; it exists with other arguments, and its own system needs these: leave "
-                    "out the setting foreign_ladder"
+                remedy = "; it exists with other arguments" + (
+                    ", which its own system needs: use another ladder"
+                    if self._foreign(exc)
+                    else ": delete it, or set another namespace"
                 )
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:

@@ -485,8 +485,8 @@ class TransportMixin(_Above):
         connection = super().establish_connection()
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
+        executor = Executor(connection, settings.namespace)
         router = Router(settings, server, connection.virtual_host)
-        executor = Executor(connection, router.topology)
         journal = None
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor, server)

@@ -23,7 +23,7 @@ def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Bin
     :param connection: a :class:`kombu.Connection`.
     :raises TopologyError: if the broker refuses.
     """
-    executor = Executor(connection.connection, topology)
+    executor = Executor(connection.connection, topology.namespace)
     with executor.channel("a part of the ladder") as channel:
         try:
             declare_on(channel, part)

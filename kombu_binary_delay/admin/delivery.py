@@ -197,6 +197,17 @@ class _Side:
 
     def faults(self) -> Iterator[Fault]:
         """Yield all faults."""
+        yield from map(self._within_reach, self._all_faults())
+
+    def _within_reach(self, fault: Fault) -> Fault:
+        """Leave out of a repair what only the connection of an exclusive queue can do."""
+        removable = self._snapshot.removable
+        stale, bindings = removable(fault.stale), fault.missing.bindings
+        if removable(bindings) != bindings:
+            return replace(fault, missing=Part(), stale=(), remedy=_EXCLUSIVE)
+        return replace(fault, stale=stale, remedy=_EXCLUSIVE) if stale != fault.stale else fault
+
+    def _all_faults(self) -> Iterator[Fault]:
         known = set(self._topology.base.bindings)
         known |= set(self._way_of_amendments().bindings)
         yield from self._amendment_faults()
@@ -286,14 +297,13 @@ class _Side:
                     yield from self._binding_faults(each, kind)
         for each in self._from[mirror]:
             if each not in known:
-                stale = self._snapshot.removable([each])
                 yield Fault(
                     "error",
                     f"binding from {mirror} to {each.destination}",
                     f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
                     "delayed messages go on being delivered there",
-                    MEND if stale else _EXCLUSIVE,
-                    stale=stale,
+                    MEND,
+                    stale=(each,),
                 )
 
     def _known_on_mirror(self, binding: Binding, kind: str) -> set[Binding]:
@@ -324,10 +334,6 @@ class _Side:
                 yield self._not_repeated(what, binding, target + Part(bindings=direct))
             return
         indirect = self._snapshot.bindings.issuperset(by_relay)
-        if self._snapshot.is_exclusive(queue):
-            if not (straight or indirect):
-                yield replace(self._not_repeated(what, binding, Part()), remedy=_EXCLUSIVE)
-            return
         relay = self._topology.queue_relay(queue) + Part(bindings=by_relay)
         if straight and self._refuses(queue):
             yield Fault(
@@ -374,14 +380,13 @@ class _Side:
             left = tuple(self._from[name])
             is_mirror = name.startswith(self._topology.mirror_name(""))
             if is_mirror and left:
-                stale = self._snapshot.removable(left)
                 yield Fault(
                     "error",
                     f"exchange {name}",
                     "the exchange that it repeats does not exist",
                     f"delayed messages go on being delivered to {left[0].destination}",
-                    f"{MEND}, and 'prune' removes it" if stale else _EXCLUSIVE,
-                    stale=stale,
+                    f"{MEND}, and 'prune' removes it",
+                    stale=left,
                 )
             else:
                 yield Fault(
@@ -439,13 +444,17 @@ class _Side:
         """Return whether a queue may reject messages, or is not known."""
         return self._topology.can_have_relays and bool(self._why(queue))
 
+    def _is_mailbox(self, queue: str) -> bool:
+        """Return whether a queue belongs to one connection; the setting leaves it out."""
+        return self._snapshot.is_exclusive(queue) or queue.startswith("amq.gen-")
+
     def _why(self, queue: str) -> str:
         row = self._snapshot.queues.get(queue, {})
         if _rejects(arguments(row).get("x-overflow")):
             return "by its argument x-overflow"
         if _rejects(_policy(row).get("overflow")):
             return f"by the policy {row.get('policy') or row.get('operator_policy')}"
-        if self._topology.wants_relay(queue, self._relays):
+        if self._topology.wants_relay(queue, self._relays) and not self._is_mailbox(queue):
             return "by the setting relays"
         if "arguments" not in row:
             return "since its arguments are not known"

@@ -18,6 +18,7 @@ from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import further_keys, has_blind_copies, wrap
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
@@ -224,7 +225,7 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
         whose messages have another destination.
     """
     if isinstance(what, str):
-        if parking_of(what):
+        if parking_of(what) or any(each.owns(what) for each in FOREIGN_LADDERS.values()):
             raise OperationError(
                 f"the queue {what!r} is a part of a ladder, and not the destination of its "
                 f"messages; name that ladder instead, or redrive what is parked"

@@ -116,8 +116,8 @@ class Mover:
         #: Whether a message that must stay has come back as often as it may.
         self._is_worn = False
         self._done = 0
-        #: Whether a broker takes messages with a ``user_id`` from us.
-        self._users: dict[tuple[PublishBatch, str], bool] = {}
+        #: What :func:`refused_user` has returned.
+        self._users: dict[tuple[PublishBatch, str], str] = {}
         #: The number of messages by count.
         self.counts: Counter[str] = Counter()
         #: The reasons why messages could not be sent, and stay where they are.
@@ -298,18 +298,12 @@ class Mover:
 
         With the refusal, it would close the channel, on which others are not confirmed yet.
         """
-        user = what.message.properties.get("user_id")
-        if not user:
+        user, connection = what.message.properties.get("user_id"), batch.channel.connection
+        if not user or connection is None:
             return ""
-        with self._reachable(batch):
-            if (batch, user) not in self._users:
-                self._users[batch, user] = _takes_user(batch.channel.connection, user)
-        if self._users[batch, user]:
-            return ""
-        return (
-            f"the broker takes messages with the user_id {user!r} only from that user, or from one "
-            f"with the tag impersonator"
-        )
+        if (batch, user) not in self._users:
+            self._users[batch, user] = refused_user(connection, user)
+        return self._users[batch, user]
 
     def _flush(self) -> None:
         with ExitStack() as steps:
@@ -372,24 +366,45 @@ class Mover:
             ) from exc
 
 
-def _takes_user(connection: Any, user: str) -> bool:
-    """Ask whether a broker takes messages with a ``user_id``, by one that no queue gets.
+def refused_user(connection: Any, user: str) -> str:
+    """Return why a broker refuses messages with a ``user_id`` from us; empty if it does not.
 
     RabbitMQ checks it at each publish: https://www.rabbitmq.com/docs/validated-user-id
+
+    :param connection: of py-amqp; one message is published on it, which no queue gets.
+    :raises UnreachableError: if the broker does not answer.
     """
-    channel = amqp.Channel(connection)
+    try:
+        with within(connection, PATIENCE):
+            takes = _takes_user(connection, user)
+    except (OSError, amqp.AMQPError) as exc:
+        connection.collect()
+        raise UnreachableError(
+            f"the broker went away or does not answer: {exc!r}; run it again"
+        ) from exc
+    if takes:
+        return ""
+    return (
+        f"RabbitMQ takes a message with the user_id {user!r} only from that user, or from one with "
+        f"the tag impersonator: connect as such a user"
+    )
+
+
+def _takes_user(connection: Any, user: str) -> bool:
+    channel, takes = amqp.Channel(connection), True
     channel.open()
     try:
         channel.basic_publish(amqp.Message("", user_id=user), "", _NO_QUEUE)
         # An answer to what was sent after it.
         channel.basic_qos(0, 0, a_global=False)
     except PreconditionFailed:
-        return False
+        takes = False
     except AccessRefused:
         # It may not publish to the default exchange, and so cannot ask.
-        return True
+        pass
+    # py-amqp has opened it again after a refusal.
     channel.close()
-    return True
+    return takes
 
 
 def _never(message: Any, count: str) -> None:

@@ -156,7 +156,7 @@ def _restored(
         )
     )
     for queue in snapshot.queues:
-        if topology.queue_relay_name(queue) in left_over:
+        if topology.queue_relay_name(queue) in left_over and not snapshot.is_exclusive(queue):
             part += topology.queue_relay(queue)
     came_back = (
         exchange for exchange in snapshot.exchanges if topology.mirror_name(exchange) in left_over

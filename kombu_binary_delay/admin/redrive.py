@@ -28,7 +28,17 @@ from kombu_binary_delay.model.topology import Topology
 
 from .errors import IncompleteError, OperationError, UnreachableError
 from .management import Management
-from .mover import PATIENCE, Decision, Keep, Mover, Send, Write, as_new, max_deliveries
+from .mover import (
+    PATIENCE,
+    Decision,
+    Keep,
+    Mover,
+    Send,
+    Write,
+    as_new,
+    max_deliveries,
+    refused_user,
+)
 from .probe import Probe
 from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
@@ -230,11 +240,12 @@ class _Refilling:
             PublishBatch(channel, on_outcome=self._on_outcome) as batch,
         ):
             obstacle = cache(partial(_obstacle, probe))
+            refused = cache(partial(refused_user, channel.connection))
             try:
                 for number, line in lines:
                     self._pending[number] = line
                     self._taken = number
-                    self._send_one(batch, number, obstacle, to)
+                    self._send_one(batch, number, obstacle, refused, to)
                 batch.flush()
             except BaseException:
                 # Before the batch closes: a broker that confirms nothing does not answer that
@@ -248,11 +259,13 @@ class _Refilling:
         batch: PublishBatch,
         number: int,
         obstacle: Callable[[Destination], str],
+        refused: Callable[[str], str],
         to: Destination | None,
     ) -> None:
         destination, message = load(self._pending[number])
         place = to or destination
-        why = obstacle(place)
+        user = message.properties.get("user_id")
+        why = obstacle(place) or (user and refused(user))
         if why:
             self._failed(number, why)
             return

@@ -81,6 +81,7 @@ def status(
         topology = broker.topology(connection, ladder)
         settings = broker.settings
         lanes = broker.lanes(connection, ladder)
+        asked = {each.prefix for each in lanes}
         if ladder is not None:
             # Those of the settings are in use, whichever is asked for.
             used = broker.lanes(connection)
@@ -110,7 +111,7 @@ def status(
                 _watch(look, every)
             return OK
         seen = look()
-    if ladder is not None and topology.prefix not in {each.name for each in seen.status.ladders}:
+    if ladder is not None and asked.isdisjoint(each.name for each in seen.status.ladders):
         raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK

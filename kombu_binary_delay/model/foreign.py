@@ -54,11 +54,6 @@ class ForeignLadder(Topology):
         """The header with the delay in whole seconds that the system's tools read, if any."""
         return self.seconds_header
 
-    @property
-    def names_begin(self) -> str:
-        """How the names of all exchanges and queues of the ladder begin."""
-        return self.namespace
-
     @cached_property
     def prefix(self) -> str:
         """The prefix of every name."""

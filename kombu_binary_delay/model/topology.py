@@ -128,11 +128,6 @@ class Topology:
 
     # -- names ---------------------------------------------------------------------------------
 
-    @property
-    def names_begin(self) -> str:
-        """How the names of all exchanges and queues of the ladder begin."""
-        return f"{self.namespace}."
-
     @cached_property
     def prefix(self) -> str:
         """The prefix of the names of the levels; the ladder can be read back from it."""

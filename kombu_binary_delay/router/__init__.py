@@ -331,7 +331,13 @@ class Router(DeliverySide):
             for each in mirrors
             if self._types.get(each) == "headers"
         ]
-        behind = {each.destination for each in self._bound if each.to_queue}
+        behind = {
+            each.destination
+            for each in self._bound
+            if each.to_queue
+            and each in self.existing
+            and self._types.get(each.exchange) in IMITABLE
+        }
         relays += [topology.queue_relay_name(each) for each in behind if self._refuses(each)]
         part = Part(
             tuple(Exchange(topology.mirror_name(each)) for each in mirrors),

@@ -65,7 +65,7 @@ class DeliverySide(LadderSide):
             self.existing.add(("way", queue))
             if by_relay or not self.topology.can_have_relays:
                 self.existing.add(("relay", queue))
-            self._warned.discard(queue)
+            self._warned.pop(queue, None)
         elif answer is Answer.LOCKED:
             raise TopologyError(
                 f"the queue {queue!r} is exclusive to another connection, and only that connection "
@@ -81,8 +81,8 @@ class DeliverySide(LadderSide):
             self._queues.pop(queue, None)
             yield from self._warn_once(
                 queue,
-                f"the queue {queue!r} does not exist: a delayed message that names other queues "
-                f"beside it, in CC or BCC, does not reach it, even if it is declared before then",
+                f"the queue {queue!r} does not exist: a delayed message that reaches another "
+                f"queue, by CC or BCC, does not reach this one, even if it is declared before then",
             )
         else:
             self._queues.pop(queue, None)
@@ -104,7 +104,7 @@ class DeliverySide(LadderSide):
             # Programs that bind queues to other exchanges make the mirrors of those.
             yield from self._mirror_exchange(exchange)
         self.existing.add(("target", exchange))
-        self._warned.discard(exchange)
+        self._warned.pop(exchange, None)
 
     def _is_gone(self, exchange: str) -> Any:
         """Ask whether an exchange does not exist, and forget its type then."""
@@ -126,8 +126,9 @@ class DeliverySide(LadderSide):
         )
 
     def _warn_once(self, name: str, text: str) -> Steps:
-        if name not in self._warned:
-            self._warned.add(name)
+        said = self._warned.setdefault(name, set())
+        if text not in said:
+            said.add(text)
             yield Warn(text)
 
     def _mirror_exchange(self, exchange: str) -> Steps:

@@ -110,7 +110,8 @@ class Knowledge:
         self._disturbed = False
         self._published = 0
         self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
-        self._warned: set[str] = set()
+        #: The warnings about a queue or an exchange that does not exist.
+        self._warned: dict[str, set[str]] = {}
 
     def lost(self) -> None:
         """Forget what exists: the broker has reported that something of ours is missing."""

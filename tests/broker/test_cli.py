@@ -522,6 +522,7 @@ def test_where_the_rest_of_a_file_cannot_be_written_it_is_to_be_sent_again(start
         (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
         (["migrate", "--from-queue", "kbd.v2.parking"], 2, "redrive what is parked"),
         (["migrate", "--from-queue", "kbd.v2.poison"], 2, "is a part of a ladder"),
+        (["migrate", "--from-queue", "celery_delayed_5"], 2, "is a part of a ladder"),
         (["redrive"], 2, "there is no parking queue"),
     ],
 )
@@ -793,7 +794,7 @@ def theirs(broker, vhost):
 
 
 def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917
-    run, tick, connect, theirs, vhost, small
+    run, tick, connect, theirs, vhost, small, tmp_path
 ):
     """Given: RabbitMQ refuses what has another ``user_id`` than who sends it."""
     declare(connect)
@@ -803,11 +804,18 @@ def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa:
         theirs.Producer().publish("m", exchange=small.parking, routing_key=key, **more)
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
-    done = [run(*tick, "redrive", "--json") for _ in range(2)]
+    first = run(*tick, "redrive", "--json")
+    # What stays is ready again a moment later.
+    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
+    path = tmp_path / "parked"
+    filed = run(*tick, "redrive", "--to-file", str(path), "--json")
+    refilled = run(*tick, "redrive", "--from-file", str(path), "--json")
 
-    assert [each.exit_code for each in done] == [1, 1], done[0].output
-    assert "tag impersonator" in done[0].output
-    wait_until(lambda: vhost.waiting("mail", small.parking) == {"mail": 3, small.parking: 1})
+    assert [each.exit_code for each in (first, filed, refilled)] == [1, 0, 1], first.output
+    assert "tag impersonator" in first.output
+    assert "tag impersonator" in refilled.output
+    assert len(path.with_name("parked.left").read_text().splitlines()) == 1
+    wait_until(lambda: vhost.waiting("mail", small.parking) == {"mail": 3, small.parking: 0})
 
 
 # -- what was done without the transport, and what is not known -----------------------------------

@@ -1,6 +1,7 @@
 """A delayed publish enters the ladder, and waits there."""
 
 import logging
+import pkgutil
 import time
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -305,13 +306,27 @@ def test_a_lock_ends_with_the_declaration_that_it_is_for(connect, arguments, ans
     assert second.do(Ensure(Part(), "nothing", lock="lock")) is Answer.DONE
 
 
-def test_a_lock_ends_with_a_declaration_that_is_interrupted(connect):
+def interrupted(what):
+    """Let a call do its work, and be interrupted before it returns."""
+    whole = pkgutil.resolve_name(what)
+
+    def interrupt(*arguments, **more):
+        whole(*arguments, **more)
+        raise KeyboardInterrupt
+
+    return patch(what, interrupt)
+
+
+@pytest.mark.parametrize(
+    "during", ["kombu_binary_delay.executor.declare", "amqp.Channel.queue_declare"]
+)
+def test_a_lock_ends_with_a_declaration_that_is_interrupted(connect, during):
     first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
     command = Ensure(Part(queues=(Declared("q", ()),)), "a queue", lock="lock")
 
     with (
         pytest.raises(KeyboardInterrupt),
-        patch("kombu_binary_delay.executor.declare", side_effect=KeyboardInterrupt),
+        interrupted(during),
     ):
         first.do(command)
 
@@ -620,7 +635,7 @@ def test_a_retry_that_cannot_be_delayed_is_left_to_a_worker_and_a_first_try_is_r
 
 
 def test_the_answer_to_an_interrupted_declaration_is_taken_for_no_others(connect):
-    executor = Executor(connect().connection, Topology())
+    executor = Executor(connect().connection, "kbd")
     with executor.channel("a queue") as channel:
         channel.queue_declare("there")
     with (

@@ -491,6 +491,21 @@ def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladd
         assert (got.destination, got.properties["application_headers"]) == (found, {})
 
 
+@pytest.mark.parametrize("kind", ["headers", "x-consistent-hash"])
+def test_no_relay_is_looked_for_where_none_is_made(broker, kind):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.exchange("events", kind)
+    broker.declare(Part(queues=(Queue("theirs", ()),)))
+    connection.bind("theirs", "events", "1")
+    connection.publish("q")
+
+    connection.now += LOOK_AGAIN
+    done, _ = connection.publish("q")
+
+    assert not [each for each in done if isinstance(each, Pause)]
+
+
 @pytest.mark.parametrize("kind", ["headers", "topic"])
 def test_a_relay_behind_an_exchange_that_is_deleted_is_made_again(broker, kind):
     connection = Connection(broker)
@@ -516,7 +531,9 @@ def test_a_copy_for_a_queue_that_does_not_exist_is_not_promised(broker):
     connection = Connection(broker)
     connection.queue("q")
 
-    done, _ = connection.publish("q", application_headers={"CC": ["late"]})
+    first, _ = connection.publish("late")
+    second, _ = connection.publish("q", application_headers={"CC": ["late"]})
 
-    (said,) = (each.text for each in done if isinstance(each, Warn))
-    assert "does not reach it" in said
+    parked, dropped = (each.text for each in first + second if isinstance(each, Warn))
+    assert "are parked" in parked
+    assert "does not reach this one" in dropped

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from kombu_binary_delay import Topology, TopologyError
+from kombu_binary_delay import TopologyError
 from kombu_binary_delay.commands import Warn
 from kombu_binary_delay.executor import Executor
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 
 
 def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeypatch):
@@ -23,23 +22,23 @@ def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeyp
         yield Warn("first")
 
     with pytest.raises(StopIteration):
-        Executor(object(), Topology()).run(steps())
+        Executor(object(), "kbd").run(steps())
 
 
 @pytest.mark.parametrize(
-    ("topology", "names", "remedy"),
+    ("refused", "names", "remedy"),
     [
-        (Topology(namespace="shop"), "'shop.'", "set another namespace"),
-        (FOREIGN_LADDERS["nservicebus"], "'nsb.v2.delay-'", "leave out the setting foreign_ladder"),
-        (FOREIGN_LADDERS["celery"], "'celery_delayed_'", "leave out the setting foreign_ladder"),
+        ("queue 'shop.v2.journal'", "'shop.'", "set another namespace"),
+        ("exchange 'nsb.v2.delay-level-01'", "'nsb.v2.delay-'", "use another ladder"),
+        ("exchange 'celery_delayed_1'", "'celery_delayed_'", "use another ladder"),
     ],
 )
-def test_a_refusal_names_the_names_and_the_remedy_of_its_ladder(topology, names, remedy):
-    def refused(error):
-        explained = Executor(object(), topology)._explained  # noqa: SLF001
-        with pytest.raises(TopologyError) as raised, explained("a level", ""):
+def test_a_refusal_names_the_names_and_the_remedy_of_its_ladder(refused, names, remedy):
+    def said(error):
+        explained = Executor(object(), "shop")._explained("a level", "")  # noqa: SLF001
+        with pytest.raises(TopologyError) as raised, explained:
             raise error
         return str(raised.value)
 
-    assert f"begin with {names}" in refused(AccessRefused("ACCESS_REFUSED"))
-    assert remedy in refused(PreconditionFailed("inequivalent arg 'x-queue-type'"))
+    assert f"begin with {names}" in said(AccessRefused(f"ACCESS_REFUSED - access to {refused}"))
+    assert remedy in said(PreconditionFailed(f"inequivalent arg 'x-max-age' for {refused}"))
