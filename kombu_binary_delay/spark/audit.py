@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from . import schema as s
-from .checks import check_not_negative
+from .checks import check_limits, check_not_negative
 
 #: The percentiles of the lateness that are reported.
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -46,6 +46,7 @@ class Thresholds:
     :param p99: the lateness in seconds that 99 of 100 tasks do not exceed.
     :param judged: the fewest tasks that must have a verdict other than "unknown"; 0 allows an
         audit without such a verdict.
+    :raises ValueError: for a threshold that is not a finite number >= 0.
     """
 
     early: float | None = 0
@@ -56,6 +57,9 @@ class Thresholds:
     unknown: float | None = None
     p99: float | None = None
     judged: float | None = 1
+
+    def __post_init__(self) -> None:
+        check_limits(asdict(self))
 
 
 def audit(
@@ -98,11 +102,12 @@ def audit(
     events = happened.where(F.col("task_id").isNotNull())
     if receipts is not None:
         events = events.unionByName(_events_of_receipts(receipts))
-    # First, all events of a message are brought to one partition. Otherwise, Spark aggregates in
+    # First, all events of a task are brought to one partition. Otherwise, Spark aggregates in
     # each partition first, and sorts for that, although a partition has one event of a message.
-    events = _timed(events.repartition("task_id", "retries"), latest)
+    events = _timed(events.repartition("task_id"), latest)
     # An equal join: before a cross join, Spark does not coalesce the many small partitions.
-    known = _tasks(events).join(F.broadcast(ends), F.least("released", F.lit(0)) == F.col("none"))
+    known = _with_cancellations(_tasks(events), receipts)
+    known = known.join(F.broadcast(ends), F.least("released", F.lit(0)) == F.col("none"))
     for step in (_amended, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
@@ -200,13 +205,12 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 # -- one shape for all events -----------------------------------------------------------------
 
 
-#: The kinds of events. Numbers are cheaper than text to shuffle and to compare. An amendment is a
-#: receipt of a cancellation, which is no message; a mark says until when the journal is complete.
+#: The kinds of events. Numbers are cheaper than text to shuffle and to compare. A mark says until
+#: when the journal is complete.
 (
     _RECEIPT,
     _CONFIRMED,
     _DENIED,
-    _AMENDMENT,
     _SCHEDULED,
     _RELEASED,
     _RAN,
@@ -215,7 +219,7 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
     _POSTPONED,
     _MARK,
     _OTHER,
-) = range(12)
+) = range(11)
 _RECEIPTS = (_RECEIPT, _CONFIRMED, _DENIED)
 _ARRIVALS = (_RELEASED, _RAN, _DISCARDED)
 _EXECUTIONS = (_RAN, _DISCARDED)
@@ -254,32 +258,38 @@ def action_of(receipts: DataFrame) -> Column:
 
 
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
-    action = action_of(receipts)
-    is_publish = action == s.PUBLISH
-    is_cancelled = (action == s.CANCEL) & (F.col("status") == s.RECORDED)
-    receipts = receipts.where(is_publish | is_cancelled)
     # The journal records a publish when the message is sent. Only a receipt shows whether the
     # broker accepted it.
     is_published = F.col("status") == s.PUBLISHED
-    kind = (
-        F.when(~is_publish, _AMENDMENT)
-        .when(is_published, _CONFIRMED)
-        .when(~is_published, _DENIED)
-        .otherwise(_RECEIPT)
+    kind = F.when(is_published, _CONFIRMED).when(~is_published, _DENIED).otherwise(_RECEIPT)
+    # An amendment is no message.
+    return (
+        receipts.where(action_of(receipts) == s.PUBLISH)
+        .select(
+            kind.cast("tinyint").alias("kind"),
+            "task_id",
+            F.lit(0).alias("retries"),
+            "key",
+            "task",
+            "queue",
+            F.col("published_at").alias("written"),
+            "due",
+            "hops",
+            F.lit(None).cast("string").alias("state"),
+            # A row without an id was rejected: there never was a message.
+        )
+        .where(F.col("task_id").isNotNull())
     )
-    return receipts.select(
-        kind.cast("tinyint").alias("kind"),
-        "task_id",
-        F.lit(0).alias("retries"),
-        "key",
-        "task",
-        "queue",
-        F.col("published_at").alias("written"),
-        F.when(is_publish, F.col("due")).alias("due"),
-        "hops",
-        F.lit(None).cast("string").alias("state"),
-        # A row without an id was rejected: there never was a message.
-    ).where(F.col("task_id").isNotNull())
+
+
+def _with_cancellations(tasks: DataFrame, receipts: DataFrame | None) -> DataFrame:
+    """Add the time at which a receipt says that the task was cancelled, with all its retries."""
+    if receipts is None:
+        return tasks.withColumn("cancelled_at", F.lit(None).cast("timestamp"))
+    is_cancelled = (action_of(receipts) == s.CANCEL) & (F.col("status") == s.RECORDED)
+    # They are few, and of no retry, so a join costs less than further events.
+    cancelled = receipts.where(is_cancelled).groupBy("task_id")
+    return tasks.join(cancelled.agg(F.min("published_at").alias("cancelled_at")), "task_id", "left")
 
 
 def _timed(events: DataFrame, latest: datetime) -> DataFrame:
@@ -334,8 +344,8 @@ def _tasks(events: DataFrame) -> DataFrame:
     arrival = kind.isin(*_ARRIVALS)
     executed = kind.isin(*_EXECUTIONS)
     counted = kind == _CONFIRMED
-    is_amendment = kind == _AMENDMENT
-    tasks = events.groupBy("task_id", "retries").agg(
+    released_at = F.when(kind == _RELEASED, F.col("at"))
+    return events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
         # Apart from the name: if no column with text is needed, the aggregate needs no sort.
@@ -344,12 +354,16 @@ def _tasks(events: DataFrame) -> DataFrame:
         # A duplicate that was sent later may be due later. The first due time counts, of the
         # messages that the broker accepted according to a receipt or an arrival.
         F.coalesce(F.min(_due(counted | arrival)), F.min("due")).alias("due_first"),
-        F.max("due").alias("due_greatest"),
+        F.coalesce(F.max(_due(kind != _DENIED)), F.max("due")).alias("due_greatest"),
         F.max_by("due", "published_at").alias("due_last"),
         F.min(_due(arrival)).alias("due_arrived"),
+        F.min(_due(executed)).alias("due_executed"),
+        F.min(_due(kind == _RELEASED)).alias("due_released"),
+        F.max_by("due", released_at).alias("due_released_last"),
         F.min(_due(kind == _CANCELLED)).alias("due_cancelled"),
         F.max(_due(kind == _CANCELLED)).alias("due_cancelled_last"),
-        F.max(_due(kind == _POSTPONED)).alias("due_postponed"),
+        F.min(_due(kind == _POSTPONED)).alias("due_postponed"),
+        F.max(_due(kind == _POSTPONED)).alias("due_postponed_last"),
         # To the microsecond: a difference of doubles would not be exact.
         F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
@@ -368,15 +382,12 @@ def _tasks(events: DataFrame) -> DataFrame:
         _differ(kind == _RELEASED).alias("released_again"),
         _differ(kind == _RAN).alias("ran_again"),
         _differ(kind == _CANCELLED).alias("cancelled_again"),
-        F.min(F.when(kind == _RELEASED, F.col("at"))).alias("released_at"),
+        F.min(released_at).alias("released_at"),
+        F.max(released_at).alias("released_last"),
         F.min(F.when(executed, F.col("at"))).alias("executed_at"),
         F.max("state").alias("state"),
         _count(F.col("in_the_future")).alias("in_the_future"),
-        F.min(F.when(is_amendment, F.col("written"))).alias("cancelled_at"),
-        _count(~is_amendment).alias("events"),
     )
-    # A cancellation of what was never published is of no message.
-    return tasks.where(F.col("events") > 0)
 
 
 def _count(which: Column) -> Column:
@@ -411,12 +422,18 @@ def _amended() -> dict[str, Column]:
     """Return columns for cancelled, replaced and postponed, and for the due time that then counts.
 
     One id may have several messages, each with a different due time. The due time shows which of
-    them was dropped.
+    them was dropped or postponed.
     """
-    last = F.when(F.col("postponed") == 0, F.col("due_last"))
+    postponed = F.col("postponed") > 0
+    # What was published last can still arrive, unless it is itself what was postponed: then a clock
+    # has hidden the message that followed it, or nobody knows of that.
+    is_old = _is_postponed("due_last") | _same(F.col("due_last"), F.col("due_postponed_last"))
+    last = F.when(~F.coalesce(is_old, F.lit(False)), F.col("due_last"))
     last = F.coalesce(last, F.col("due_greatest"))
-    # A worker may have received a task and died; the redelivered message can be dropped.
-    came = (F.col("executed") > 0) | ((F.col("released") > 0) & ~F.col("named"))
+    # A worker may have received a task and died; the redelivered message can be dropped, or
+    # postponed. The release of the second is taken back with it.
+    is_released = (F.col("released") > 0) & ~_is_postponed("due_released_last")
+    came = (F.col("executed") > 0) | (is_released & ~F.col("named"))
     dropped = F.col("cancelled") > 0
     all_dropped = F.coalesce(
         _same(last, F.col("due_cancelled")) | _same(last, F.col("due_cancelled_last")), F.lit(True)
@@ -425,14 +442,19 @@ def _amended() -> dict[str, Column]:
     all_dropped |= F.col("cancelled_again") & (F.col("cancelled") >= F.col("scheduled"))
     several = ~_same(F.col("due_first"), F.col("due_greatest")) | F.col("scheduled_again")
     replaced = dropped & F.coalesce(several, F.lit(False)) & (came | ~all_dropped)
+    due_released = F.when(is_released, F.col("due_released_last"))
+    one_due = _same(F.col("due_released"), F.col("due_released_last"))
     return {
+        "is_released": is_released,
+        # Released before it was postponed, and after that.
+        "released_later": postponed & is_released & ~F.coalesce(one_due, F.lit(True)),
         "taken_back": dropped & ~came & ~replaced,
         "replaced": replaced,
         # Postponed, but no event says until when.
-        "due_unknown": (F.col("postponed") > 0)
+        "due_unknown": postponed
         & ~came
-        & F.coalesce(_same(F.col("due_greatest"), F.col("due_postponed")), F.lit(True)),
-        "due": F.when(F.col("postponed") > 0, F.col("due_greatest"))
+        & F.coalesce(_same(last, F.col("due_postponed_last")), F.lit(True)),
+        "due": F.when(postponed, F.coalesce("due_executed", due_released, last))
         .when(replaced, F.coalesce("due_arrived", last))
         .otherwise(F.col("due_first")),
         # A message published after its due time cannot have arrived before it; and of several
@@ -443,19 +465,40 @@ def _amended() -> dict[str, Column]:
 
 def _arrived() -> dict[str, Column]:
     """Return columns for the arrival and its lateness."""
-    first = F.least("released_at", "executed_at")
-    # No message arrives before it is published: if it seems so, one of the two clocks is wrong.
-    sooner = F.unix_micros("published_at") - F.unix_micros(first) > _SKEW
-    is_wrong = F.coalesce(sooner, F.lit(False))
+    released_at = F.when(~F.col("released_later"), _credible("released_at"))
+    released_at = F.coalesce(released_at, _credible("released_last"))
+    released_at = F.when(F.col("is_released"), released_at)
+    first = F.least(released_at, _credible("executed_at"))
+    wrong = [_is_wrong(each) for each in ("released_at", "executed_at")]
     # A copy must not arrive before its due time, even if that is after an older copy's due time.
-    early = F.when(F.col("soonest") < 0, F.col("soonest"))
+    # Nothing else is early, but where only one clock is right, by that one.
+    soonest = F.when(~wrong[0] & ~wrong[1], F.col("soonest"))
     late = F.unix_micros(first) - F.unix_micros("due")
+    late = F.when((late < 0) & (soonest >= 0), F.lit(0)).otherwise(late)
     return {
-        "arrived_at": F.when(~is_wrong, first),
-        "lateness": F.when(~is_wrong, F.coalesce(early, late) / 1_000_000),
-        "released_by": F.coalesce(F.when(~is_wrong, F.col("released_at")), F.col("expected")),
-        "misdated": F.col("in_the_future") + is_wrong.cast("int"),
+        "arrived_at": first,
+        "lateness": F.when(soonest < 0, soonest).otherwise(late) / 1_000_000,
+        # What was delivered again has its patience again.
+        "released_by": F.coalesce(_credible("released_last"), F.col("expected")),
+        "misdated": F.col("in_the_future") + wrong[0].cast("int") + wrong[1].cast("int"),
     }
+
+
+def _is_wrong(time: str) -> Column:
+    """Return whether a message seems to arrive before it is published: of two clocks, one errs."""
+    sooner = F.unix_micros("published_at") - F.unix_micros(time) > _SKEW
+    return F.coalesce(sooner, F.lit(False))
+
+
+def _credible(time: str) -> Column:
+    """Return the time of an arrival; null if a clock is wrong."""
+    return F.when(~_is_wrong(time), F.col(time))
+
+
+def _is_postponed(due: str) -> Column:
+    """Return whether the message with this due time was postponed; each time, it is due later."""
+    between = F.col(due).between(F.col("due_postponed"), F.col("due_postponed_last"))
+    return F.coalesce(between, F.lit(False))
 
 
 def _same(one: Column, other: Column) -> Column:
@@ -464,12 +507,13 @@ def _same(one: Column, other: Column) -> Column:
 
 
 def _verdict(late_after: float, patience: float) -> Column:
-    released, executed, ran = F.col("released"), F.col("executed"), F.col("ran")
-    nothing_came = (released == 0) & (executed == 0)
+    executed, ran = F.col("executed"), F.col("ran")
+    nothing_came = ~F.col("is_released") & (executed == 0)
     # A Celery worker records the execution. A consumer that uses Kombu alone has no task name, and
     # records only that it received the message.
     unexecuted = (executed == 0) & F.col("named")
-    again = F.when(executed > 0, F.col("ran_again")).otherwise(F.col("released_again"))
+    released_again = F.col("released_again") & ~F.col("released_later")
+    again = F.when(executed > 0, F.col("ran_again")).otherwise(released_again)
     # A message that is due when it is sent goes directly to its destination.
     entered = F.coalesce(F.col("entered"), F.col("hops") > 0, F.lit(True))
     lost = nothing_came & _passed("expected", patience)
@@ -498,7 +542,7 @@ def _verdict(late_after: float, patience: float) -> Column:
 def _ran_after_cancel() -> Column:
     """Return whether a task ran that came after a receipt says it was cancelled."""
     nameless = (F.col("executed") == 0) & F.col("task").isNull() & (F.col("cancelled") == 0)
-    ran = (F.col("ran") > 0) | (nameless & (F.col("released") > 0))
+    ran = (F.col("ran") > 0) | (nameless & F.col("is_released"))
     after = F.col("arrived_at") > F.col("cancelled_at")
     return ran & ~F.col("replaced") & F.coalesce(after, F.lit(False))
 

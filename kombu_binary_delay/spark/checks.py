@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 
 #: More than any pipeline needs, in seconds or per second. In microseconds, it fits 64-bit integers.
 MOST = 1e12
@@ -26,6 +27,22 @@ def check_not_negative(name: str, value: float, *, most: float = MOST) -> None:
         raise ValueError(
             f"{name} must be a number of seconds >= 0, and at most {most:g}, got {value!r}"
         )
+
+
+def check_limits(limits: Mapping[str, float | None], *, above_0: Collection[str] = ()) -> None:
+    """Check that each limit is a finite number >= 0, or None, which sets no limit.
+
+    :param above_0: the limits that cannot be 0.
+    :raises ValueError: names the limit, its value, the bound and the remedy.
+    """
+    for name, value in limits.items():
+        if value is None:
+            continue
+        if not _is_number(value) or value < 0 or (value == 0 and name in above_0):
+            bound = "above 0" if name in above_0 else ">= 0"
+            raise ValueError(
+                f"{name} must be a finite number {bound}, got {value!r}; leave it out for no limit"
+            )
 
 
 def check_whole(name: str, value: int, *, least: int = 1, unit: str = "") -> None:

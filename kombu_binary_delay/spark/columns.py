@@ -8,6 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
+from . import schema as s
+
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
@@ -30,6 +32,13 @@ def has(df: DataFrame, column: str) -> bool:
 def named(df: DataFrame, column: str) -> Column:
     """Return an existing column, ignoring case; its name may contain dots."""
     return F.col(_quoted(df, column))
+
+
+def messages(df: DataFrame) -> DataFrame:
+    """Return the rows that are messages on the ladder; amendments are none."""
+    if not has(df, "action"):
+        return df
+    return df.where(F.coalesce(named(df, "action"), F.lit(s.PUBLISH)) == s.PUBLISH)
 
 
 def tried(df: DataFrame, column: str, kind: str) -> Column:

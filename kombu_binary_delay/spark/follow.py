@@ -281,8 +281,12 @@ def _candidates(
     is_known = (action_of(sent) == s.PUBLISH) | F.col("verdict").isin(
         s.TAKEN_BACK, s.RAN_AFTER_CANCEL
     )
-    unseen = unseen.join(seen, (F.col("task_id") == F.col("seen")) & is_known, "left_anti")
-    return ids.unionByName(unseen.select("task_id", F.lit(0).alias("retries")))
+    first = unseen.join(seen, (F.col("task_id") == F.col("seen")) & is_known, "left_anti")
+    ids = ids.unionByName(first.select("task_id", F.lit(0).alias("retries")))
+    # Of its retries, too, which have no receipts of their own.
+    cancelled = unseen.where(action_of(unseen) == s.CANCEL)
+    retried = before.where((F.col("retries") > 0) & (F.col("verdict") != s.RAN_AFTER_CANCEL))
+    return ids.unionByName(retried.join(cancelled, "task_id", "left_semi").select(*_ID))
 
 
 def _rows_of(
@@ -295,9 +299,11 @@ def _rows_of(
     events = events.dropDuplicates([*_ID, "event", "at", "offset"])
     if receipts is None:
         return None, events
-    first_try = chosen.where("retries = 0")
     sent = receipts.where(window.reaches("due", "published_at"))
-    return sent.join(first_try, "task_id", "left_semi"), events
+    # A receipt is of the first try; only that of a cancellation is of all.
+    is_of_it = (F.col("retries") == 0) | (action_of(receipts) == s.CANCEL)
+    tries = chosen.withColumnRenamed("task_id", "chosen")
+    return sent.join(tries, (F.col("task_id") == F.col("chosen")) & is_of_it, "left_semi"), events
 
 
 def _retries() -> Column:

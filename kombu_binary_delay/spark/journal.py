@@ -33,7 +33,7 @@ from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
-from .prepare import FIRST
+from .prepare import FIRST, LAST
 from .tables import Place, append, existing, read
 from .versions import (
     DataSource,
@@ -175,7 +175,7 @@ def _columns(raw: DataFrame) -> DataFrame:
 
 def _time(name: str) -> Column:
     micros = F.col(name)
-    return F.timestamp_micros(F.when(micros >= FIRST, micros)).alias(name)
+    return F.timestamp_micros(F.when(micros.between(FIRST, LAST), micros)).alias(name)
 
 
 def _queue(exchange: Column, key: Column) -> Column:
@@ -532,8 +532,8 @@ def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
     }
     for event in events:
         for name in ("at", "due"):
-            if event.get(name) is not None and event[name] < FIRST:
-                event[name] = None  # Spark may refuse to write it
+            if event.get(name) is not None and not FIRST <= event[name] <= LAST:
+                event[name] = None  # Spark may refuse to write it, and Python to read it
         key = event.get("key", "")
         event["queue"] = f"{event['exchange']}/{key}" if event.get("exchange") else key
     arrays = [pa.array([e.get(name) for e in events], kind) for name, kind in columns.items()]

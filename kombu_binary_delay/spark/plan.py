@@ -21,9 +21,8 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.model.topology import Topology
 
-from . import schema as s
-from .checks import check_number, check_whole
-from .columns import due_micros, has, named, tried
+from .checks import check_limits, check_number, check_whole
+from .columns import due_micros, has, messages, named, tried
 
 #: One row for each scope and minute in which something entered or left.
 PLAN_SCHEMA = (
@@ -91,6 +90,7 @@ class Limits:
     :param queues: distinct level queues.
     :param beyond: messages whose delay is longer than the ladder.
     :param undated: rows without a due time.
+    :raises ValueError: for a limit that is not a finite number >= 0, or for 0 hops per second.
     """
 
     waiting: float | None = None
@@ -101,6 +101,10 @@ class Limits:
     queues: float | None = None
     beyond: float | None = 0
     undated: float | None = 0
+
+    def __post_init__(self) -> None:
+        # A load divided by it is a time.
+        check_limits(asdict(self), above_0=("hops_per_second",))
 
 
 def plan(
@@ -128,9 +132,7 @@ def plan(
     check_whole("message_bytes", message_bytes, least=0)
     now = time.time_ns() // 1000
     published = F.lit(now)
-    if has(df, "action"):
-        # An amendment is no message on the ladder.
-        df = df.where(F.coalesce(named(df, "action"), F.lit(s.PUBLISH)) == s.PUBLISH)
+    df = messages(df)
     if has(df, "published"):
         published = F.coalesce(F.unix_micros(named(df, "published")), published)
     size = tried(df, "bytes", "bigint") if has(df, "bytes") else F.lit(message_bytes)

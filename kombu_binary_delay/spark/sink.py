@@ -166,7 +166,8 @@ class _Job:
                 seen.add(key)
                 yield row
                 continue
-            refused.append(Sent(row, due, status=s.REFUSED, detail=reason))
+            # When it was tried: a continuous audit looks for receipts by their time.
+            refused.append(Sent(row, due, published_at=now, status=s.REFUSED, detail=reason))
             if len(refused) >= WINDOW:
                 keep(refused)
                 refused = []

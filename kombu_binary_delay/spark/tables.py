@@ -113,6 +113,8 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
     """
     place = _place(place)
     if place.is_table:
+        # Spark keeps the list of a table's files, and knows of no rows that others append.
+        session.catalog.refreshTable(place.where)
         table = session.table(place.where)
     elif schema is not None and place.is_files:
         return session.read.schema(schema).format(place.form).load(place.where)

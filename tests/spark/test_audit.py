@@ -222,6 +222,57 @@ AMENDED = {
     "postponed until nobody knows when": (postponed("x", until=None), s.UNDECIDED),
     "postponed, and late": ([*postponed("x", until=200), *arrives("x", 206, due=200)], s.LATE),
     "postponed, and early": ([*postponed("x", until=200), *arrives("x", 199, due=200)], s.EARLY),
+    "postponed after its worker died": (
+        [
+            *(scheduled("x"), released("x", 101), event(s.POSTPONED, "x", 102)),
+            *(scheduled("x", 102, due=200), *arrives("x", 201, due=200)),
+        ],
+        s.PUT_OFF,
+    ),
+    "postponed after its worker died, and late": (
+        [
+            *(scheduled("x"), released("x", 101), event(s.POSTPONED, "x", 102)),
+            *(scheduled("x", 102, due=200), *arrives("x", 206, due=200)),
+        ],
+        s.LATE,
+    ),
+    "postponed after its worker died, and delivered twice then": (
+        [
+            *(scheduled("x"), released("x", 101), event(s.POSTPONED, "x", 102)),
+            *(scheduled("x", 102, due=200), released("x", END - 10, due=200)),
+            released("x", 201, due=200),
+        ],
+        s.STILL_WAITING,
+    ),
+    "postponed after its worker died, and waits": (
+        [
+            *(scheduled("x"), released("x", 101), event(s.POSTPONED, "x", 102)),
+            scheduled("x", 102, due=2 * END),
+        ],
+        s.STILL_WAITING,
+    ),
+    "postponed after its worker died, and lost": (
+        [
+            *(scheduled("x"), released("x", 101), event(s.POSTPONED, "x", 102)),
+            scheduled("x", 102, due=200),
+        ],
+        s.LOST_IN_THE_LADDER,
+    ),
+    "postponed, and replaced by a sooner one": (
+        [*postponed("x", 5000), scheduled("x", 110, due=200), *arrives("x", 201, due=200)],
+        s.PUT_OFF,
+    ),
+    "postponed, and replaced by one that is lost": (
+        [*postponed("x", 2 * END), scheduled("x", 110, due=200)],
+        s.LOST_IN_THE_LADDER,
+    ),
+    "postponed by a clock that is behind": (
+        [
+            *(scheduled("x"), event(s.POSTPONED, "x", -5), scheduled("x", -5, due=200)),
+            *arrives("x", 201, due=200),
+        ],
+        s.PUT_OFF,
+    ),
     "replaced by a later one": ([*replaced("x", 200), *arrives("x", 201, due=200)], s.REPLACED),
     "replaced by a sooner one": ([*replaced("x", 50), *arrives("x", 51, due=50)], s.REPLACED),
     "replaced by a sooner one, and not due": (
@@ -290,6 +341,31 @@ def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judg
     assert found == {name: each[2] for name, each in planted.items()}
 
 
+def test_a_receipt_of_a_cancellation_is_of_all_retries(judge):
+    events = [*arrives("a", 101), scheduled("a", 150, retries=1, due=200)]
+    events += arrives("a", 201, retries=1, due=200)
+    found = judge([receipt("a"), amendment("a", 150)], events).collect()
+    assert {row.retries: row.verdict for row in found} == {0: s.OK, 1: s.RAN_AFTER_CANCEL}
+
+
+def test_a_due_time_that_the_broker_refused_does_not_count(judge):
+    receipts = [receipt("a", due=END, status=s.RETURNED), receipt("a", sent=10)]
+    events = [*postponed("a", 200), *arrives("a", 201, due=200)]
+    [row] = judge(receipts, events).collect()
+    assert (row.verdict, row.lateness) == (s.PUT_OFF, 1.0)
+    # Nobody knows until when it is postponed.
+    [row] = judge(receipts, postponed("a", None)).collect()
+    assert row.verdict == s.UNDECIDED
+
+
+def test_what_is_delivered_again_has_its_patience_again(judge):
+    released_twice = [released("a", 101), released("a", END - 10)]
+    [row] = judge([receipt("a")], [scheduled("a"), *released_twice]).collect()
+    assert (row.verdict, row.lateness) == (s.STILL_WAITING, 1.0)
+    [row] = judge([receipt("a")], [scheduled("a"), *released_twice], patience=5).collect()
+    assert row.verdict == s.LOST_AFTER_RELEASE
+
+
 def test_receipts_of_before_there_were_amendments_are_judged(spark):
     receipts = spark.createDataFrame([receipt("a")], s.RECEIPTS).drop("action")
     journal = spark.createDataFrame([*arrives("a", 101), *LAST], s.JOURNAL)
@@ -305,13 +381,25 @@ WRONG: dict[str, tuple[list[tuple[object, ...]], str, int]] = {
     "scheduled in 2999": ([scheduled("x", YEAR_2999), *arrives("x", 101)], s.OK, 1),
     "released in 2999": ([released("x", YEAR_2999), executed("x", 101)], s.OK, 1),
     "executed in 2999": ([released("x", 101), executed("x", YEAR_2999)], s.OK, 1),
+    "released in 1988": ([released("x", -1_000_000_000), executed("x", 101)], s.OK, 1),
+    "executed in 1988": ([released("x", 101), executed("x", -1_000_000_000)], s.OK, 1),
+    "early, and released in 1988": (
+        [released("x", -1_000_000_000), executed("x", 99)],
+        s.EARLY,
+        1,
+    ),
+    "released again, first in 1988": (
+        [released("x", -1_000_000_000), *arrives("x", 101)],
+        s.OK,
+        1,
+    ),
     "arrived in 2999": (arrives("x", YEAR_2999), s.UNDECIDED, 2),
     "executed twice, once in 2999": (
         [*arrives("x", 101), executed("x", YEAR_2999)],
         s.DUPLICATE,
         1,
     ),
-    "arrived in 1988": (arrives("x", -1_000_000_000), s.UNDECIDED, 1),
+    "arrived in 1988": (arrives("x", -1_000_000_000), s.UNDECIDED, 2),
     "scheduled in 1988": ([scheduled("x", -1_000_000_000), *arrives("x", 101)], s.OK, 0),
     # It may be true; but it is the word of one clock.
     "scheduled an hour ahead": (
@@ -342,7 +430,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
     found = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
     expected = {name: each[1:] for name, each in table.items()}
     assert found == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
-    assert summarize(verdicts)["misdated"] == 7
+    assert summarize(verdicts)["misdated"] == 11
 
 
 def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
@@ -415,6 +503,16 @@ def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):
 def test_a_consumer_without_celery_has_its_message_when_it_is_released(judge):
     [row] = judge(None, [released("plain", 101, task=None)]).collect()
     assert (row.verdict, row.lateness) == (s.OK, 1.0)
+
+
+def test_a_consumer_without_celery_has_no_duplicate_of_what_was_postponed(judge):
+    events = [scheduled("plain", task=None), released("plain", 101, task=None)]
+    events += [event(s.POSTPONED, "plain", 102, task=None)]
+    events += [scheduled("plain", 102, due=200, task=None)]
+    [row] = judge(None, events).collect()
+    assert (row.verdict, row.lateness) == (s.LOST_IN_THE_LADDER, None)
+    [row] = judge(None, [*events, released("plain", 201, due=200, task=None)]).collect()
+    assert (row.verdict, row.lateness, row.released) == (s.PUT_OFF, 1.0, 2)
 
 
 def test_a_journal_that_ends_too_soon_proves_no_loss(judge):
@@ -520,6 +618,12 @@ def test_nothing_judged_is_a_failure_unless_it_was_asked_for(spark, judge):
         assert summary["thresholds"]["judged"] == {"measured": 0, "allowed": 1, "passed": False}
         assert not summary["passed"]
         assert summarize(verdicts, Thresholds(judged=0))["passed"]
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+def test_a_threshold_that_no_number_can_meet_or_miss_is_refused(value):
+    with pytest.raises(ValueError, match=f"p99 must be a finite number >= 0, got {value}; leave"):
+        Thresholds(p99=value)
 
 
 @pytest.mark.parametrize("option", ["late_after", "patience"])

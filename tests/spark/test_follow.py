@@ -70,6 +70,11 @@ KINDS = {
         event(s.SCHEDULED, i, d + 1, d + HOUR, 1),
         *arrives(i, d + HOUR + 0.2, d + HOUR, retries=1),
     ],
+    "retried after cancel": lambda i, d: [
+        *arrives(i, d + 0.2, d, state="RETRY"),
+        event(s.SCHEDULED, i, d + 1, d + HOUR, 1),
+        *arrives(i, d + HOUR + 0.2, d + HOUR, retries=1),
+    ],
     "nacked": lambda i, d: [],
     "ran after cancel": lambda i, d: arrives(i, d + 0.2, d),
     "unseen": lambda i, d: arrives(i, d + 0.2, d),
@@ -95,6 +100,10 @@ def day():
             receipts.append((seen, receipt(task_id, due, status)))
         # Amendments say due times that their messages do not have.
         far = due + 40 * END
+        if kind == "retried after cancel":
+            # It is seen before some of the retries, and long after others.
+            record = receipt(task_id, far, s.RECORDED, due + 5, s.CANCEL)
+            receipts.append((due + number % 2 * 5 * HOUR, record))
         if kind == "ran after cancel":
             record = receipt(task_id, far, s.RECORDED, due - 5, s.CANCEL)
             receipts.append((due + HOUR, record))
@@ -190,11 +199,26 @@ def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_
     first = Counter((row.task_id, row.retries) for row in rows if not row.corrected)
     assert first == Counter(dict.fromkeys(found, 1))
     corrected = {row.task_id.rpartition(" ")[0] for row in rows if row.corrected}
-    assert corrected == {"found again", "twice, hours later", "unseen", "ran after cancel"}
+    assert corrected == {
+        "found again",
+        "twice, hours later",
+        "unseen",
+        "ran after cancel",
+        "retried after cancel",
+    }
     assert sum(each.corrected for each in steps) == sum(row.corrected for row in rows)
     alarms = {each["verdict"] for step in steps for each in step.alarms}
     assert alarms
     assert alarms <= {s.EARLY, s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE}
+
+
+def test_a_row_that_was_refused_without_a_due_time_is_judged_too(spark, tmp_path):
+    # As the sink writes it: when it was tried is all the time that it has.
+    row = receipt("refused", 0.0, s.REFUSED)
+    receipts = spark.createDataFrame([(*row[:5], None, *row[6:])], s.RECEIPTS)
+    mark = (s.COMPLETE, None, None, None, None, at(END), None, None, None, None, None)
+    step = audit_due(receipts, spark.createDataFrame([mark], s.JOURNAL), str(tmp_path / "audit"))
+    assert step.verdicts == {s.NOT_PUBLISHED: 1}
 
 
 def test_two_audits_of_one_output_do_not_hurt_each_other(spark, feed, tmp_path, monkeypatch):

@@ -228,6 +228,12 @@ def test_what_cannot_be_planned_is_refused_at_the_call(spark, ladders, options, 
         plan(df, ladders, **options)
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True])
+def test_a_limit_that_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=f"waiting must be a finite number >= 0, got {value}"):
+        Limits(waiting=value)
+
+
 def test_rows_without_any_due_time_are_refused_by_the_columns_they_have(spark):
     with pytest.raises(ValueError, match=r"eta \(timestamp\) or countdown .*\['id'\]"):
         plan(spark.range(1).select(F.col("id")), BINARY)

@@ -171,6 +171,24 @@ def test_what_is_more_than_the_broker_carries_is_late_until_it_has_caught_up(spa
     assert "hops a second, was given with --limit" in plan_page(found)
 
 
+def test_amendments_are_no_tasks_that_come(spark):
+    rows = [(NOON, None), (NOON, "publish"), (NOON, "cancel"), (NOON, "reschedule")]
+    df = spark.createDataFrame(rows, "eta timestamp, Action string").withColumn(
+        "published", F.lit(NOON - timedelta(hours=1))
+    )
+    found = plan_figures(df, plan(df, DEFAULT).cache())
+    assert [each["messages"] for each in found["ladders"]] == [2]
+    assert {name: sum(each) for name, each in found["due"].items()} == {"the task's own": 2}
+    assert max(found["herd"]) == [2, NOON.timestamp()]
+
+
+@pytest.mark.parametrize("value", [0, float("inf")])
+def test_a_broker_that_carries_nothing_or_everything_is_refused(spark, value):
+    rows = spark.createDataFrame([], "eta timestamp")
+    with pytest.raises(ValueError, match="hops_per_second must be a finite number above 0"):
+        plan_figures(rows, rows, limits={"hops_per_second": value})
+
+
 def test_a_plan_of_nothing_is_a_page_all_the_same(spark):
     rows = spark.createDataFrame([], "eta timestamp")
     assert "No tasks" in plan_page(plan_figures(rows, plan(rows, DEFAULT)))

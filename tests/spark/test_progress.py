@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from kombu_binary_delay.spark.cli import progress
 from kombu_binary_delay.spark.cli.progress import Step, following, span
+from tests.waits import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +42,7 @@ def test_a_log_has_a_line_for_the_step_that_runs_and_one_for_each_phase(spark, m
         spark.range(0, 4, 1, 4).select(F.udf(slow, "long")("id")).collect()
         phase("second", "0 of 7 rows")
         phase("second", "3 of 7 rows")
-        said, deadline = "", time.monotonic() + 60
+        said, deadline = "", time.monotonic() + PATIENCE
         while "3 of 7" not in said and time.monotonic() < deadline:
             time.sleep(0.01)
             said += capsys.readouterr().err
@@ -58,7 +59,7 @@ def test_where_spark_does_not_say_it_is_the_time_alone(monkeypatch, capsys):
     seen = ""
     with following(cast("SparkSession", None)) as phase:
         phase("planning")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while "planning: 00:" not in seen and time.monotonic() < deadline:
             time.sleep(0.01)
             seen += capsys.readouterr().err

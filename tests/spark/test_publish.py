@@ -17,6 +17,7 @@ from kombu_binary_delay.spark.compiled import HANDLER, REASONS
 from kombu_binary_delay.spark.prepare import task_id
 from kombu_binary_delay.spark.publish import Progress, publish
 from tests.spark.dying_app import order
+from tests.waits import PATIENCE, wait_until
 
 FAR = datetime.now(timezone.utc) + timedelta(days=1)
 
@@ -60,7 +61,7 @@ def read(spark, path, schema=s.RECEIPTS):
 
 def waiting(vhost, count):
     """Count the messages on the ladder; quorum queues report their length every 5 s."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         found = sum(row.get("messages", 0) for row in vhost.queues())
         if found >= count:
@@ -332,8 +333,5 @@ def test_a_worker_finds_the_task_in_its_queue(spark, run, vhost):
     run(df)
     with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
         queue = Queue("celery")(connection.default_channel)
-        deadline = time.monotonic() + 60
-        while (message := queue.get(no_ack=True)) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert message is not None
+        message = wait_until(lambda: queue.get(no_ack=True))
     assert message.headers["id"] == task_id("job", "k")

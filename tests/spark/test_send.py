@@ -19,7 +19,7 @@ from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.send import WINDOW, Sender, Target
-from tests.waits import wait_until
+from tests.waits import PATIENCE, wait_until
 
 ETA = datetime.now(timezone.utc) + timedelta(days=2)
 MICROS = round(ETA.timestamp() * 1_000_000)
@@ -115,10 +115,7 @@ def test_a_message_is_the_one_that_celery_sends(vhost, options):
 def test_a_delayed_message_waits_and_comes_as_it_was(vhost):
     row = {"task": "t", "task_id": "an-id", "countdown": 10.0, "key": "k"}
     [sent] = send(vhost, [row])
-    deadline = time.time() + 60
-    while (message := take(vhost, "celery", OURS)) is None and time.time() < deadline:
-        time.sleep(0.02)
-    assert message is not None
+    message = wait_until(lambda: take(vhost, "celery", OURS))
     assert time.time_ns() // 1000 >= sent.due
     assert message.headers["id"] == "an-id"
     assert sent.hops > 0
@@ -307,6 +304,7 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
 
 
 @pytest.mark.own_broker
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [s.PUBLISH, s.CANCEL])
 @pytest.mark.usefixtures("streams")
 def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, action):
@@ -315,9 +313,10 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
     monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 
     with own_broker.alarm():
-        sender = Sender(Target(vhost.url, patience=2, settings={"radix": 2}))
+        # This is the limit of what a new connection declares, too.
+        sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
         if action == s.PUBLISH:
-            with pytest.raises(UnconfirmedError, match="not all confirms came within 2 s"):
+            with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
                 list(sender.send([row]))
         else:
             [[sent]] = [part for part in sender.send([row]) if part]
@@ -355,7 +354,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed()
             amendments = connection.connection.delay_mechanism.amendments
             amendments.catch_up()
             assert len(amendments.memory) == 4001
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             rows_of = (row for row in vhost.queues() if row.get("type") != "stream")
             waiting = sum(row.get("messages", 0) for row in rows_of)

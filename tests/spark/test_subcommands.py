@@ -58,12 +58,20 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
     ("given", "words"),
     [
         ("plan PATH --limit weight=1", "'weight' is unknown; known are waiting"),
+        (
+            "plan PATH --limit hops_per_second=0",
+            "hops_per_second must be a finite number above 0, got 0.0; leave it out for no limit",
+        ),
+        ("plan PATH --limit waiting=inf", "waiting must be a finite number >= 0, got inf; leave"),
+        ("plan PATH --limit waiting=nan", "waiting must be a finite number >= 0, got nan; leave"),
         ("plan PATH --ladder nope", "'nope'"),
         ("plan PATH --horizon 0", "horizon must be above 0, and"),
         ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
         ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
         ("audit-follow -b amqp:// --journal PATH --output o --allow x=1", "'x' is unknown"),
+        ("audit --journal PATH --output o --allow lost=nan", "lost must be a finite number >= 0"),
+        ("audit --journal PATH --output o --allow lost=inf", "lost must be a finite number >= 0"),
         ("audit --journal PATH --output o --job-id j", "give --receipts"),
         ("audit-follow -b amqp:// --journal PATH --output o --job-id j", "give --receipts"),
         ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
@@ -118,6 +126,26 @@ def test_a_plan_that_compares_ladders_is_not_drawn_as_one(tool, gone, reminders,
     assert refused.exit_code == 2
     assert "compares 125ms-" in refused.output
     assert not (tmp_path / "o").exists()
+
+
+def test_depths_of_queues_that_no_plan_has_are_refused_before_anything_is_judged(
+    tool, spark, reminders, tmp_path
+):
+    planned, journal, output = (tmp_path / name for name in ("plan", "journal", "o"))
+    tool("plan", reminders, "--output", planned)
+    spark.createDataFrame([], s.JOURNAL).write.parquet(str(journal))
+    rows = spark.read.parquet(str(planned)).where("queue is not null")
+    columns = "minute AS at", "replace(queue, 'kbd', 'shop') AS queue", "waiting"
+    rows.selectExpr(*columns).write.parquet(str(tmp_path / "depths"))
+    given = ["--output", output, "--plan", planned, "--depths", tmp_path / "depths"]
+
+    refused = tool("audit", "--journal", journal, *given)
+
+    assert refused.exit_code == 2, refused.output
+    text = " ".join(refused.output.split())
+    assert "no queue of the depths is in the plan: they have such as 'shop.v2-" in text
+    assert "and the plan 'kbd.v2-" in text
+    assert not output.exists()
 
 
 def test_a_countdown_begins_at_one_time_in_the_plan_and_in_its_report(
@@ -308,7 +336,7 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
     import pyspark  # noqa: PLC0415 - for where it is
 
     from dev.processes import Processes  # noqa: PLC0415
-    from dev.service import free_ports  # noqa: PLC0415
+    from dev.service import START, free_ports  # noqa: PLC0415
 
     home = Path(pyspark.__file__).parent
     env = {
@@ -329,7 +357,7 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
         for ui in worker_uis:
             given = ["-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", str(ui), master]
             processes.spawn([launch, f"{deploy}.worker.Worker", *given], env, log)
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + START
         while log.read_text().count("Successfully registered with master") < 2:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)

@@ -209,6 +209,19 @@ def interrupted(batches):
             raise OSError("interrupted")
 
 
+@pytest.mark.parametrize("name", ["spark", "derby"])
+def test_rows_that_another_application_appends_are_read(spark, lakes, name):
+    place = f"table:{lakes[name]}.followed"
+    append(spark.range(3).withColumnRenamed("id", "n"), place)
+    assert read(spark, place).count() == 3
+    # Nobody tells this session of it.
+    other = spark.newSession()
+    for setting, value in CATALOGUES.get(name, {}).items():
+        other.conf.set(f"spark.sql.catalog.{name}{setting}", value)
+    append(other.range(2).withColumnRenamed("id", "n"), place)
+    assert read(spark, place).count() == 5
+
+
 @pytest.mark.parametrize("kind", ["parquet", "orc", "merging", "plain"])
 def test_rows_stay_until_those_that_replace_them_are_stored(spark, lakes, tmp_path, kind):
     place = f"table:{lakes[kind]}.kept" if kind in lakes else f"{kind}:{tmp_path}/kept"

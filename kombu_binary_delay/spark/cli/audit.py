@@ -21,10 +21,10 @@ from .shared import (
     console,
     job_id,
     late_after,
+    limits_of,
     local,
     namespace,
     needs_spark,
-    numbers,
     spark_session,
     usage,
 )
@@ -113,10 +113,11 @@ def audit(
 
     folder = local(output)
     check_job(job_id, receipts)
-    thresholds = Thresholds(**numbers(allow, Thresholds))
+    thresholds = limits_of(Thresholds, allow)
     check_before(conf, reads=(receipts, journal, planned, depths), writes=(output, kept))
     session = spark_session(conf)
     plan = _plan(session, planned)
+    seen = _depths(session, depths, plan)
     table = None
     if receipts is not None:
         table = read(session, receipts, s.RECEIPTS)
@@ -154,7 +155,7 @@ def audit(
                 if not merge(verdicts, kept, ("task_id", "retries")):
                     overwrite(verdicts, kept)
         phase("drawing the report")
-        summary = _report(session, verdicts, page, plan, depths, thresholds, _jobs(table))
+        summary = _report(verdicts, page, plan, seen, thresholds, _jobs(table))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     show_counts(summary)
     console().print(str(page))
@@ -194,6 +195,7 @@ def report(
     check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
     plan = _plan(session, planned)
+    seen = _depths(session, depths, plan)
     is_folder = str(Place.parse(path)) == f"parquet:{path}"
     if is_folder and is_followed(session, path):
         verdicts = read_verdicts(session, path)
@@ -203,30 +205,22 @@ def report(
     thresholds, jobs = _judged(path) if is_folder else (None, [])
     with following(session) as phase:
         phase("drawing the report")
-        _report(session, verdicts, file, plan, depths, thresholds, jobs)
+        _report(verdicts, file, plan, seen, thresholds, jobs)
     console().print(str(file))
 
 
 def _report(
-    session: SparkSession,
     verdicts: DataFrame,
     output: Path,
     plan: DataFrame | None,
-    depths: str | None,
+    depths: DataFrame | None,
     thresholds: Any,
     jobs: list[str],
 ) -> dict[str, Any]:
     from kombu_binary_delay.spark.report.figures import figures  # noqa: PLC0415 - see above
     from kombu_binary_delay.spark.report.page import page  # noqa: PLC0415
-    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
-    found = figures(
-        verdicts,
-        thresholds=thresholds,
-        plan=plan,
-        depths=read(session, depths) if depths else None,
-        jobs=jobs,
-    )
+    found = figures(verdicts, thresholds=thresholds, plan=plan, depths=depths, jobs=jobs)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page(found), encoding="utf-8")
     summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
@@ -251,6 +245,20 @@ def _plan(session: SparkSession, table: str | None) -> DataFrame | None:
             f"compare"
         )
     return plan
+
+
+def _depths(session: SparkSession, table: str | None, plan: DataFrame | None) -> DataFrame | None:
+    """Return the depths that were seen; None without them.
+
+    :raises click.UsageError: if the plan has none of their queues.
+    """
+    from kombu_binary_delay.spark.report.figures import check_depths  # noqa: PLC0415 - see above
+    from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
+
+    depths = read(session, table) if table else None
+    with usage():
+        check_depths(plan, depths)
+    return depths
 
 
 def _jobs(receipts: DataFrame | None) -> list[str]:

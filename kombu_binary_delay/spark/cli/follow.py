@@ -23,9 +23,9 @@ from .shared import (
     given_broker,
     job_id,
     late_after,
+    limits_of,
     namespace,
     needs_spark,
-    numbers,
     spark_session,
     usage,
 )
@@ -105,7 +105,7 @@ def audit_follow(
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     check_job(job_id, receipts)
-    thresholds = Thresholds(**{"judged": 0.0, **numbers(allow, Thresholds)})
+    thresholds = limits_of(Thresholds, allow, judged=0.0)
     url = given_broker(broker)
     check_before(conf, reads=(receipts,), writes=(journal, output), broker=url)
     session = spark_session(conf)

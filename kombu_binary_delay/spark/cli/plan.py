@@ -19,9 +19,9 @@ from .shared import (
     FAILED,
     conf,
     console,
+    limits_of,
     local,
     needs_spark,
-    numbers,
     settings_before,
     spark_session,
     usage,
@@ -98,7 +98,7 @@ def plan(
         variants += [Variant(each.ladder, horizon) for each in variants]
     if queue_per_delay:
         variants.append(Variant(variants[0].ladder, queue_per_delay=True))
-    allowed = Limits(**numbers(limits, Limits))
+    allowed = limits_of(Limits, limits)
     page = local(report) if report else None
     check_before(conf, reads=(path,), writes=(output, report))
     session = spark_session(conf)

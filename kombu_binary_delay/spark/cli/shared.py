@@ -5,13 +5,13 @@ PySpark and Rich are imported when a subcommand runs, so that other subcommands 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+_Limits = TypeVar("_Limits")
 FAILED = 1
 
 broker = click.option(
@@ -132,10 +133,14 @@ def check_job(job_id: str | None, receipts: str | None) -> None:
         raise click.UsageError("the receipts name the tasks of a job: give --receipts")
 
 
-def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
-    """Read values of the form ``NAME=NUMBER``; the names are the fields of a dataclass."""
-    known = [each.name for each in fields(of)]
-    numbers = {}
+def limits_of(kind: Callable[..., _Limits], given: tuple[str, ...], **more: float) -> _Limits:
+    """Read limits of the form ``NAME=NUMBER``; the names are the fields of a dataclass.
+
+    :param more: the limits that hold unless others are given.
+    :raises click.UsageError: for a name that is unknown, or a number that is not valid.
+    """
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    numbers = dict(more)
     for each in given:
         name, _, value = each.partition("=")
         if name not in known:
@@ -144,7 +149,8 @@ def numbers(given: tuple[str, ...], of: type) -> dict[str, float]:
             numbers[name] = float(value)
         except ValueError:
             raise click.BadParameter(f"{each!r} must be {name}=NUMBER") from None
-    return numbers
+    with usage():
+        return kind(**numbers)
 
 
 def given_broker(broker: str | None) -> str:

@@ -38,7 +38,9 @@ def figures(
     :param depths: what was seen on the broker: ``at timestamp, queue string, waiting bigint``.
     :param jobs: the names of the jobs that published the tasks, for the title.
     :returns: plain values, ready for JSON; times in seconds since the epoch.
+    :raises ValueError: see :func:`check_depths`.
     """
+    check_depths(plan, depths)
     start, end, unknown = _span(verdicts)
     width = _width(end - start)
     start -= start % width
@@ -57,6 +59,27 @@ def figures(
     found["planned"] = _planned(plan, start, end, width) if plan is not None else None
     found["seen"] = _seen(depths, start, end, width) if depths is not None else None
     return found
+
+
+def check_depths(plan: DataFrame | None, depths: DataFrame | None) -> None:
+    """Check that depths are of queues that the plan has, as the chart would show none of others.
+
+    :raises ValueError: names a queue of each, and the remedy.
+    """
+    if plan is None or depths is None:
+        return
+    planned = plan.where(F.col("scope") == QUEUE).select("queue")
+    known = planned.select(F.col("queue").alias("planned"))
+    is_planned = F.col("queue") == F.col("planned")
+    if not depths.join(known, is_planned, "left_semi").limit(1).isEmpty():
+        return
+    seen, wanted = (each.agg(F.min("queue")).collect()[0][0] for each in (depths, planned))
+    if seen is not None and wanted is not None:
+        raise ValueError(
+            f"no queue of the depths is in the plan: they have such as {seen!r}, and the plan "
+            f"{wanted!r}. A plan has the names of the default settings but for the ladder: name "
+            f"the depths' queues so, or leave the depths out"
+        )
 
 
 def _seconds(column: Column | str) -> Column:

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kombu_binary_delay.spark.columns import due_micros, has, named
-from kombu_binary_delay.spark.plan import LADDER, QUEUE, summarize
+from kombu_binary_delay.spark.columns import due_micros, has, messages, named
+from kombu_binary_delay.spark.plan import LADDER, QUEUE, Limits, summarize
 
 from .measured import ONE_QUEUE, SUSTAINED
 
@@ -42,8 +42,10 @@ def plan_figures(
     :param every: the length of a "minute" in seconds, the same as for the plan.
     :param name: of the rows, for the title.
     :returns: plain values, ready for JSON; times in seconds since the epoch.
+    :raises ValueError: for an invalid limit.
     """
     limits = limits or {}
+    Limits(**limits)
     carries = limits.get("hops_per_second")
     found: Figures = {
         "name": name,
@@ -87,6 +89,7 @@ def _coming(df: DataFrame, start: float, width: float, number: int) -> Figures:
     """Count what is due by destination and bin, and find the largest second of each bin."""
     now = F.lit(time.time_ns() // 1000)
     published = now
+    df = messages(df)
     if has(df, "published"):
         published = F.coalesce(F.unix_micros(named(df, "published")), now)
     second = F.floor(due_micros(df, published) / 1_000_000)
