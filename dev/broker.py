@@ -22,7 +22,7 @@ import amqp
 
 from dev.processes import Process, Processes
 from dev.server import BrokerError, Server, VHost
-from dev.service import HOST, Service, free_ports, listens, wait_until
+from dev.service import HOST, START, Service, free_ports, listens, wait_until
 from kombu_binary_delay.export.broker_config import ADVANCED, CONF, broker_config
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ CTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 EPMD = 4  # the index of its port among a node's ports
 # In milliseconds. RabbitMQ's defaults, 5 and 10 s, are too short for clients on a busy machine.
 HANDSHAKE_TIMEOUT = 60_000
-# The seconds that a node may take to start on such a machine. One that dies is noticed at once.
-START = 400.0
 
 __all__ = ["DEFAULTS", "Broker", "BrokerError", "Node", "VHost"]
 
@@ -86,7 +84,7 @@ class Node(Server):
 
     # --- administration -------------------------------------------------------------
 
-    def ctl(self, *arguments: str, timeout: float = 120) -> str:
+    def ctl(self, *arguments: str, timeout: float = START) -> str:
         """Run `rabbitmqctl`, and return its output.
 
         :raises BrokerError: if it fails, with its message.
@@ -215,7 +213,7 @@ class Broker(Node, Service):
         """Start the node without waiting: nodes of a cluster may wait for each other."""
         if not self._beside and (not self._epmd or self._epmd.poll() is not None):
             self._epmd = self._spawn(["epmd"])
-            wait_until(lambda: listens(self._epmd_port), 60, "epmd does not listen")
+            wait_until(lambda: listens(self._epmd_port), START, "epmd does not listen")
         self._node = self._spawn([SERVER])
 
     def wait_until_up(self, timeout: float = START) -> None:
@@ -231,7 +229,7 @@ class Broker(Node, Service):
         """Stop the node as an administrator would. Data and ports are kept."""
         if self._node:
             # Longer than a stop takes on a busy machine: a SIGKILL may lose data, a stop must not.
-            self._processes.stop(self._node, 120)
+            self._processes.stop(self._node, START)
             self._node = None
 
     def kill(self) -> None:

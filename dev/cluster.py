@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dev.broker import START, Broker, BrokerError
-from dev.service import Service, wait_until
+from dev.broker import Broker, BrokerError
+from dev.service import START, Service, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ class Cluster(Service):
                 return {row["name"] for row in rows if row.get("running")}
         return set()
 
-    def wait_until_whole(self, timeout: float = 120) -> None:
+    def wait_until_whole(self, timeout: float = START) -> None:
         """Wait until every node sees every other, and has started completely.
 
         A virtual host that is created earlier is missing on a node that still starts, and

@@ -76,7 +76,6 @@ class Pipeline:
                 "prefork",
                 "-c",
                 "2",
-                timeout=120,
             )
         self.say(f"{WORKERS} workers run; Spark publishes, and one of its executors will be killed")
         start = -(-time.time() // EVERY) * EVERY

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import yaml
 
 from dev.processes import Processes
-from dev.service import HOST, Service, free_ports, wait_until
+from dev.service import HOST, START, Service, free_ports, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class Prometheus(Service):
         """The folder of its data, configuration and log, until `close`."""
         return self._processes.folder
 
-    def start(self, timeout: float = 60) -> None:
+    def start(self, timeout: float = START) -> None:
         """Start it, and wait until it answers."""
         log = self.folder / "console.log"
         process = self._processes.spawn(self._argv, {"PATH": "/usr/bin:/bin"}, log)

@@ -108,7 +108,10 @@ class ProcessContainer(CeleryTestContainer):
         raise NotImplementedError
 
     def restart(self, timeout: float = 10) -> None:
-        """Stop it, if it runs, and start it again with the same options."""
+        """Stop it, if it runs, and start it again with the same options.
+
+        timeout: what pytest-celery lets Docker wait before it kills; a process takes its time.
+        """
         raise NotImplementedError
 
 
@@ -148,10 +151,9 @@ class BrokerProcess(ProcessContainer):
             raise ValueError(f"a broker takes {_list(actions)}, not {signal!r}")
         action(self._broker)
 
-    def restart(self, timeout: float = 120) -> None:
+    def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - as the base class says
         """Stop and start the node; durable queues and messages are kept."""
-        self._broker.stop()
-        self._broker.start(timeout)
+        self._broker.restart()
 
     def teardown(self) -> None:
         """Delete the virtual host. The RabbitMQ continues to run."""
@@ -245,20 +247,18 @@ class WorkerProcess(ProcessContainer):
         else:
             os.kill(self.worker.pid, _number(signal))
 
-    def restart(self, timeout: float = 120) -> None:
+    def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - as the base class says
         """Stop it as an administrator would, if it runs, and start it with the same name."""
         self.worker.stop()
         self._before = self.logs()
-        self.worker = self._start(self.worker.name, timeout)
+        self.worker = self._start(self.worker.name)
 
     def teardown(self) -> None:
         """Stop it."""
         self.worker.stop()
 
-    def _start(self, name: str, timeout: float = 120) -> Worker:
-        return Worker(
-            self._processes, self._app, self._env, *self._options, name=name, timeout=timeout
-        )
+    def _start(self, name: str) -> Worker:
+        return Worker(self._processes, self._app, self._env, *self._options, name=name)
 
 
 class LocalBroker(CeleryTestBroker):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dev.processes import Process
 
 HOST = "127.0.0.1"
+#: The seconds that a program may take to start on a busy machine. One that dies is noticed at once.
+START = 400.0
 S = TypeVar("S", bound="Service")
 #: How many ports are reserved at once, by a socket that is bound to the first of them.
 _BLOCK = 16

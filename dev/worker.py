@@ -9,6 +9,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dev.service import START
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,7 +36,7 @@ class Worker:
         app: str,
         env: Mapping[str, str],
         *options: str,
-        timeout: float = 120,
+        timeout: float = START,
         name: str = "dev",
     ) -> None:
         # Two workers of one name would collide on their exclusive control queues.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from termios import FIONREAD
 from typing import Any, TypeVar
 
@@ -70,6 +71,50 @@ def unread(connection: Any) -> int:
     """Return the number of bytes that have come in on a connection, and were not read."""
     (count,) = struct.unpack("i", fcntl.ioctl(connection.connection.sock, FIONREAD, bytes(4)))
     return int(count)
+
+
+@dataclass
+class Attempt:
+    """An attempt at what must be done while messages wait.
+
+    delay: for how long they wait, or longer, in milliseconds.
+    began: when they are published, or earlier, in seconds since the epoch.
+    """
+
+    delay: int
+    began: float = field(default_factory=time.time)
+    was_in_time: bool = False
+
+    @property
+    def due(self) -> float:
+        """When the first of them may be due, in seconds since the epoch."""
+        return self.began + self.delay / 1000
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that time has come."""
+        return time.time() >= self.due
+
+    @property
+    def limit(self) -> float:
+        """For how many seconds to wait for the messages."""
+        return self.delay / 1000 + PATIENCE
+
+    def end(self) -> None:
+        """Say that it is done, be it in time or not."""
+        self.was_in_time = not self.is_over
+
+
+def attempts(*delays: int) -> Iterator[Attempt]:
+    """Try what must be done while messages wait, and again with a longer delay if it was too late.
+
+    Each attempt has to say by its `end` when that is done. The last one counts in any case.
+    """
+    for delay in delays:
+        attempt = Attempt(delay)
+        yield attempt
+        if attempt.was_in_time:
+            return
 
 
 def despite_a_slow_start(run: Callable[[], T], attempts: int = 5) -> T:

@@ -261,11 +261,11 @@ class Environment:
         """Count the messages to which something has happened."""
         return len({entry["id"] for entry in self.entries() if entry["event"] == event})
 
-    def wait_for(self, event: str, count: int, timeout: float = 120.0) -> None:
+    def wait_for(self, event: str, count: int, timeout: float = BUSY) -> None:
         """Wait until it has happened to so many messages."""
         self.wait_until(lambda: self.count(event) >= count, f"{event} {count}", timeout)
 
-    def wait_until(self, holds: Callable[[], object], what: str, timeout: float = 120.0) -> None:
+    def wait_until(self, holds: Callable[[], object], what: str, timeout: float = BUSY) -> None:
         """Wait until it holds.
 
         :raises ScenarioError: where it does not.
@@ -295,7 +295,7 @@ class Environment:
         rows = self.queues()
         return sum(max(row.get("messages", 0), row.get("messages_dlx", 0)) for row in rows)
 
-    def queues(self, timeout: float = 120.0) -> list[dict[str, Any]]:
+    def queues(self, timeout: float = BUSY) -> list[dict[str, Any]]:
         """List the queues; a node that has just come back may not answer at once."""
         deadline = time.monotonic() + timeout
         while True:

@@ -19,6 +19,7 @@ from pytest_celery import CeleryTestBroker, CeleryWorkerContainer, RabbitMQConta
 from pytest_docker_tools import container, fxtr, network
 
 from dev.server import Server
+from dev.service import START
 from tests.acceptance.worker import APP, ROOT, environment_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ rabbitmq_container = container(
     ports={"5672/tcp": None, "15672/tcp": None},
     network="{acceptance_network.name}",
     wrapper_class=RabbitMQContainer,
-    timeout=120,
+    timeout=START,
 )
 
 worker_container = container(
@@ -113,5 +114,5 @@ worker_container = container(
     user=f"{os.getuid()}:{os.getgid()}",
     network="{acceptance_network.name}",
     wrapper_class=CeleryWorkerContainer,
-    timeout=120,
+    timeout=START,
 )

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from dev.broker import Broker
+from dev.service import START
 from tests.acceptance.journal import wait_until
 from tests.acceptance.setup import PROCESSES, Setup
+from tests.waits import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 3.0
 #: A broker that comes back has its queues to recover, a worker waits longer each time it fails.
-AFTER_A_RESTART = 120.0
+AFTER_A_RESTART = START + PATIENCE
 #: A countdown that ends when the broker is most likely up again.
 LAST = 6.0
 

@@ -74,7 +74,7 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
     }
     app.send_task("fine")  # not delayed, so not in it
     env = {"PYTHONPATH": f"{processes.folder}:."}
-    Worker(processes, "journal_app", env, "-P", pool, "-c", "2", timeout=120)
+    Worker(processes, "journal_app", env, "-P", pool, "-c", "2")
     events = journalled(vhost, 4)
     executed = sorted(
         (event["id"], event["task"], event.get("retries", 0), event["state"])

@@ -16,6 +16,7 @@ from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked, skip_without_streams
 from tests.acceptance.worker import APP, environment_of
+from tests.waits import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +92,7 @@ def run_control(system: LocalSystem, *arguments: str) -> None:
     argv = [sys.executable, "-m", "celery", "-A", APP, "control", "-t", "0.1", *arguments]
     environment = {**os.environ, **environment_of(system.deployment)}
     done = subprocess.run(
-        argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+        argv, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     # Where no worker is up, none answers.
     assert done.returncode == 0 or "No nodes replied" in done.stderr, done

@@ -35,9 +35,7 @@ class Worker(dev.worker.Worker):
         self.alive = True
         self._options = options
         self._asked = False
-        super().__init__(
-            processes, APP, environment_of(deployment), "--concurrency=1", *options, timeout=120
-        )
+        super().__init__(processes, APP, environment_of(deployment), "--concurrency=1", *options)
 
     def kill(self) -> None:
         if self.alive:

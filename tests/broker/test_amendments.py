@@ -897,7 +897,7 @@ def held(consumer, publisher, blocked):
 def test_what_is_held_comes_where_a_consumer_waits_for_longer(consumer, held):
     while not held:
         # Nothing else comes from the broker.
-        consumer.drain_events(timeout=60)
+        consumer.drain_events(timeout=PATIENCE)
 
     assert held == ["postponed"]
 
@@ -960,6 +960,8 @@ def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connec
         url = broker.vhost().url
         with connect(url=url) as connection:
             QUEUE(connection.default_channel).declare()
+            # So old, it and the virtual host outlive the kill.
+            time.sleep(3)
             cancel("another", connection=connection)
         # The streams are younger than what a node that dies can lose of them.
         broker.kill()

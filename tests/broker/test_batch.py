@@ -545,7 +545,7 @@ def interrupt(connect, channel):
         consumer = connection.Consumer([Queue("q")], callbacks=[lambda *_: do()], no_ack=True)
         consumer.consume()
         connect().Producer().publish("go on", routing_key="q")
-        select.select([batch.channel.connection.sock], [], [], 60)
+        select.select([batch.channel.connection.sock], [], [], PATIENCE)
 
     return interrupt
 
@@ -725,7 +725,7 @@ def run_together(work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 
 import pytest
 from celery import Celery
@@ -14,7 +15,7 @@ from kombu import Queue
 
 from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.cli import binary_delay, command
-from tests.waits import wait_until
+from tests.waits import attempts, wait_until
 
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
 
@@ -364,22 +365,31 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
 ):
     monkeypatch.setattr(stream, "FAR_AHEAD", 1500)
     monkeypatch.setattr(stream, "LEAD", 1000)
-    # As many digits on both ladders: the old one must not get back what is moved.
-    publish("cancelled", "kept", delay=45_000)
-    cancelled = run("cancel", "cancelled", "--eta", "45s", "--json")
 
-    def active():
-        return json.loads(run("status", "--json").stdout)["amendments"]["active"]
+    def are_active(count):
+        amendments = json.loads(run("status", "--json").stdout)["amendments"]
+        return amendments["active"] == count
 
-    before = active()
+    # The cancellation leaves the ladder a second before the messages. As many digits on both
+    # ladders: the old one must not get back what is moved.
+    for number, attempt in enumerate(attempts(44_000, 109_000)):
+        seconds = attempt.delay // 1000 + 1
+        publish(f"cancelled {number}", f"kept {number}", delay=1000 * seconds)
+        cancelled = run("cancel", f"cancelled {number}", "--eta", f"{seconds}s", "--json")
+        is_riding = are_active(number)
 
-    moved = run("--tick", "250", "migrate", "--from", topology.prefix, "--json")
+        moved = run("--tick", "250", "migrate", "--from", topology.prefix, "--json")
+        attempt.end()
 
-    assert (cancelled.exit_code, before) == (0, 0), cancelled.output
+        wait_until(partial(are_active, number + 1))
+        bare = Queue("mail", no_declare=True)
+        arrivals = collect(connect(), [bare], 1, more=2, timeout=attempt.limit)
+        if not attempt.was_in_time:
+            assert run("--tick", "250", "teardown", "--force").exit_code == 0
+
+    assert (cancelled.exit_code, is_riding) == (0, True), cancelled.output
     assert json.loads(moved.stdout)["moved"] == 3, moved.output
-    wait_until(lambda: active() == 1)
-    arrivals = collect(connect(), [Queue("mail", no_declare=True)], 1, more=2)
-    assert [each.body for each in arrivals] == ["kept"]
+    assert [each.body for each in arrivals] == [f"kept {number}"]
 
 
 @pytest.mark.own_broker

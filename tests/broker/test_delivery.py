@@ -11,7 +11,7 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay.model.envelope import HEADER
-from tests.waits import wait_until
+from tests.waits import PATIENCE, wait_until
 
 
 def declare(connection, *entities):
@@ -126,7 +126,7 @@ def drained(connection, count, queue):
     """Take ``count`` messages from a queue by basic.get, while others come in by basic.deliver."""
     taken: list[object] = []
     bound = queue(connection.default_channel)
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while len(taken) < count and time.monotonic() < end:
         message = bound.get(no_ack=True, accept=["json", "text/plain"])
         if message is None:
@@ -320,7 +320,7 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
     (queue,) = declare(connection, Queue("q"))
     message = amqp.Message("m", application_headers={"x-delay": 300})
 
-    connection.default_channel.basic_publish(message, "", "q", timeout=30)
+    connection.default_channel.basic_publish(message, "", "q", timeout=PATIENCE)
 
     assert [each.body for each in collect(connection, [queue], 1)] == ["m"]
 

@@ -62,8 +62,11 @@ SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 
 @pytest.fixture
-def apart(monkeypatch):
-    """Let Celery forget the page's apps: a task of one app is, by default, one of all others."""
+def apart(monkeypatch, tmp_path):
+    """Let Python forget the page's files, and Celery its apps.
+
+    A task of one app is, by default, one of all others.
+    """
     before, others = _state.get_current_app(), set(_state._get_active_apps())  # noqa: SLF001
     shared = set(_state._on_app_finalizers)  # noqa: SLF001 - there is no other way to it
     monkeypatch.setattr(_state, "_on_app_finalizers", shared)
@@ -73,6 +76,8 @@ def apart(monkeypatch):
         if isinstance(consumer := getattr(app.backend, "result_consumer", None), ResultConsumer):
             consumer.on_after_fork()
     before.set_current()
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.slow
@@ -104,8 +109,6 @@ def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
                 run_session(code, names, page, line)
             else:
                 run_console(code, page, vhost, processes, topology)
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
 
 
 def run_console(code, page, vhost, processes, topology):

@@ -94,7 +94,9 @@ def publish(connection, delay, **headers):
 
 def test_a_delayed_message_is_scheduled_and_released(connect, collect, events, setting, confirm):
     connection = connect(
-        binary_delay={"journal": setting, "radix": None}, confirm_publish=confirm, read_timeout=60
+        binary_delay={"journal": setting, "radix": None},
+        confirm_publish=confirm,
+        read_timeout=PATIENCE,
     )
     before = time.time_ns() // 1000
     publish(connection, 300)
@@ -482,12 +484,16 @@ def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, 
     with own_broker.alarm():
         connection = connect(binary_delay={"journal": "stream"})
         message = amqp.Message("m", application_headers={"x-delay": 9000, "id": "1", "task": "t"})
+        # The limit is one of each declaration, too, which a slow broker answers late.
         if batched:
+            declaring = PublishBatch(connection.channel())
+            declaring.publish(message, "", "mail")
+            declaring.discard()
+            declaring.close()
             with pytest.raises(UnconfirmedError), PublishBatch(connection.channel()) as batch:
                 batch.publish(message, "", "mail", confirm_timeout=2)
         else:
-            # The limit is one of each declaration, too, which a slow broker answers late.
-            connection.default_channel.basic_publish(message, "", "mail", timeout=60)
+            connection.default_channel.basic_publish(message, "", "mail", timeout=PATIENCE)
         connection.collect()
 
 

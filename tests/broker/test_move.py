@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -44,7 +44,7 @@ from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from tests.waits import PATIENCE, wait_until
+from tests.waits import attempts, wait_until
 
 #: In milliseconds, of which no test sees the end.
 HOUR = 3_600_000
@@ -262,12 +262,20 @@ def test_what_a_full_disk_did_not_take_stays_parked(parked, operator, small, tmp
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
 
 
+@contextmanager
+def impatient(monkeypatch):
+    """Wait two seconds for confirms, within."""
+    with monkeypatch.context() as patched:
+        for module in (mover, sys.modules[redrive.__module__]):
+            patched.setattr(module, "PATIENCE", 2.0)
+        yield
+
+
 @pytest.mark.parametrize("by_file", [False, True])
 def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, PLR0917
     parked, operator, small, own_broker, monkeypatch, by_file
 ):
-    for module in (mover, sys.modules[redrive.__module__]):
-        monkeypatch.setattr(module, "PATIENCE", 2.0)
+    vhost = operator.vhost
     with operator.plain() as connection:
         Queue("gone")(connection.default_channel).declare()
 
@@ -279,14 +287,17 @@ def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, 
                 redrive(operator.plain, small)
 
     with (
+        impatient(monkeypatch),
         own_broker.alarm(),
         pytest.raises(UnreachableError, match="not all confirms came within 2 s"),
     ):
         act()
 
     if not by_file:
-        sent = redrive(operator.plain, small).sent
-        assert sent + operator.vhost.waiting("gone")["gone"] >= 3
+        # What was sent arrives, or is put back.
+        wait_until(lambda: sum(vhost.waiting("gone", small.parking).values()) >= 4)
+        redrive(operator.plain, small)
+        wait_until(lambda: vhost.waiting("gone")["gone"] >= 3)
 
 
 @pytest.mark.own_broker
@@ -296,12 +307,12 @@ def test_what_is_parked_again_stops_no_question_to_a_broker_in_an_alarm(
     """Given: more messages to park again than are sent at once, before one for another queue."""
     if small.queue_type == "classic":
         pytest.skip("classic queues do not count deliveries")
-    monkeypatch.setattr(mover, "PATIENCE", 2.0)
     park(plain, small, *["@..gone"] * 150, "@..away")
     redrive(plain, small, dry_run=True)
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 151})
 
     with (
+        impatient(monkeypatch),
         own_broker.alarm(),
         pytest.raises(UnreachableError, match="not all confirms came within 2 s"),
     ):
@@ -599,8 +610,8 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
     queue = Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel())
     queue.declare()
-    for delay in RESTS:
-        sent = time.time()
+    for attempt in attempts(*RESTS):
+        delay = attempt.delay
         delays = delay, delay + 1000, delay + 500
         publish(connection, "order.paid", *delays, exchange="events", mine=1)
         publish(connection, "mail", delay + 2000)
@@ -609,18 +620,16 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
             planned = plan(client, Snapshot.read(operator.management), old)
         done = operator.migrate(old, tall, **TALL)
         still = waiting(vhost, old)
-        is_early = time.time() < sent + delay / 1000
+        attempt.end()
 
         there = connect(confirm_publish=True, binary_delay=TALL)
-        arrivals = collect(there, [queue], 4, timeout=PATIENCE)
-        if is_early:
-            break
+        arrivals = collect(there, [queue], 4, timeout=attempt.limit)
 
     assert planned.messages == 4
     assert (done.moved, done.left, done.poison) == (4, 0, 0)
     assert not still
     for arrival in arrivals:
-        assert arrival.at - sent >= float(arrival.body) / 1000
+        assert arrival.at - attempt.began >= float(arrival.body) / 1000
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
     assert sorted((each.exchange, each.key) for each in arrivals) == [
         ("", "mail"),
@@ -642,22 +651,20 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
         bound = queue(reader.default_channel)
         bound.declare()
         assert bound.get() is None
-    for delay in RESTS:
-        due = datetime.now(timezone.utc) + timedelta(milliseconds=delay)
+    for attempt in attempts(*RESTS):
+        due = datetime.fromtimestamp(attempt.due, timezone.utc)
         with plain() as client:
             client.Producer().publish(
                 "task",
                 exchange="celery_delayed_27",
-                routing_key=native.calculate_routing_key(delay // 1000, "tasks.new"),
+                routing_key=native.calculate_routing_key(attempt.delay // 1000, "tasks.new"),
                 headers={"task": "t", "id": "1", "eta": due.isoformat()},
             )
 
         done = operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
-        is_early = time.time() < due.timestamp()
+        attempt.end()
 
-        (arrival,) = collect(reader, [queue], 1, timeout=PATIENCE)
-        if is_early:
-            break
+        (arrival,) = collect(reader, [queue], 1, timeout=attempt.limit)
 
     assert done.moved == 1
     assert (arrival.exchange, arrival.key) == ("tasks", "tasks.new")
@@ -733,23 +740,20 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("mail")(connection.channel())
     queue.declare()
-    for delay in RESTS:
-        sent = time.time()
+    for attempt in attempts(*RESTS):
         connection.Producer().publish(
-            "m", routing_key="mail", headers={"x-delay": delay}, expiration=7
+            "m", routing_key="mail", headers={"x-delay": attempt.delay}, expiration=7
         )
 
         done = migrate(
             operator.plain, operator.plain, operator.management, tall, FOREIGN_LADDERS["celery"]
         )
-        is_early = time.time() < sent + delay / 1000
+        attempt.end()
 
-        (arrival,) = collect(connect(), [queue], 1, timeout=PATIENCE)
-        if is_early:
-            break
+        (arrival,) = collect(connect(), [queue], 1, timeout=attempt.limit)
 
     assert done.moved == 1
-    assert arrival.at - sent >= delay / 1000
+    assert arrival.at - attempt.began >= attempt.delay / 1000
     assert (arrival.properties["expiration"], arrival.headers) == ("7000", {})
 
 
@@ -978,6 +982,10 @@ def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
     wait_until(lambda: sum(waiting(vhost, old).values()) == 5)
 
 
+def is_back_or_late(attempt, vhost, topology):
+    return attempt.is_over or waiting(vhost, topology)
+
+
 def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
     connect, collect, tall, operator, monkeypatch
 ):
@@ -988,19 +996,22 @@ def test_a_message_with_copies_that_only_the_broker_knows_stays_on_its_ladder(
     queues = [Queue(name)(connection.channel()) for name in ("mail", "audit")]
     for queue in queues:
         queue.declare()
-    # It goes on to the next level after 32 s, and is then a new message to the broker.
-    publish(connection, "mail", 33_000)
-    publish(connection, "mail", 33_000, BCC=["audit"])
+    # After so long they go on to the next level, for a second, and are new messages to the broker.
+    for attempt in attempts(32_000, 128_000):
+        publish(connection, "mail", attempt.delay + 1000)
+        publish(connection, "mail", attempt.delay + 1000, BCC=["audit"])
 
-    first = operator.migrate(old, tall, **TALL)
-    wait_until(lambda: waiting(operator.vhost, old))
-    second = operator.migrate(old, tall, **TALL)
+        first = operator.migrate(old, tall, **TALL)
+        wait_until(partial(is_back_or_late, attempt, operator.vhost, old))
+        second = operator.migrate(old, tall, **TALL)
+        attempt.end()
+
+        arrivals = collect(connection, queues, 3, timeout=attempt.limit)
 
     assert (first.moved, first.left, second.moved, second.left) == (1, 1, 0, 1)
     assert any("as often as is safe" in each for each in second.reasons)
     words = "a message for 'mail' has keys in a BCC header, which RabbitMQ shows to nobody"
     assert words in first.reasons[0]
-    arrivals = collect(connection, queues, 3)
     assert sorted(each.queue for each in arrivals) == ["audit", "mail", "mail"]
     assert [each.headers for each in arrivals] == [{}] * 3
 
@@ -1012,8 +1023,8 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue = Queue("tasks")(connection.channel())
     queue.declare()
-    for delay in RESTS:
-        due = datetime.now(timezone.utc) + timedelta(milliseconds=delay)
+    for attempt in attempts(*RESTS):
+        due = datetime.fromtimestamp(attempt.due, timezone.utc)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
             for name, eta in etas.items():
@@ -1022,11 +1033,9 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
                 )
 
         done = operator.migrate("tasks", tall, **TALL)
-        is_early = time.time() < due.timestamp()
+        attempt.end()
 
-        arrivals = collect(connect("amqp"), [queue], 3, timeout=PATIENCE)
-        if is_early:
-            break
+        arrivals = collect(connect("amqp"), [queue], 3, timeout=attempt.limit)
 
     assert (done.moved, done.kept) == (1, 2)
     at = {each.body: each.at for each in arrivals}
@@ -1207,24 +1216,27 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, o
 def test_transfer_takes_what_waits_to_another_virtual_host(
     broker, connect, tall, collect, operator
 ):
-    vhost = operator.vhost
     connection = connect(confirm_publish=True, binary_delay=TALL)
-    Queue("mail")(connection.channel()).declare()
-    other = broker.vhost()
-    try:
-        with ours(other, **TALL)() as there:
-            queue = Queue("mail")(there.channel())
-            queue.declare()
-            sent = time.time()
-            publish(connection, "mail", 30_000, 31_000)
-            done = migrate(operator.plain, ours(other, **TALL), operator.management, tall, tall)
-            arrivals = collect(there, [queue], 2)
-    finally:
-        other.delete()
+    for attempt in attempts(*RESTS):
+        # What is late arrives here, in a queue of its own.
+        name = f"mail-{attempt.delay}"
+        Queue(name)(connection.channel()).declare()
+        other = broker.vhost()
+        try:
+            with ours(other, **TALL)() as there:
+                queue = Queue(name)(there.channel())
+                queue.declare()
+                attempt.began = time.time()
+                publish(connection, name, attempt.delay, attempt.delay + 1000)
+                done = migrate(operator.plain, ours(other, **TALL), operator.management, tall, tall)
+                attempt.end()
+                arrivals = collect(there, [queue], done.moved, timeout=attempt.limit)
+        finally:
+            other.delete()
 
     assert done.moved == 2
-    assert all(each.at - sent >= float(each.body) / 1000 for each in arrivals)
-    assert vhost.waiting("mail") == {"mail": 0}
+    assert all(each.at - attempt.began >= float(each.body) / 1000 for each in arrivals)
+    assert operator.vhost.waiting(name) == {name: 0}
 
 
 _MIGRATE = """

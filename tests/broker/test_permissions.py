@@ -418,13 +418,7 @@ def two_are_there(connect):
     return administrator
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """Let a reader that may append no marker wait for longer: a busy broker is slow to begin."""
-    monkeypatch.setattr("kombu_binary_delay.amendments.channel._QUIET", 4.0)
-
-
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("finds_ends")
 @pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["marker", "no-marker"])
 def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_if_not(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, writes
@@ -493,7 +487,7 @@ def test_a_consumer_that_may_append_no_marker_does_not_wait_for_streams_without_
     assert time.monotonic() - begin < PATIENCE
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("finds_ends")
 @pytest.mark.parametrize(
     ("grant", "active"),
     [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],

@@ -15,8 +15,9 @@ import pytest
 
 from dev.broker import Broker, BrokerError
 from dev.processes import Processes
+from dev.service import START
 from dev.shared_broker import SharedBroker, shared_broker
-from tests.waits import wait_until
+from tests.waits import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,7 +140,12 @@ def test_a_shared_broker_is_one_for_all_who_ask_and_ends_with_its_owner() -> Non
         folder = Path(shared.address).parent
         argv = [sys.executable, "-c", ask.format(shared.address)]
         asking = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        made = {each.communicate(timeout=120)[0].strip() for each in asking}
+        try:
+            made = {each.communicate(timeout=START + PATIENCE)[0].strip() for each in asking}
+        finally:
+            for each in asking:
+                each.kill()
+                each.communicate()
         seen = shared_broker(shared.address)
         # It can be administered from here, too.
         assert made | {"/"} == set(seen.ctl("list_vhosts", "--quiet", "name").split()) - {"name"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -12,6 +11,7 @@ import amqp
 import pytest
 
 from kombu_binary_delay import TopologyError
+from tests.waits import wait_until
 
 #: Every property that AMQP 0-9-1 has, apart from the headers.
 PROPERTIES: dict[str, Any] = {
@@ -65,12 +65,8 @@ DEATHS: dict[str, Any] = {
 }
 
 
-def get(channel: Any, queue: str, timeout: float = 60) -> Any:
-    deadline = time.monotonic() + timeout
-    while (message := channel.basic_get(queue, no_ack=True)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return message
+def get(channel: Any, queue: str) -> Any:
+    return wait_until(lambda: channel.basic_get(queue, no_ack=True))
 
 
 def round_trip(connection: Any, body: Any, headers: dict[str, Any], **properties: Any) -> list[Any]:

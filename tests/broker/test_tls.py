@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from kombu_binary_delay import Transport, TransportMixin, register
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.spark.journal import _Stream
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 AT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
@@ -95,10 +95,7 @@ def deliver(connection: Connection) -> bool:
     channel = connection.default_channel
     Queue("q", channel=channel).declare()
     connection.Producer().publish("x", routing_key="q", headers={"x-delay": 250})
-    deadline = time.monotonic() + 60
-    while (message := channel.basic_get("q", no_ack=True)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    message = wait_until(lambda: channel.basic_get("q", no_ack=True))
     assert message.headers.get(HEADER), "it was not delayed"
     assert isinstance(connection.transport, TransportMixin)
     return isinstance(connection.connection.sock, ssl.SSLSocket)
@@ -107,14 +104,14 @@ def deliver(connection: Connection) -> bool:
 def as_the_broker_has_it(vhost: VHost, connections: Iterable[Connection]) -> list[dict[str, Any]]:
     """Ask the broker, which knows a connection by its client's port."""
     ports = [each.connection.sock.getsockname()[1] for each in connections]
-    deadline = time.monotonic() + 60
-    while True:
+
+    def listed() -> list[dict[str, Any]] | None:
         found = vhost.broker.api("GET", f"vhosts/{vhost.name}/connections")
         rows = {row.get("peer_port"): row for row in found}
-        if all("ssl" in rows.get(port, ()) for port in ports):
-            return [rows[port] for port in ports]
-        assert time.monotonic() < deadline, "the broker does not list all of them"
-        time.sleep(0.2)
+        is_whole = all("ssl" in rows.get(port, ()) for port in ports)
+        return [rows[port] for port in ports] if is_whole else None
+
+    return wait_until(listed, "the broker does not list all of them") or []
 
 
 def at(vhost: VHost, scheme: str) -> str:

@@ -25,7 +25,7 @@ from kombu_binary_delay.admin.waiting import script
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
-from tests.waits import wait_until
+from tests.waits import PATIENCE, wait_until
 
 HAS_STREAMS = (3, 9)
 HOUR = 3600  # in seconds, of which no test sees the end
@@ -644,6 +644,6 @@ def test_celerys_own_command_lists_too(journalling, vhost):
         [sys.executable, "-m", "celery", "-b", vhost.url, "binary-delay", "tasks", "--json"],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert [each["id"] for each in json.loads(done.stdout)["tasks"]] == ["one"]

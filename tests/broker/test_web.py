@@ -67,7 +67,7 @@ def pages(vhost, broker):
 
 def until(client, path, *words, auth=None):
     """Load a page until it has all of these words."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not all(word in (page := client.get(path, auth=auth)).text for word in words):
         assert time.monotonic() < end, page.text
         time.sleep(0.2)
@@ -205,7 +205,8 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
         ({"action": "cancel", "chosen": "x" * 600}, "the id of a task"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, form, says):
+def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, monkeypatch, form, says):
+    monkeypatch.setattr(handlers, "_SOON", PATIENCE)
     publish("one")
     client = pages(allow_changes=True)
     found = until(client, "/tasks", counted(1))
@@ -251,6 +252,7 @@ def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhos
     connection = publish("one")
     for queue in ("gone", "gone", "away"):
         connection.Producer().publish("late", routing_key=queue, headers={"x-delay": 1})
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 3})
     client = pages(allow_changes=True)
     now = until(client, "/now", "<dt>parked</dt><dd>3<", "Redrive what is parked")
     Queue("gone")(connect("amqp").default_channel).declare()
@@ -275,6 +277,8 @@ def test_all_that_is_parked_is_sent_on_by_one_act(publish, pages, connect, vhost
     names = "gone", "away", "lost"
     for name in names:
         connection.Producer().publish("late", routing_key=name, headers={"x-delay": 1})
+    parking = topology.parking
+    wait_until(lambda: vhost.waiting(parking) == {parking: 3})
     client = pages(allow_changes=True)
     now = until(client, "/now", "<dt>parked</dt><dd>3<", "Redrive what is parked")
     channel = connect("amqp").default_channel
@@ -282,7 +286,6 @@ def test_all_that_is_parked_is_sent_on_by_one_act(publish, pages, connect, vhost
         Queue(name)(channel).declare()
 
     planned = client.post("/plan", data={"action": "redrive", "token": token(now)})
-    parking = topology.parking
     # What was counted is put back a moment later.
     wait_until(lambda: vhost.waiting(parking) == {parking: 3})
     form = {"key": planned.url.params["key"], "token": token(planned.text)}
@@ -292,10 +295,11 @@ def test_all_that_is_parked_is_sent_on_by_one_act(publish, pages, connect, vhost
     assert vhost.waiting(parking, *names) == {parking: 0, **dict.fromkeys(names, 1)}
 
 
-def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, topology):
+def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, vhost, topology):
     connection = publish("one")
     connection.Producer().publish("late", routing_key="gone", headers={"x-delay": 1})
     connection.Producer().publish("?", exchange=topology.parking, routing_key="no address")
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 2})
     client = pages(allow_changes=True)
     now = until(client, "/now", "<dt>parked</dt><dd>2<")
 

@@ -11,13 +11,12 @@ from kombu import Queue as KombuQueue
 
 from kombu_binary_delay import Settings
 from tests.conformance.program import Arrival, Program, TooSlowError
+from tests.waits import PATIENCE
 
 if TYPE_CHECKING:
     from dev.broker import VHost
 
 OURS = "kombu_binary_delay:Transport"
-#: A broker that was restarted has its queues to recover.
-PATIENCE = 100.0
 #: For a message that should not have come.
 MORE = 0.2
 

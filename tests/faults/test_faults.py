@@ -11,6 +11,7 @@ import pytest
 from dev.faults.environment import Case, run_case
 from dev.faults.proxy import Proxy
 from dev.faults.scenarios import CASES
+from tests.waits import PATIENCE
 
 ROOT = os.environ.get("RABBITMQ_ROOT")
 
@@ -33,7 +34,7 @@ def test_nothing_confirmed_is_lost_early_or_misdelivered(case: Case) -> None:
 
 def test_a_proxy_passes_bytes_on_until_its_budget_is_spent(broker) -> None:
     with Proxy(urlsplit(broker.url).port or 5672) as proxy:
-        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=60)
+        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=PATIENCE)
         connection.connect()
         channel = connection.channel()
         channel.queue_declare("through", exclusive=True)
@@ -44,7 +45,7 @@ def test_a_proxy_passes_bytes_on_until_its_budget_is_spent(broker) -> None:
         assert proxy.cuts == 1
         # The handshake alone is more than that.
         proxy.budget = (100, 200)
-        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=60)
+        connection = amqp.Connection(f"127.0.0.1:{proxy.port}", read_timeout=PATIENCE)
         with pytest.raises((OSError, amqp.ConnectionError)):
             connection.connect()
         connection.collect()

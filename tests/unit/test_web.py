@@ -17,6 +17,7 @@ from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
 from kombu_binary_delay.web.plans import Plan, Plans, to_log
 from kombu_binary_delay.web.reader import Reader
+from tests.waits import PATIENCE
 
 HOUR = 3_600_000
 
@@ -35,19 +36,19 @@ def test_ten_pages_that_ask_at_the_same_time_cost_one_reading(reader):
     readings, going, looks = [], threading.Event(), []
 
     def read():
-        going.wait(60)
+        going.wait(PATIENCE)
         readings.append(1)
         return "figures"
 
-    asking = [
-        threading.Thread(target=lambda: looks.append(reader.get("now", read, age=600, wait=60)))
-        for _ in range(10)
-    ]
+    def ask():
+        looks.append(reader.get("now", read, age=600, wait=PATIENCE))
+
+    asking = [threading.Thread(target=ask) for _ in range(10)]
     for each in asking:
         each.start()
     going.set()
     for each in asking:
-        each.join(60)
+        each.join(PATIENCE)
 
     assert [look.value for look in looks] == ["figures"] * 10
     assert reader.get("now", read, age=600).value == "figures"
@@ -62,11 +63,11 @@ def test_what_was_read_stays_with_the_reason_why_there_is_nothing_newer(reader):
             raise OperationError("the broker is away")
         return "figures"
 
-    first = reader.get("now", read, age=600, wait=60)
+    first = reader.get("now", read, age=600, wait=PATIENCE)
     failing = True
-    second = reader.get("now", read, age=600, wait=60, since=time.monotonic())
+    second = reader.get("now", read, age=600, wait=PATIENCE, since=time.monotonic())
     failing = False
-    third = reader.get("now", read, age=600, wait=60, since=time.monotonic())
+    third = reader.get("now", read, age=600, wait=PATIENCE, since=time.monotonic())
 
     assert (first.value, first.error) == ("figures", None)
     assert (second.value, second.at, second.error) == ("figures", first.at, "the broker is away")
@@ -78,15 +79,15 @@ def test_what_was_changed_during_a_reading_is_read_again(reader):
 
     def before():
         begun.set()
-        going.wait(60)
+        going.wait(PATIENCE)
         return "before"
 
     reader.get("tasks", before, age=600)
-    begun.wait(60)
+    begun.wait(PATIENCE)
     reader.get("tasks", lambda: "after", age=600, since=time.monotonic())
     going.set()
 
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while reader.get("tasks", lambda: "after", age=600, wait=1).value != "after":
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -95,9 +96,9 @@ def test_what_was_changed_during_a_reading_is_read_again(reader):
 def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, monkeypatch):
     monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
     going = threading.Event()
-    reader.get("now", lambda: "figures", age=0, wait=60)
-    reader.get("now", lambda: going.wait(60), age=600)
-    end = time.monotonic() + 60
+    reader.get("now", lambda: "figures", age=0, wait=PATIENCE)
+    reader.get("now", lambda: going.wait(PATIENCE), age=600)
+    end = time.monotonic() + PATIENCE
     while (look := reader.get("now", going.wait, age=600)).error is None:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -111,10 +112,10 @@ def test_a_defect_in_a_reading_is_no_end_of_the_pages(reader):
     def read():
         raise ZeroDivisionError("secret")
 
-    look = reader.get("now", read, age=600, wait=60)
+    look = reader.get("now", read, age=600, wait=PATIENCE)
 
     assert look.error == "reading failed; the log of this program says why"
-    assert reader.get("other", lambda: 1, age=600, wait=60).value == 1
+    assert reader.get("other", lambda: 1, age=600, wait=PATIENCE).value == 1
 
 
 # --- the index ----------------------------------------------------------------------
@@ -247,7 +248,7 @@ def browser(app, host="127.0.0.1", **options):
 def test_a_page_says_that_the_broker_is_away_and_no_secrets():
     with browser(away()) as client:
         for path in ("/", "/now", "/tasks", "/results", "/task?id=x"):
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE
             while "The broker cannot be read" not in (page := client.get(path)).text:
                 assert page.status_code == 200
                 assert time.monotonic() < end

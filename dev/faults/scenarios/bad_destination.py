@@ -152,7 +152,7 @@ def scenario_of(
 def compare(env: Environment, bad: Destination, options: dict[str, Any], *, limit: bool) -> None:
     """Publish for the good queue alone, then among as many for the bad destination."""
     publish(env, ["good"], COUNT, RATE, "alone", {})
-    env.wait_until(lambda: max(env.lateness("good")) < float("inf"), "all, alone", 120)
+    env.wait_until(lambda: max(env.lateness("good")) < float("inf"), "all, alone")
     alone = max(env.lateness("good"))
     before = len(env.lateness("good"))
     publish(env, ["good", bad], COUNT * 2, RATE * 2, "among", options)

@@ -17,7 +17,7 @@ def killed(env: Environment) -> None:
     env.consumer("inbox")
     publisher = env.publisher(["inbox"], count=kills * 300, rate=100)
     for kill in range(kills):
-        env.wait_for(CONFIRMED, kill * 300 + 150, timeout=120)
+        env.wait_for(CONFIRMED, kill * 300 + 150)
         env.broker.kill()
         env.broker.start()
         time.sleep(1)

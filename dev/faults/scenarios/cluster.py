@@ -22,9 +22,17 @@ NOTICES_SOON = {"net_ticktime": 8}
 
 def leader(env: Environment) -> Broker:
     """Find the node that leads most of the level queues."""
-    leaders = Counter(row.get("leader") for row in env.queues() if env.topology.owns(row["name"]))
-    name = leaders.most_common(1)[0][0]
-    return next(node for node in env.nodes if node.node == name)
+    nodes = {node.node: node for node in env.nodes}
+    leaders: list[str] = []
+
+    def are_known() -> bool:
+        # The statistics come late, and a queue without a leader has none in them.
+        rows = env.queues()
+        leaders[:] = [row.get("leader", "") for row in rows if env.topology.owns(row["name"])]
+        return bool(leaders) and nodes.keys() >= set(leaders)
+
+    env.wait_until(are_known, "a leader of each level")
+    return nodes[Counter(leaders).most_common(1)[0][0]]
 
 
 def leader_killed(env: Environment) -> None:

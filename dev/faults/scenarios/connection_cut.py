@@ -23,7 +23,7 @@ def parties_cut(env: Environment) -> None:
         env.consumer("inbox", urls=urls)
         publisher = env.publisher(["inbox"], count, urls=urls)
         publisher.wait(count / 100 + 300)
-        env.wait_for(DONE, count // 8, timeout=120)
+        env.wait_for(DONE, count // 8)
         # Each cut takes kombu seconds to get over: let it come to an end.
         proxy.budget = None
         env.wait_until_done()
@@ -39,7 +39,7 @@ def worker_cut(env: Environment) -> None:
         env.worker("--pool=threads", "--concurrency=2", urls=urls)
         env.send_tasks(count, urls=urls)
         env.wait_for(CONFIRMED, count)
-        env.wait_for(DONE, count // 2, timeout=120)
+        env.wait_for(DONE, count // 2)
         proxy.budget = None
         env.wait_until_done()
         env.notes["cuts"] = proxy.cuts
