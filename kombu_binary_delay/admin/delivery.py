@@ -201,11 +201,16 @@ class _Side:
 
     def _within_reach(self, fault: Fault) -> Fault:
         """Leave out of a repair what only the connection of an exclusive queue can do."""
-        removable = self._snapshot.removable
-        stale, bindings = removable(fault.stale), fault.missing.bindings
-        if removable(bindings) != bindings:
+        snapshot, part = self._snapshot, fault.missing
+        stale, reached = snapshot.removable(fault.stale), snapshot.removable(part.bindings)
+        wanted = tuple(
+            each for each in part.bindings if each in reached or each not in snapshot.bindings
+        )
+        if wanted != reached:
             return replace(fault, missing=Part(), stale=(), remedy=_EXCLUSIVE)
-        return replace(fault, stale=stale, remedy=_EXCLUSIVE) if stale != fault.stale else fault
+        part = Part(part.exchanges, part.queues, wanted)
+        remedy = fault.remedy if stale == fault.stale else _EXCLUSIVE
+        return replace(fault, missing=part, stale=stale, remedy=remedy)
 
     def _all_faults(self) -> Iterator[Fault]:
         known = set(self._topology.base.bindings)

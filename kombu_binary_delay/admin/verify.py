@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,7 +100,13 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *_amendments(amendments, snapshot, declares=declares),
         *_journal(journal, snapshot, declares=declares),
         *_policies(management, topology, snapshot),
-        *_permissions(management, topology, user or management.user, amendments, declares=declares),
+        *_permissions(
+            management,
+            topology,
+            user or management.user,
+            amendments,
+            _needed(topology, declares=declares, direct=direct),
+        ),
     ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     return Verification(version, management.vhost, topology.prefix, tuple(found))
@@ -236,6 +242,10 @@ def _exchange(
 def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
     if exchange.name == topology.parking:
         return "a message without a destination holds up its level: after 32, nothing leaves it"
+    if topology.mirrors and exchange.name == topology.direct:
+        return "a delayed publish fails with 404"
+    if topology.mirrors and exchange.name == topology.direct_fallback:
+        return "messages with a delay that has no queue of its own are lost"
     if exchange.type == "fanout":
         return "a publish that enters there fails with 404"
     if topology.queue_type == "quorum":
@@ -562,8 +572,22 @@ def _shortens(
 # -- permissions ---------------------------------------------------------------------------------
 
 
+def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, list[str]]:
+    """Return the names on which a publisher needs each permission."""
+    if declares:
+        names = [each.name for each in topology.whole.exchanges]
+        names += [each.name for each in topology.whole.queues]
+        return {"configure": names, "write": names, "read": names}
+    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
+    return {"write": [topology.direct] if direct else levels}
+
+
 def _permissions(
-    management: Management, topology: Topology, user: str, amendments: Part, *, declares: bool
+    management: Management,
+    topology: Topology,
+    user: str,
+    amendments: Part,
+    needed: Mapping[str, Sequence[str]],
 ) -> Iterator[Difference]:
     try:
         rows = management.get("users", user, "permissions")
@@ -581,10 +605,6 @@ def _permissions(
             grant(management.vhost, user, None, topology.namespace, ("configure", "write", "read")),
         )
         return
-    names = [each.name for each in topology.whole.exchanges]
-    names += [each.name for each in topology.whole.queues]
-    levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
-    needed = {"configure": names, "write": names, "read": names} if declares else {"write": levels}
     give = partial(grant, management.vhost, user, mine[0], topology.namespace)
     lacked = [
         what

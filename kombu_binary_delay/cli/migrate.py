@@ -160,7 +160,10 @@ def _move(
     if target[0].mirrors:
         into = there if to is None else there.on(target[0])
         # What is moved is no new message, and what is left of a delay is no delay of its own.
-        connect = partial(into.delaying, queue_per_delay=False, **_unwritten(here, there, source))
+        connect = partial(into.delaying, queue_per_delay=False)
+        # The journal of this namespace has what waits on another of its ladders already.
+        if here is there and not queue and _is_of_one_journal(ladders[0], target[0]):
+            connect = partial(connect, journal=None)
     brokers = (here,) if here is there else (here, there)
     with named(*brokers), bar("move", planned.messages) as update:
         done = admin.migrate(
@@ -177,7 +180,5 @@ def _move(
     return FOUND if done.left or done.poison else OK
 
 
-def _unwritten(here: Target, there: Target, source: list[Topology] | str) -> dict[str, None]:
-    """Return the setting by which the journal does not count messages twice that it has."""
-    known = not isinstance(source, str) and source[0].namespace == here.settings.namespace
-    return {"journal": None} if known and here is there else {}
+def _is_of_one_journal(one: Topology, other: Topology) -> bool:
+    return (one.namespace, one.version) == (other.namespace, other.version)

@@ -86,8 +86,10 @@ def status(
             # Those of the settings are in use, whichever is asked for.
             used = broker.lanes(connection)
             lanes += [each for each in used if topology.owns(each.delivery) and each not in lanes]
+        # Another ladder may be from before that setting.
+        direct = settings.queue_per_delay and ladder is None
         expected = admin.Expected(
-            tuple(lanes), settings.declare != "never", settings.relays, settings.queue_per_delay
+            tuple(lanes), settings.declare != "never", settings.relays, direct
         )
         place = Place.of(broker, stack, source, node_command) if destinations else None
 

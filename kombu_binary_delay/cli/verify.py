@@ -55,6 +55,8 @@ def verify(
     with broker.plain() as connection:
         settings = broker.settings
         declares = settings.declare != "never"
+        # Another ladder may be from before that setting.
+        direct = settings.queue_per_delay and ladder is None
         lanes = broker.lanes(connection, ladder, ahead=not declares)
         server = connection.connection.server_properties
         amendments, journal = broker.amendments(server), stream_part(settings, server)
@@ -66,7 +68,7 @@ def verify(
                 management,
                 lanes,
                 declares=declares,
-                direct=settings.queue_per_delay,
+                direct=direct,
                 relays=settings.relays,
                 must_exist=ladder is not None,
                 amendments=amendments,
@@ -81,7 +83,7 @@ def verify(
                 management,
                 each,
                 declares=declares,
-                direct=settings.queue_per_delay,
+                direct=direct,
                 user=user,
                 relays=settings.relays,
                 must_exist=ladder is not None,

@@ -82,7 +82,7 @@ class DeliverySide(LadderSide):
             yield from self._warn_once(
                 queue,
                 f"the queue {queue!r} does not exist: a delayed message that reaches another "
-                f"queue, by CC or BCC, does not reach this one, even if it is declared before then",
+                f"queue, by CC or BCC, may not reach this one, even if it is declared before then",
             )
         else:
             self._queues.pop(queue, None)

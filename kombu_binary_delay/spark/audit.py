@@ -345,6 +345,9 @@ def _tasks(events: DataFrame) -> DataFrame:
     executed = kind.isin(*_EXECUTIONS)
     counted = kind == _CONFIRMED
     released_at = F.when(kind == _RELEASED, F.col("at"))
+    # What the broker did not take counts only where there is nothing else.
+    sent = F.when(kind != _DENIED, F.col("published_at"))
+    due_last = F.coalesce(F.max_by("due", sent), F.max_by("due", "published_at"))
     return events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
@@ -355,7 +358,7 @@ def _tasks(events: DataFrame) -> DataFrame:
         # messages that the broker accepted according to a receipt or an arrival.
         F.coalesce(F.min(_due(counted | arrival)), F.min("due")).alias("due_first"),
         F.coalesce(F.max(_due(kind != _DENIED)), F.max("due")).alias("due_greatest"),
-        F.max_by("due", "published_at").alias("due_last"),
+        due_last.alias("due_last"),
         F.min(_due(arrival)).alias("due_arrived"),
         F.min(_due(executed)).alias("due_executed"),
         F.min(_due(kind == _RELEASED)).alias("due_released"),
@@ -367,7 +370,7 @@ def _tasks(events: DataFrame) -> DataFrame:
         # To the microsecond: a difference of doubles would not be exact.
         F.min(F.when(arrival, F.unix_micros("at") - F.unix_micros("due"))).alias("soonest"),
         F.min("published_at").alias("published_at"),
-        F.max("published_at").alias("published_last"),
+        F.coalesce(F.max(sent), F.max("published_at")).alias("published_last"),
         F.max("hops").alias("hops"),
         # A receipt is made before the message is sent, so the journal is more exact.
         F.max(F.when(kind == _SCHEDULED, F.col("hops") > 0)).alias("entered"),

@@ -723,6 +723,7 @@ def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(
     again = [run(*never, each) for each in ("verify", "status")]
 
     assert [each.exit_code for each in (*missed, mended, *again)] == [1, 1, 0, 0, 0], mended.output
+    assert "a delayed publish fails with 404" in " ".join(missed[0].output.split())
     assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == whole
     assert len(vhost.bindings()) == len(bindings)
 

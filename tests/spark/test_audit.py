@@ -462,6 +462,11 @@ def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_ow
             [scheduled("a", due=60)],
             (60, None, s.NOT_PUBLISHED),
         ),
+        "taken, and then refused with a sooner due time": (
+            [receipt("a", due=2 * END), receipt("a", due=60, sent=1, status=s.REFUSED)],
+            [scheduled("a", due=2 * END)],
+            (2 * END, None, s.STILL_WAITING),
+        ),
         "sent twice": ([first, second], copies, (60, 1.0, s.DUPLICATE)),
         "sent twice, and the first came not": ([first, second], copies[2:], (60, 61.0, s.LATE)),
         "without receipts": (
