@@ -276,8 +276,8 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
             "due",
             "hops",
             F.lit(None).cast("string").alias("state"),
-            # A row without an id was rejected: there never was a message.
         )
+        # A row without an id was rejected: there never was a message.
         .where(F.col("task_id").isNotNull())
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,24 @@ def connect(vhost, radix):
     yield connect
     for connection in opened:
         connection.release()
+
+
+@pytest.fixture
+def user(vhost):
+    """Make a user who may do everything in the virtual host but what is given; return the URL."""
+    made = []
+
+    def user(**permissions):
+        name = f"user-{uuid.uuid4().hex[:8]}"
+        made.append(name)
+        vhost.broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
+        allowed = {**dict.fromkeys(("configure", "write", "read"), ".*"), **permissions}
+        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", allowed)
+        return vhost.url_of(name, "p")
+
+    yield user
+    for name in made:
+        vhost.broker.api("DELETE", f"users/{name}")
 
 
 @pytest.fixture(autouse=True)

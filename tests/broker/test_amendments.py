@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections import Counter
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -80,17 +79,6 @@ def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properti
     channel = connection.default_channel
     message = amqp.Message(body, **properties)
     amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
-
-
-@contextmanager
-def user(vhost, **permissions):
-    """Make a user who may do everything but what is given; yield his URL."""
-    name = f"user-{uuid.uuid4().hex[:8]}"
-    vhost.broker.api("PUT", f"users/{name}", {"password": "x", "tags": ""})
-    everything = dict.fromkeys(("configure", "write", "read"), ".*")
-    vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", {**everything, **permissions})
-    yield vhost.url_of(name, "x")
-    vhost.broker.api("DELETE", f"users/{name}")
 
 
 def records_in_stream(connection):
@@ -292,20 +280,19 @@ def test_a_stream_that_is_missing_keeps_nobody_from_the_other(
 
 
 def test_a_consumer_that_the_broker_refuses_an_amendment_goes_on_to_read(
-    vhost, connect, publisher, collect
+    user, connect, publisher, collect
 ):
     cancel("x", connection=publisher)
     QUEUE(publisher.default_channel).declare()
-    with user(vhost, write="^(?!kbd.v2.amendments$).*") as url:
-        reader = connect(url=url)
-        publish(publisher, "first", delay=1)
-        assert bodies(collect(reader, [QUEUE], 1)) == ["first"]
-        with pytest.raises(AmendmentError, match="may not amend"):
-            cancel("y", connection=reader)
-        publish(publisher, "cancelled")
-        cancel("cancelled", connection=publisher)
-        publish(publisher, "kept", delay=750)
-        assert bodies(collect(reader, [QUEUE], 1)) == ["kept"]
+    reader = connect(url=user(write="^(?!kbd.v2.amendments$).*"))
+    publish(publisher, "first", delay=1)
+    assert bodies(collect(reader, [QUEUE], 1)) == ["first"]
+    with pytest.raises(AmendmentError, match="may not amend"):
+        cancel("y", connection=reader)
+    publish(publisher, "cancelled")
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "kept", delay=750)
+    assert bodies(collect(reader, [QUEUE], 1)) == ["kept"]
 
 
 def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
@@ -463,15 +450,15 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
 
 
 def test_what_cannot_be_delayed_again_is_delivered_and_holds_up_nobody(  # noqa: PLR0913, PLR0917
-    vhost, connect, consumer, publisher, collect, caplog
+    user, connect, consumer, publisher, collect, caplog
 ):
     for name in ("postponed", "next"):
         publish(publisher, name)
     reschedule("postponed", countdown=3600, connection=publisher)
-    with user(vhost, write="^amq.default$", configure="^$") as url:
-        reader = connect(url=url, binary_delay={"declare": "never"})
-        bare = Queue("mail", no_declare=True)
-        assert sorted(bodies(collect(reader, [bare], 2))) == ["next", "postponed"]
+    url = user(write="^amq.default$", configure="^$")
+    reader = connect(url=url, binary_delay={"declare": "never"})
+    bare = Queue("mail", no_declare=True)
+    assert sorted(bodies(collect(reader, [bare], 2))) == ["next", "postponed"]
     assert "is not postponed, but delivered now" in caplog.text
 
 

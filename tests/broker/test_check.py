@@ -14,6 +14,7 @@ from kombu_binary_delay.admin.check import judge
 from kombu_binary_delay.cli import binary_delay
 
 OURS = "kombu_binary_delay:Transport"
+KINDS = "configure", "write", "read"
 
 
 @pytest.fixture
@@ -43,24 +44,6 @@ def app(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def user(vhost):
-    """Make a user with these permissions in the virtual host; return the URL."""
-    made = []
-
-    def user(pattern):
-        name = f"user-{uuid.uuid4().hex[:8]}"
-        made.append(name)
-        vhost.broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
-        allowed = dict.fromkeys(("configure", "write", "read"), pattern)
-        vhost.broker.api("PUT", f"permissions/{vhost.name}/{name}", allowed)
-        return vhost.url_of(name, "p")
-
-    yield user
-    for name in made:
-        vhost.broker.api("DELETE", f"users/{name}")
-
-
 def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost, topology):
     arguments = app(broker_transport=OURS)
 
@@ -80,7 +63,7 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
 
 
 def test_users_who_may_do_no_more_than_delay_may_check(check, user, vhost):
-    found = check(url=user(r"^kbd\."))
+    found = check(url=user(**dict.fromkeys(KINDS, r"^kbd\.")))
 
     assert found.exit_code == 0, found.output
 
@@ -106,7 +89,7 @@ def test_an_app_that_does_not_delay_by_us_is_told_what_to_add(check, app, vhost,
     [("^mail$", "may not have a queue"), (r"^kbd\.check", "may not declare|refused to declare")],
 )
 def test_a_user_without_permissions_is_told_which(check, user, vhost, pattern, said):
-    found = check(url=user(pattern))
+    found = check(url=user(**dict.fromkeys(KINDS, pattern)))
 
     words = " ".join(found.output.split())
     assert found.exit_code == 1, words

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import contextmanager
 
 import amqp
@@ -779,26 +778,12 @@ def test_what_is_migrated_is_in_the_journal_once(broker, run, slow, connect):
     assert sorted(each["id"] for each in json.loads(listed.output)["tasks"]) == ["one", "two"]
 
 
-@pytest.fixture
-def theirs(broker, vhost):
-    """A connection by another user, who may do all here."""
-    name = f"user-{uuid.uuid4().hex[:6]}"
-    broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
-    broker.api(
-        "PUT",
-        f"permissions/{vhost.name}/{name}",
-        {"configure": ".*", "write": ".*", "read": ".*"},
-    )
-    with Connection(vhost.url.replace("guest:guest", f"{name}:p")) as connection:
-        yield connection
-    broker.api("DELETE", f"users/{name}")
-
-
 def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917
-    run, tick, connect, theirs, vhost, small, tmp_path
+    run, tick, user, connect, vhost, small, tmp_path
 ):
     """Given: RabbitMQ refuses what has another ``user_id`` than who sends it."""
     declare(connect)
+    theirs = connect("amqp", url=user())
     run(*tick, "create", "--queue", "mail")
     key = small.address((), Destination("", "mail"))
     for more in ({}, {}, {"user_id": theirs.userid}, {}):

@@ -432,27 +432,16 @@ def test_a_level_that_stands_with_other_arguments_is_named_and_the_users_channel
     wait_until(lambda: vhost.waiting("q") == {"q": 1})
 
 
-def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(broker, connect, vhost):
-    name = f"user-{vhost.name}"
-    broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
-    broker.api(
-        "PUT",
-        f"permissions/{vhost.name}/{name}",
-        {"configure": "^q$", "write": ".*", "read": ".*"},
-    )
-    try:
-        connection = connect(url=vhost.url_of(name, "p"))
-        Queue("q", channel=connection.default_channel).declare()
-        producer = Producer(connection.default_channel)
+def test_a_user_who_may_not_declare_is_told_which_permission_is_missing(user, connect, vhost):
+    connection = connect(url=user(configure="^q$"))
+    Queue("q", channel=connection.default_channel).declare()
+    producer = Producer(connection.default_channel)
 
-        with pytest.raises(TopologyError, match=r"permissions configure, write and read.*'kbd\."):
-            producer.publish("never", routing_key="q", headers={"x-delay": 1})
+    with pytest.raises(TopologyError, match=r"permissions configure, write and read.*'kbd\."):
+        producer.publish("never", routing_key="q", headers={"x-delay": 1})
 
-        producer.publish("now", routing_key="q")
-        wait_until(lambda: vhost.waiting("q") == {"q": 1})
-        connection.release()
-    finally:
-        broker.api("DELETE", f"users/{name}")
+    producer.publish("now", routing_key="q")
+    wait_until(lambda: vhost.waiting("q") == {"q": 1})
 
 
 def test_a_queue_exclusive_to_another_connection_is_refused_by_name(connect, vhost):
