@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from . import schema as s
 from .checks import check_limits, check_not_negative
+from .columns import action_of, messages
 
 #: The percentiles of the lateness that are reported.
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -251,20 +252,13 @@ def _events_of_journal(journal: DataFrame) -> DataFrame:
     ).where(F.col("task_id").isNotNull() | (F.col("event") == s.COMPLETE))
 
 
-def action_of(receipts: DataFrame) -> Column:
-    """Return the action of each receipt. Older tables have no such column, and no amendments."""
-    action = F.col("action") if "action" in receipts.columns else F.lit(None)
-    return F.coalesce(action, F.lit(s.PUBLISH))
-
-
 def _events_of_receipts(receipts: DataFrame) -> DataFrame:
     # The journal records a publish when the message is sent. Only a receipt shows whether the
     # broker accepted it.
     is_published = F.col("status") == s.PUBLISHED
     kind = F.when(is_published, _CONFIRMED).when(~is_published, _DENIED).otherwise(_RECEIPT)
-    # An amendment is no message.
     return (
-        receipts.where(action_of(receipts) == s.PUBLISH)
+        messages(receipts)
         .select(
             kind.cast("tinyint").alias("kind"),
             "task_id",

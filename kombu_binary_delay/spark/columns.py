@@ -34,11 +34,18 @@ def named(df: DataFrame, column: str) -> Column:
     return F.col(_quoted(df, column))
 
 
+def action_of(df: DataFrame) -> Column:
+    """Return the action of each row: a publish, unless it says otherwise.
+
+    Older tables of receipts have no such column, and no amendments.
+    """
+    action = named(df, "action") if has(df, "action") else F.lit(None)
+    return F.coalesce(action, F.lit(s.PUBLISH))
+
+
 def messages(df: DataFrame) -> DataFrame:
     """Return the rows that are messages on the ladder; amendments are none."""
-    if not has(df, "action"):
-        return df
-    return df.where(F.coalesce(named(df, "action"), F.lit(s.PUBLISH)) == s.PUBLISH)
+    return df.where(action_of(df) == s.PUBLISH)
 
 
 def tried(df: DataFrame, column: str, kind: str) -> Column:

@@ -18,9 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from . import schema as s
-from .audit import action_of, audit, span
+from .audit import audit, span
 from .checks import check_not_negative, check_number
 from .classic import cached, release
+from .columns import action_of
 from .tables import Place, append, existing
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
