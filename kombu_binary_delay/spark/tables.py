@@ -109,17 +109,17 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
     """Return a table.
 
     :param schema: return these columns, null where the table does not have one. Without it, return
-        all columns; CSV files need a header line then.
+        all columns. CSV files need a header line.
     """
     place = _place(place)
     if place.is_table:
         # Spark keeps the list of a table's files, and knows of no rows that others append.
         session.catalog.refreshTable(place.where)
         table = session.table(place.where)
-    elif schema is not None and place.is_files:
-        return session.read.schema(schema).format(place.form).load(place.where)
     elif place.form == "csv":
         table = _csv(session, place.where)
+    elif schema is not None and place.is_files:
+        return session.read.schema(schema).format(place.form).load(place.where)
     else:
         table = session.read.format(place.form).load(place.where)
     if schema is None:
@@ -296,7 +296,9 @@ def _assignments(options: dict[str, str]) -> str:
 
 
 def _csv(session: SparkSession, path: str) -> DataFrame:
-    reader = session.read.options(header=True, inferSchema=True)
+    # A quote within quotes is doubled (RFC 4180, section 2.7), as most programs write it. Spark
+    # itself expects and writes a backslash.
+    reader = session.read.options(header=True, inferSchema=True, escape='"')
     inferred = reader.csv(path).schema
     columns = [
         each if each.name.lower() in _NOT_TEXT else StructField(each.name, StringType())

@@ -4,6 +4,7 @@ does what Spark asks of a table format, as Delta Lake and Iceberg do.
 
 from __future__ import annotations
 
+import csv
 import json
 import threading
 from collections import Counter
@@ -175,6 +176,25 @@ def test_text_in_csv_stays_as_it_is_written(spark, tmp_path):
     [row] = prepare(read(spark, f"csv:{file}"), job_id="j", ladder=Ladder.default()).collect()
     assert (row.key, row.queue, row.countdown, row.reason) == ("007", "0042", 60.0, None)
     assert row.expires == datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1_000_000
+
+
+def test_json_in_csv_is_read_as_most_programs_write_it(spark, tmp_path):
+    args = json.dumps([1, 'a, "b"', "\\"])
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("key", "task", "args", "countdown"), ("a", "t", args, 60)])
+    rows = read(spark, f"csv:{tmp_path}/rows.csv")
+    [row] = prepare(rows, job_id="j", ladder=Ladder.default()).collect()
+    assert (row.args, row.countdown, row.reason) == (args, 60.0, None)
+
+
+def test_columns_of_csv_are_told_by_the_header_line_also_where_a_table_has_known_ones(
+    spark, tmp_path
+):
+    (tmp_path / "rows.csv").write_text("retries,task_id,due\n2,007,2026-07-01T12:00:00Z\n")
+    columns = "job_id string, task_id string, retries int, due timestamp"
+    [row] = read(spark, f"csv:{tmp_path}/rows.csv", columns).collect()
+    assert (row.job_id, row.task_id, row.retries) == (None, "007", 2)
+    assert row.due.timestamp() == datetime(2026, 7, 1, 12, tzinfo=timezone.utc).timestamp()
 
 
 @pytest.mark.parametrize("name", ["spark", *CATALOGUES])
