@@ -33,6 +33,7 @@ from benchmarks.rig import (
     say,
     summary,
 )
+from benchmarks.travel import PATIENT
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
@@ -266,7 +267,8 @@ def publish_tasks(
     vhost: VHost, transport: str, count: int, delay: float | None, to: Destination = WORKER_QUEUE
 ) -> None:
     """Publish tasks of worker_app.py, with a delay in seconds, if any."""
-    with Connection(vhost.url, transport=transport) as connection:
+    settings = {"socket_settings": PATIENT}
+    with Connection(vhost.url, transport=transport, transport_options=settings) as connection:
         channel = connection.default_channel
         with PublishBatch(channel) as batch:
             for body, headers in _task_messages(count, delay):
