@@ -108,8 +108,10 @@ class Place:
 def read(session: SparkSession, place: str | Place, schema: str | None = None) -> DataFrame:
     """Return a table.
 
+    CSV files need a header line.
+
     :param schema: return these columns, null where the table does not have one. Without it, return
-        all columns. CSV files need a header line.
+        all columns.
     """
     place = _place(place)
     if place.is_table:

@@ -187,9 +187,7 @@ def test_json_in_csv_is_read_as_most_programs_write_it(spark, tmp_path):
     assert (row.args, row.countdown, row.reason) == (args, 60.0, None)
 
 
-def test_columns_of_csv_are_told_by_the_header_line_also_where_a_table_has_known_ones(
-    spark, tmp_path
-):
+def test_columns_of_csv_are_matched_by_name_where_a_schema_is_given(spark, tmp_path):
     (tmp_path / "rows.csv").write_text("retries,task_id,due\n2,007,2026-07-01T12:00:00Z\n")
     columns = "job_id string, task_id string, retries int, due timestamp"
     [row] = read(spark, f"csv:{tmp_path}/rows.csv", columns).collect()
