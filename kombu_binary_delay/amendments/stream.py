@@ -65,8 +65,10 @@ _AWAITED = 1.0
 
 #: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: How long a node that has just started takes to make its streams available, in seconds.
-_RECOVERY = 5.0
+#: The same if a queue does not exist; a queue whose node has stopped, or is just starting, does.
+_NO_QUEUE = "no queue"
+#: How long a node that has just started may take to make its streams available, in seconds.
+_RECOVERY = 15.0
 
 #: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
 #: its node had lost, by the broker and by `_place`; until it is found that they work.
@@ -521,11 +523,18 @@ class Amendments:
             streams = self._mark(marker)
             if streams == self._streams or self._place not in _known:
                 return marker, streams
-            if time.monotonic() >= end:
-                # They were deleted.
+            if time.monotonic() >= end or any(map(self._is_deleted, self._streams)):
                 _known.discard(self._place)
                 return marker, streams
             time.sleep(0.1)
+
+    def _is_deleted(self, stream: str) -> bool:
+        with self._executor.channel("the amendments") as channel:
+            try:
+                channel.queue_declare(stream, passive=True)
+            except NotFound as exc:
+                return _NO_QUEUE in str(exc)
+        return False
 
     @property
     def _streams_of(self) -> tuple[str, str, str]:

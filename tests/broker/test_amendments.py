@@ -113,6 +113,16 @@ def remembered(connection):
     return len(connection.connection.delay_mechanism.amendments.memory)
 
 
+def of_each_stream(vhost, code):
+    """Run Erlang code in the broker, where Name is that of a stream, for both streams."""
+    names = ", ".join(f'<<"{parts.stream_name("kbd", kind)}">>' for kind in (parts.IDS, parts.KEYS))
+    vhost.broker.ctl(
+        "eval",
+        f'[begin Name = rabbit_misc:r(<<"{vhost.name}">>, queue, Each), {code} end '
+        f"|| Each <- [{names}]].",
+    )
+
+
 def notice_deletion(connection):
     """Wait until the broker's word has come that a stream is gone."""
     amendments = connection.connection.delay_mechanism.amendments
@@ -243,6 +253,55 @@ def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
     publish(publisher, "kept", delay=750)
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+@pytest.fixture
+def _known(consumer, publisher, collect):
+    """This process has read both streams."""
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "read", delay=1)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["read"]
+
+
+@pytest.mark.usefixtures("_known")
+@pytest.mark.timeout(300)
+def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
+    vhost, connect, publisher, collect, monkeypatch
+):
+    for kind in (parts.IDS, parts.KEYS):
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/{parts.stream_name('kbd', kind)}")
+
+    monkeypatch.setattr(stream, "_RECOVERY", 3600.0)
+    publish(publisher, "kept", delay=1)
+    assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
+
+
+@pytest.mark.usefixtures("_known")
+@pytest.mark.own_broker
+def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
+    vhost, connect, publisher, collect, monkeypatch
+):
+    if vhost.broker.release >= (4, 0):
+        pytest.skip("only in Mnesia can a test take away what a starting node does not have yet")
+    publish(publisher, "cancelled", delay=1)
+    publish(publisher, "kept", delay=1)
+    wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
+    is_deleted = stream.Amendments._is_deleted  # noqa: SLF001 - to be asked
+
+    def ask_and_bring_back(*args):
+        answer = is_deleted(*args)
+        of_each_stream(vhost, "mnesia:dirty_write(rabbit_queue, persistent_term:get(Name))")
+        return answer
+
+    of_each_stream(
+        vhost,
+        "persistent_term:put(Name, hd(mnesia:dirty_read(rabbit_queue, Name))), "
+        "mnesia:dirty_delete(rabbit_queue, Name)",
+    )
+    monkeypatch.setattr(stream, "_RECOVERY", PATIENCE)
+    monkeypatch.setattr(stream.Amendments, "_is_deleted", ask_and_bring_back)
+
+    assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
 
 
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(
