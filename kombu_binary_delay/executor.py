@@ -312,6 +312,14 @@ class _DeclarationChannel(amqp.Channel):
             self._on_refusal(exc, (class_id, method_id))
 
 
+def is_deleted(refusal: NotFound) -> bool:
+    """Whether a queue does not exist, by RabbitMQ's refusal to a passive declaration.
+
+    RabbitMQ refuses it as well if it has the queue, but its node has stopped or is just starting.
+    """
+    return "no queue" in str(refusal.reply_text)
+
+
 def declare(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has done so."""
     for queue in part.queues:

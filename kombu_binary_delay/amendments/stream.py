@@ -28,7 +28,7 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
-from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
@@ -65,8 +65,6 @@ _AWAITED = 1.0
 
 #: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: The same if a queue does not exist; a queue whose node has stopped, or is just starting, does.
-_NO_QUEUE = "no queue"
 #: How long a node that has just started may take to make its streams available, in seconds.
 _RECOVERY = 15.0
 
@@ -533,7 +531,7 @@ class Amendments:
             try:
                 channel.queue_declare(stream, passive=True)
             except NotFound as exc:
-                return _NO_QUEUE in str(exc)
+                return is_deleted(exc)
         return False
 
     @property

@@ -10,7 +10,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.commands import Answer, Ensure
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import Executor, declare, wait
+from kombu_binary_delay.executor import Executor, declare, is_deleted, wait
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import has_streams
@@ -19,7 +19,8 @@ from kombu_binary_delay.settings import STREAM, Settings
 from . import events
 
 _PURPOSE = "the journal"
-#: How long to wait for another program that declares the stream, in seconds.
+#: How long to wait for another program that declares the stream, or for a node that has just
+#: started to make it available, in seconds.
 _LOCK_TIMEOUT = 10
 
 
@@ -76,36 +77,45 @@ class Stream:
             wait(channel)
 
     def declare(self) -> None:
-        """Declare the stream, once.
+        """Declare the stream, or look whether it is there if ``declare`` is ``"never"``; once.
 
         If two programs declare it at once, one gets the answer before the stream has started, and
         its publish would end the connection. So one declares it, and the others wait.
 
-        :raises TopologyError: if the broker refuses, or another program takes too long; or if the
-            stream does not exist and the setting ``declare`` is ``"never"``.
+        :raises TopologyError: if the broker refuses, or another program or the node takes too long;
+            or if the stream does not exist and the setting ``declare`` is ``"never"``.
         """
-        if not (self.is_declared or self._may_declare):
-            self._require()
-            self.is_declared = True
         end = time.monotonic() + _LOCK_TIMEOUT
-        while not (self.is_declared or self._is_in_use() or self._declare_alone()):
+        while not (self.is_declared or self._is_made()):
             if time.monotonic() > end:
                 raise TopologyError(
-                    f"another program has been declaring {self.name} for {_LOCK_TIMEOUT} s; "
-                    f"connect again later"
+                    f"for {_LOCK_TIMEOUT} s, another program has been declaring {self.name}, or "
+                    f"its node has been starting; connect again later"
                 )
             time.sleep(0.02)
         self.is_declared = True
 
-    def _require(self) -> None:
+    def _is_made(self) -> bool:
+        return (
+            (self._is_in_use() or self._declare_alone()) if self._may_declare else self._is_there()
+        )
+
+    def _is_there(self) -> bool:
+        """Whether it can be published to.
+
+        :raises TopologyError: if it does not exist.
+        """
         with self._executor.channel(_PURPOSE) as channel:
             try:
                 channel.queue_declare(self.name, passive=True)
-            except NotFound:
+            except NotFound as exc:
+                if not is_deleted(exc):
+                    return False
                 raise TopologyError(
                     f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
                     f"with kombu-binary-delay create, with the setting journal {STREAM!r}"
                 ) from None
+        return True
 
     def _is_in_use(self) -> bool:
         """Whether the stream has events, so that it can be declared without the lock."""

@@ -34,6 +34,7 @@ from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersed
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.returns import RETURNS
+from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
 QUEUE = Queue("mail")
@@ -113,14 +114,8 @@ def remembered(connection):
     return len(connection.connection.delay_mechanism.amendments.memory)
 
 
-def of_each_stream(vhost, code):
-    """Run Erlang code in the broker, where Name is that of a stream, for both streams."""
-    names = ", ".join(f'<<"{parts.stream_name("kbd", kind)}">>' for kind in (parts.IDS, parts.KEYS))
-    vhost.broker.ctl(
-        "eval",
-        f'[begin Name = rabbit_misc:r(<<"{vhost.name}">>, queue, Each), {code} end '
-        f"|| Each <- [{names}]].",
-    )
+def names_of_streams():
+    return [parts.stream_name("kbd", kind) for kind in (parts.IDS, parts.KEYS)]
 
 
 def notice_deletion(connection):
@@ -268,8 +263,8 @@ def _known(consumer, publisher, collect):
 def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     vhost, connect, publisher, collect, monkeypatch
 ):
-    for kind in (parts.IDS, parts.KEYS):
-        vhost.broker.api("DELETE", f"queues/{vhost.name}/{parts.stream_name('kbd', kind)}")
+    for name in names_of_streams():
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/{name}")
 
     monkeypatch.setattr(stream, "_RECOVERY", 3600.0)
     publish(publisher, "kept", delay=1)
@@ -281,23 +276,17 @@ def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
 def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
     vhost, connect, publisher, collect, monkeypatch
 ):
-    if vhost.broker.release >= (4, 0):
-        pytest.skip("only in Mnesia can a test take away what a starting node does not have yet")
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept", delay=1)
     wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
     is_deleted = stream.Amendments._is_deleted  # noqa: SLF001 - to be asked
+    bring_back = take_away(vhost, *names_of_streams())
 
     def ask_and_bring_back(*args):
         answer = is_deleted(*args)
-        of_each_stream(vhost, "mnesia:dirty_write(rabbit_queue, persistent_term:get(Name))")
+        bring_back()
         return answer
 
-    of_each_stream(
-        vhost,
-        "persistent_term:put(Name, hd(mnesia:dirty_read(rabbit_queue, Name))), "
-        "mnesia:dirty_delete(rabbit_queue, Name)",
-    )
     monkeypatch.setattr(stream, "_RECOVERY", PATIENCE)
     monkeypatch.setattr(stream.Amendments, "_is_deleted", ask_and_bring_back)
 

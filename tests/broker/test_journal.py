@@ -29,8 +29,10 @@ from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
+from kombu_binary_delay.journal.stream import Stream
 from kombu_binary_delay.model import versions
 from kombu_binary_delay.model.versions import STREAMS_SINCE
+from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
 
@@ -244,6 +246,28 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, s
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
     assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("more", [{}, {"declare": "never"}], ids=str)
+def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
+    connect, vhost, streams, more, monkeypatch
+):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    publish(connect(binary_delay={"journal": "stream"}), 60_000)
+    bring_back, is_made = take_away(vhost, "kbd.v2.journal"), Stream._is_made  # noqa: SLF001
+
+    def ask_and_bring_back(stream):
+        answer = is_made(stream)
+        bring_back()
+        return answer
+
+    monkeypatch.setattr(Stream, "_is_made", ask_and_bring_back)
+    monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
+    publish(connect(binary_delay={"journal": "stream", **more}), 60_000)
+    kinds = [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 2)]
+    assert kinds == ["scheduled", "scheduled"]
 
 
 @pytest.fixture
