@@ -73,7 +73,8 @@ def missing(expected: Expected, management: Management, snapshot: Snapshot) -> I
     for topology in expected.lanes:
         if found := _errors(topology, expected, snapshot):
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-            yield f"{found[0]}{more}: 'verify' says what to do"
+            which = f"{topology.prefix}: " if len(expected.lanes) > 1 else ""
+            yield f"{which}{found[0]}{more}: 'verify' says what to do"
 
 
 def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[str]:

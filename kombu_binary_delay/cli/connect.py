@@ -11,6 +11,7 @@ from kombu import Connection
 from kombu.transport import pyamqp, resolve_transport
 from kombu.utils.url import parse_url
 
+from kombu_binary_delay import admin
 from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.amendments.parts import amendments_part
@@ -18,6 +19,7 @@ from kombu_binary_delay.compat.failures import NOTHING
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import SettingsError
+from kombu_binary_delay.journal import stream_part
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.recognise import topology_of_name
@@ -162,6 +164,59 @@ class Target:
         """
         can = server is None or has_streams(server)
         return amendments_part(self.settings) if self.settings.amendments and can else Part()
+
+    def expected(self, connection: Any, ladder: str | None = None) -> admin.Expected:
+        """Return what should exist of the named ladder, or of those of the settings."""
+        settings = self.settings
+        declares = settings.declare != "never"
+        lanes = self.lanes(connection, ladder, ahead=not declares)
+        # Another ladder may be from before that setting.
+        direct = settings.queue_per_delay and ladder is None
+        return admin.Expected(tuple(lanes), declares, settings.relays, direct)
+
+    def verify(
+        self, connection: Any, ladder: str | None = None, *, user: str | None = None
+    ) -> list[admin.Verification]:
+        """Compare the broker with what is :meth:`expected`, one ladder after the other.
+
+        :param user: as for :func:`.admin.verify`.
+        """
+        expected, management = self.expected(connection, ladder), self.management(connection)
+        server = connection.connection.server_properties
+        # Amendments and the journal belong to all lanes.
+        shared = {
+            "amendments": self.amendments(server),
+            "journal": stream_part(self.settings, server),
+        }
+        return [
+            admin.verify(
+                management,
+                each,
+                declares=expected.declares,
+                direct=expected.direct,
+                relays=expected.relays,
+                must_exist=ladder is not None,
+                user=user,
+                **(shared if each is expected.lanes[0] else {}),
+            )
+            for each in expected.lanes
+        ]
+
+    def fix(self, connection: Any, ladder: str | None = None) -> admin.Creation:
+        """Make what :meth:`verify` finds missing; see :func:`.admin.fix`."""
+        expected = self.expected(connection, ladder)
+        server = connection.connection.server_properties
+        return admin.fix(
+            connection,
+            self.management(connection),
+            expected.lanes,
+            declares=expected.declares,
+            direct=expected.direct,
+            relays=expected.relays,
+            must_exist=ladder is not None,
+            amendments=self.amendments(server),
+            journal=stream_part(self.settings, server),
+        )
 
     def on(self, topology: Topology) -> Target:
         """Return a target with another of our ladders in place of that of the settings."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -79,18 +79,13 @@ def status(
         amending = stack.enter_context(broker.delaying())
         management = broker.management(connection)
         topology = broker.topology(connection, ladder)
-        settings = broker.settings
-        lanes = broker.lanes(connection, ladder)
-        asked = {each.prefix for each in lanes}
+        expected = broker.expected(connection, ladder)
+        asked = {each.prefix for each in expected.lanes}
         if ladder is not None:
             # Those of the settings are in use, whichever is asked for.
-            used = broker.lanes(connection)
-            lanes += [each for each in used if topology.owns(each.delivery) and each not in lanes]
-        # Another ladder may be from before that setting.
-        direct = settings.queue_per_delay and ladder is None
-        expected = admin.Expected(
-            tuple(lanes), settings.declare != "never", settings.relays, direct
-        )
+            used = [each for each in broker.lanes(connection) if topology.owns(each.delivery)]
+            lanes = dict.fromkeys((*expected.lanes, *used))
+            expected = replace(expected, lanes=tuple(lanes))
         place = Place.of(broker, stack, source, node_command) if destinations else None
 
         def look() -> _Look:
@@ -99,7 +94,7 @@ def status(
                 management,
                 topology,
                 expected,
-                amending if settings.amendments else None,
+                amending if broker.settings.amendments else None,
             )
             return _Look.of(found, place)
 

@@ -7,10 +7,6 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.journal import stream_part
-from kombu_binary_delay.model.parts import Part
-
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
 
@@ -52,47 +48,15 @@ def verify(
     broker: Target, printer: Printer, fix: bool, user: str | None, ladder: str | None
 ) -> int:
     """Compare the broker with what should be there, and say what to do about each difference."""
+    more: dict[str, Any] = {}
     with broker.plain() as connection:
-        settings = broker.settings
-        declares = settings.declare != "never"
-        # Another ladder may be from before that setting.
-        direct = settings.queue_per_delay and ladder is None
-        lanes = broker.lanes(connection, ladder, ahead=not declares)
-        server = connection.connection.server_properties
-        amendments, journal = broker.amendments(server), stream_part(settings, server)
-        management = broker.management(connection)
-        more: dict[str, Any] = {}
         if fix:
-            mended = admin.fix(
-                connection,
-                management,
-                lanes,
-                declares=declares,
-                direct=direct,
-                relays=settings.relays,
-                must_exist=ladder is not None,
-                amendments=amendments,
-                journal=journal,
-            )
+            mended = broker.fix(connection, ladder)
             if printer.as_json:
                 more["fixed"] = asdict(mended)
             else:
                 printer.show(mended, "fixed")
-        found = [
-            admin.verify(
-                management,
-                each,
-                declares=declares,
-                direct=direct,
-                user=user,
-                relays=settings.relays,
-                must_exist=ladder is not None,
-                # Amendments and the journal belong to all lanes.
-                amendments=amendments if each is lanes[0] else Part(),
-                journal=journal if each is lanes[0] else Part(),
-            )
-            for each in lanes
-        ]
+        found = broker.verify(connection, ladder, user=user)
     for each in found:
         printer.show(each, "verification", sound=each.sound, **more)
         more = {}

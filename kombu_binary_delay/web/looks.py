@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,9 +12,7 @@ from kombu_binary_delay import admin
 from kombu_binary_delay.admin.reading import sources
 from kombu_binary_delay.admin.trouble import alarms
 from kombu_binary_delay.errors import AddressError, DelayError
-from kombu_binary_delay.journal import stream_part
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
@@ -37,16 +35,16 @@ class Broker(Protocol):
         """Return a connection by our transport."""
         ...
 
-    def lanes(self, connection: Any = None) -> list[Topology]:
-        """Return the topologies of the ladders that are used side by side."""
+    def expected(self, connection: Any) -> admin.Expected:
+        """Return the ladders that are used side by side, and what else should be so."""
         ...
 
     def topology(self, connection: Any = None) -> Topology:
-        """Return the first of them."""
+        """Return the first of the ladders."""
         ...
 
-    def amendments(self, server: Any = None) -> Part:
-        """Return the parts that amendments need, on a broker with these properties."""
+    def verify(self, connection: Any) -> list[admin.Verification]:
+        """Compare the broker with the ladders of the settings."""
         ...
 
     def management(self, connection: Any) -> admin.Management:
@@ -102,7 +100,7 @@ class Watch:
     def findings(self) -> tuple[admin.Verification, ...]:
         """Return the differences between the broker and the topology, as ``verify`` does."""
         try:
-            return self._findings()
+            return tuple(self._broker.verify(self._open()))
         except BaseException:
             self.close()
             raise
@@ -123,21 +121,19 @@ class Watch:
     def _now(self) -> Now:
         connection = self._open()
         management = self._broker.management(connection)
-        lanes = self._broker.lanes(connection)
+        expected = self._broker.expected(connection)
         topology = self._broker.topology(connection)
         try:
-            settings = self._broker.settings
-            expected = admin.Expected(
-                tuple(lanes), settings.declare != "never", settings.relays, settings.queue_per_delay
-            )
             status = admin.status(connection, management, topology, expected)
         except admin.UnreachableError as exc:
-            status = self._counted(connection, topology, lanes)
+            status = self._counted(connection, topology, expected.lanes)
             missing = f"Rates, alarms, relays and findings are missing: {exc}."
             return Now(status, (), (missing,))
         return Now(status, tuple(alarms(management)))
 
-    def _counted(self, connection: Any, topology: Topology, lanes: list[Topology]) -> admin.Status:
+    def _counted(
+        self, connection: Any, topology: Topology, lanes: Iterable[Topology]
+    ) -> admin.Status:
         """Return the levels' message counts over AMQP, which work without the management API."""
         ladders = []
         for lane in lanes:
@@ -161,28 +157,6 @@ class Watch:
             parked,
             0,
             (),
-        )
-
-    def _findings(self) -> tuple[admin.Verification, ...]:
-        connection = self._open()
-        settings = self._broker.settings
-        never = settings.declare == "never"
-        lanes = self._broker.lanes(connection)
-        server = connection.connection.server_properties
-        amendments = self._broker.amendments(server)
-        journal = stream_part(settings, server)
-        management = self._broker.management(connection)
-        return tuple(
-            admin.verify(
-                management,
-                each,
-                declares=not never,
-                direct=settings.queue_per_delay,
-                relays=settings.relays,
-                amendments=amendments if each is lanes[0] else Part(),
-                journal=journal if each is lanes[0] else Part(),
-            )
-            for each in lanes
         )
 
 

@@ -174,6 +174,7 @@ class Pages:
         return {
             "look": look,
             "findings": findings,
+            "declares": self._broker.settings.declare != "never",
             "tasks": tasks,
             "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
             "waiting": sum(each.messages for each in ladders),

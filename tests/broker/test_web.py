@@ -310,6 +310,17 @@ def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, vhost
     assert "parked for no address" in planned.text
 
 
+def test_the_ladder_for_urgent_messages_is_missed_where_nobody_declares_it(pages, monkeypatch):
+    # As RabbitMQ 4.0 to 4.2 need it.
+    monkeypatch.setattr(Topology, "keeps_urgent_apart", lambda *_: True)
+    ladders = [Topology().prefix, Topology().for_urgent().prefix]
+
+    now = until(pages(settings={"declare": "never"}), "/now", "levels 0 to 15")
+
+    assert [f"</strong> (<code>{each}</code>): missing" in now for each in ladders] == [True, True]
+    assert "first delayed message makes" not in now
+
+
 def test_without_the_management_api_the_levels_are_counted_all_the_same(publish, pages):
     publish("one")
     client = pages(management="http://127.0.0.1:1")
