@@ -10,6 +10,8 @@ from typing import Any
 import amqp
 from amqp.exceptions import NotFound, ResourceLocked
 
+from kombu_binary_delay.executor import is_deleted
+
 from .errors import OperationError
 
 #: A quorum queue whose leader is too busy to answer within 250 ms is reported as empty (see
@@ -74,11 +76,11 @@ class Probe:
         return True
 
     def has_queue(self, name: str) -> bool:
-        """Return whether a queue exists."""
+        """Return whether a queue exists, even one whose node has stopped or is just starting."""
         try:
             self._channel.queue_declare(name, passive=True)
-        except NotFound:
-            return False
+        except NotFound as exc:
+            return not is_deleted(exc)
         except ResourceLocked:
             # It is exclusive to another connection.
             return True

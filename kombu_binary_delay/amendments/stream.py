@@ -16,6 +16,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -65,22 +66,32 @@ _AWAITED = 1.0
 
 #: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
-#: How long a node that has just started may take to make its streams available, in seconds.
-_RECOVERY = 15.0
+#: How long a node that has just started takes to make its streams available, in seconds.
+_RECOVERY = 5.0
+#: How long to wait for such a node where it is known that it has the streams, in seconds.
+_START = 15.0
 
 #: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
 #: its node had lost, by the broker and by `_place`; until it is found that they work.
 _lost: dict[tuple[str, str, str], tuple[float, float]] = {}
 
 _warned: set[str] = set()
-#: The virtual hosts, and the exchanges in them, whose streams this process has read.
-_known: set[tuple[str, str]] = set()
+#: The virtual hosts, and the exchanges in them, whose streams did not exist when it was asked for.
+_without: set[tuple[str, str]] = set()
 
 
 class _Written(NamedTuple):
     line: str
     key: str
     properties: Mapping[str, Any] = PLAIN
+
+
+def _start_behind(failure: BaseException) -> float:
+    """Return how long a failure may last, in seconds, because the node is just starting."""
+    if isinstance(failure, NotFound) and not is_deleted(failure):
+        return _START
+    no_replica = isinstance(failure, amqp.ChannelError) and _NO_REPLICA in str(failure)
+    return _RECOVERY if no_replica else float("-inf")
 
 
 def _bounded_line(record: Record) -> str:
@@ -371,7 +382,7 @@ class Amendments:
 
         A failure is logged as a warning: the consumer works without amendments.
 
-        :param wait: whether to wait a few seconds for streams that existed before.
+        :param wait: whether to wait some seconds for streams of a node that is just starting.
         """
         if self.is_reading or not self._can_read:
             return
@@ -386,10 +397,10 @@ class Amendments:
             )
             return
         # Not after a recent failure.
-        end = now + _RECOVERY if wait and now > self._looked else now
+        since = now if wait and now > self._looked else float("-inf")
         self._looked = now
         try:
-            self._begin_again_until(end)
+            self._begin_and_wait(since)
         except AccessRefused as exc:
             self._can_read = False
             self._warn(
@@ -451,26 +462,25 @@ class Amendments:
             while self.is_reading and not is_enough() and (left := end - time.monotonic()) > 0:
                 self._open().is_busy(left)
 
-    def _begin_again_until(self, end: float) -> None:
-        """Catch up; repeat that until a time while a starting node has no replica yet."""
+    def _begin_and_wait(self, since: float) -> None:
+        """Catch up; repeat that for a while from then on if the node is just starting."""
         while True:
             try:
-                self._begin_to_read(end)
+                self._begin_to_read(since)
             except BaseException as exc:  # noqa: PERF203 - a retry
                 # Reading on after a failure, or an interrupt, would read each record twice.
                 self._leave()
-                is_starting = isinstance(exc, amqp.ChannelError) and _NO_REPLICA in str(exc)
-                if not is_starting or time.monotonic() > end:
+                if time.monotonic() > since + _start_behind(exc):
                     raise
                 time.sleep(0.2)
             else:
                 return
 
-    def _begin_to_read(self, end: float) -> None:
+    def _begin_to_read(self, since: float) -> None:
         with self._buffer.closed():
             marker, ends = "", []  # type: str, list[tuple[int, bytes]]
             try:
-                marker, streams = self._mark_all(end)
+                marker, streams = self._mark_all(since)
                 if not streams:
                     return
             except (AccessRefused, BlockedError) as exc:
@@ -482,8 +492,10 @@ class Amendments:
                 streams = self._streams
                 try:
                     ends = self._find_ends()
-                except NotFound:
-                    return
+                except NotFound as exc:
+                    if is_deleted(exc):
+                        return
+                    raise
             channel = self._open()
             # What was read before counts until everything is read again.
             channel.begin(Memory(self.max_age), self._exchange, marker.encode(), ends)
@@ -493,7 +505,7 @@ class Amendments:
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
             if streams == self._streams:
-                _known.add(self._place)
+                _without.discard(self._place)
 
     def _find_ends(self) -> list[tuple[int, bytes]]:
         """Return the offset and the body of the last record of each stream that has one."""
@@ -510,28 +522,36 @@ class Amendments:
                 channel.leave()
         return list(channel.ends.values())
 
-    def _mark_all(self, end: float) -> tuple[str, list[str]]:
+    def _mark_all(self, since: float) -> tuple[str, list[str]]:
         """Append a marker to the streams; return it, and the streams to read.
 
-        :param end: until when to wait for streams that this process has read before: a broker that
-            has just started needs a moment to make them available.
+        :param since: from when on to wait for streams that exist: a broker that has just started
+            needs a moment to make them available.
         """
         while True:
             marker = json.dumps({"marker": secrets.token_hex(8)})
             streams = self._mark(marker)
-            if streams == self._streams or self._place not in _known:
+            missing = [each for each in self._streams if each not in (*streams, *self._being_read)]
+            if not missing or self._place in _without or time.monotonic() > since + _START:
                 return marker, streams
-            if time.monotonic() >= end or any(map(self._is_deleted, self._streams)):
-                _known.discard(self._place)
+            if not any(map(self._exists, missing)):
+                # Not asked again: RabbitMQ logs each such question as an error.
+                _without.add(self._place)
                 return marker, streams
-            time.sleep(0.1)
+            time.sleep(0.2)
 
-    def _is_deleted(self, stream: str) -> bool:
-        with self._executor.channel("the amendments") as channel:
+    @property
+    def _being_read(self) -> list[str]:
+        return self._channel.streams if self._channel is not None else []
+
+    def _exists(self, stream: str) -> bool:
+        """Whether a stream exists, available or not; False if this user may not ask."""
+        with suppress(TopologyError), self._executor.channel("the amendments") as channel:
             try:
                 channel.queue_declare(stream, passive=True)
             except NotFound as exc:
-                return is_deleted(exc)
+                return not is_deleted(exc)
+            return True
         return False
 
     @property

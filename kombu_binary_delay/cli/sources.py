@@ -104,7 +104,7 @@ class Place:
                 exist = probe.has_queue(stream_name(self._namespace, IDS))
             if amendments.is_reading or not exist:
                 return judge
-            why = "this user may not read the stream of amendments"
+            why = "this user may not read the stream of amendments, or its node is just starting"
         except (AmendmentError, *BROKER_ERRORS) as exc:
             # The node can be read even if its broker is unreachable.
             why = in_words(exc, self._broker)

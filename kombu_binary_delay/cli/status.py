@@ -83,8 +83,9 @@ def status(
         asked = {each.prefix for each in expected.lanes}
         if ladder is not None:
             # Those of the settings are in use, whichever is asked for.
-            used = [each for each in broker.lanes(connection) if topology.owns(each.delivery)]
-            lanes = dict.fromkeys((*expected.lanes, *used))
+            used = broker.expected(connection).lanes
+            own = [each for each in used if topology.owns(each.delivery)]
+            lanes = dict.fromkeys((*expected.lanes, *own))
             expected = replace(expected, lanes=tuple(lanes))
         place = Place.of(broker, stack, source, node_command) if destinations else None
 

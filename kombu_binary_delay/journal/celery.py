@@ -129,7 +129,7 @@ class ConfirmedWriter:
             journal.write(event)
             return
         channel = self._connection.default_channel
-        journal.stream.declare()
+        journal.stream.declare(0 if self._is_unreachable else None)
         if self._batch is None:
             self._batch = PublishBatch(channel, 1)
         # Mandatory: if the stream was deleted, the broker would drop the event and confirm it.

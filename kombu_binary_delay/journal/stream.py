@@ -76,23 +76,25 @@ class Stream:
         with self._executor.channel(_PURPOSE) as channel:
             wait(channel)
 
-    def declare(self) -> None:
+    def declare(self, patience: float | None = None) -> None:
         """Declare the stream, or look whether it is there if ``declare`` is ``"never"``; once.
 
         If two programs declare it at once, one gets the answer before the stream has started, and
         its publish would end the connection. So one declares it, and the others wait.
 
+        :param patience: how long to wait for them, in seconds; by default, for ten.
         :raises TopologyError: if the broker refuses, or another program or the node takes too long;
             or if the stream does not exist and the setting ``declare`` is ``"never"``.
         """
-        end = time.monotonic() + _LOCK_TIMEOUT
+        patience = _LOCK_TIMEOUT if patience is None else patience
+        end = time.monotonic() + patience
         while not (self.is_declared or self._is_made()):
             if time.monotonic() > end:
                 raise TopologyError(
-                    f"for {_LOCK_TIMEOUT} s, another program has been declaring {self.name}, or "
-                    f"its node has been starting; connect again later"
+                    f"for {patience:g} s, another program has been declaring {self.name}, or its "
+                    f"node has been starting; connect again later"
                 )
-            time.sleep(0.02)
+            time.sleep(0.1)
         self.is_declared = True
 
     def _is_made(self) -> bool:

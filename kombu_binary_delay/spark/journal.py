@@ -30,6 +30,7 @@ from pyspark.sql import types as t
 
 from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.draining import drain
+from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
@@ -368,7 +369,12 @@ class _Stream:
                         callback=received.append,
                         arguments={"x-stream-offset": offset},
                     )
-                except NotFound:
+                except NotFound as exc:
+                    if not is_deleted(exc):
+                        raise RuntimeError(
+                            f"the stream {self.queue} cannot be read now, since its node has "
+                            f"stopped or is just starting; try again later"
+                        ) from None
                     # No program has written to it yet.
                     return
                 # A busy broker may take longer for the first event than between two events.

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import closing, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -250,47 +251,60 @@ def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
 
-@pytest.fixture
-def _known(consumer, publisher, collect):
-    """This process has read both streams."""
-    cancel("cancelled", connection=publisher)
-    publish(publisher, "read", delay=1)
-    assert bodies(collect(consumer, [QUEUE], 1)) == ["read"]
-
-
-@pytest.mark.usefixtures("_known")
 @pytest.mark.timeout(300)
 def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     vhost, connect, publisher, collect, monkeypatch
 ):
+    cancel("cancelled", connection=publisher)
+    publish(publisher, "read", delay=1)
+    assert bodies(collect(connect(), [QUEUE], 1)) == ["read"]
     for name in names_of_streams():
         vhost.broker.api("DELETE", f"queues/{vhost.name}/{name}")
 
-    monkeypatch.setattr(stream, "_RECOVERY", 3600.0)
+    monkeypatch.setattr(stream, "_START", 3600.0)
     publish(publisher, "kept", delay=1)
     assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
 
 
-@pytest.mark.usefixtures("_known")
+@pytest.fixture(params=["a marker", "no marker"])
+def question(request, monkeypatch):
+    """What a consumer that may append a marker, or none, asks; and what happens after that."""
+    name = "_exists" if request.param == "a marker" else "_find_ends"
+    # The ends are asked for again until the streams are there.
+    question: Any = SimpleNamespace(count=0, least=1 if name == "_exists" else 2, then=None)
+    ask = getattr(stream.Amendments, name)
+
+    def ask_then(*args):
+        question.count += 1
+        try:
+            return ask(*args)
+        finally:
+            if question.count == 1:
+                question.then()
+
+    def block(*_):
+        raise channel.BlockedError
+
+    monkeypatch.setattr(stream.Amendments, name, ask_then)
+    if name == "_find_ends":
+        monkeypatch.setattr(stream.Amendments, "_mark_all", block)
+    monkeypatch.setattr(stream, "_START", PATIENCE)
+    return question
+
+
 @pytest.mark.own_broker
 def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
-    vhost, connect, publisher, collect, monkeypatch
+    vhost, connect, publisher, collect, question
 ):
+    cancel("cancelled", connection=publisher)
+    QUEUE(publisher.default_channel).declare()
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept", delay=1)
     wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
-    is_deleted = stream.Amendments._is_deleted  # noqa: SLF001 - to be asked
-    bring_back = take_away(vhost, *names_of_streams())
-
-    def ask_and_bring_back(*args):
-        answer = is_deleted(*args)
-        bring_back()
-        return answer
-
-    monkeypatch.setattr(stream, "_RECOVERY", PATIENCE)
-    monkeypatch.setattr(stream.Amendments, "_is_deleted", ask_and_bring_back)
+    question.then = take_away(vhost, *names_of_streams())
 
     assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
+    assert question.count >= question.least
 
 
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(

@@ -257,17 +257,20 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
         pytest.skip("this RabbitMQ has no streams")
     publish(connect(binary_delay={"journal": "stream"}), 60_000)
     bring_back, is_made = take_away(vhost, "kbd.v2.journal"), Stream._is_made  # noqa: SLF001
+    answers = []
 
     def ask_and_bring_back(stream):
-        answer = is_made(stream)
-        bring_back()
-        return answer
+        answers.append(is_made(stream))
+        if len(answers) == 1:
+            bring_back()
+        return answers[-1]
 
     monkeypatch.setattr(Stream, "_is_made", ask_and_bring_back)
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     publish(connect(binary_delay={"journal": "stream", **more}), 60_000)
     kinds = [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 2)]
     assert kinds == ["scheduled", "scheduled"]
+    assert answers[0] is False
 
 
 @pytest.fixture
