@@ -256,6 +256,8 @@ def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     vhost, connect, publisher, collect, monkeypatch
 ):
     cancel("cancelled", connection=publisher)
+    # Before the message is due: else it would be parked.
+    QUEUE(publisher.default_channel).declare()
     publish(publisher, "read", delay=1)
     assert bodies(collect(connect(), [QUEUE], 1)) == ["read"]
     for name in names_of_streams():
