@@ -408,7 +408,7 @@ class Amendments:
                 f"'{self._exchange}.', or set amendments to False"
             )
         except (amqp.ChannelError, BinaryDelayError) as exc:
-            self._looked += _LOOK_AGAIN
+            self._looked = max(self._looked, now + _LOOK_AGAIN)
             remedy = ", which rabbitmq-streams add_replica makes" if _NO_REPLICA in str(exc) else ""
             self._warn(f"{exc}{remedy}; it is tried again in {_LOOK_AGAIN:g} s")
 

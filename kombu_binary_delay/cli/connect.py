@@ -12,7 +12,6 @@ from kombu.transport import pyamqp, resolve_transport
 from kombu.utils.url import parse_url
 
 from kombu_binary_delay import admin
-from kombu_binary_delay.admin import Management
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.compat.failures import NOTHING
@@ -242,9 +241,9 @@ class Target:
         }
         return replace(self, given=given)
 
-    def management(self, connection: Any) -> Management:
+    def management(self, connection: Any) -> admin.Management:
         """Return the management API of a connection's broker."""
-        return Management.of(connection, self.management_url)
+        return admin.Management.of(connection, self.management_url)
 
     def topology(
         self,

@@ -314,7 +314,6 @@ def test_the_ladder_for_urgent_messages_is_missed_where_nobody_declares_it(pages
     # As RabbitMQ 4.0 to 4.2 need it.
     monkeypatch.setattr(Topology, "keeps_urgent_apart", lambda *_: True)
     ladders = [Topology().prefix, Topology().for_urgent().prefix]
-
     missing = [f"</strong> (<code>{each}</code>): missing" for each in ladders]
 
     now = until(pages(settings={"declare": "never"}), "/now", *missing)
