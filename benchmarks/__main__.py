@@ -4,7 +4,8 @@
 
 Each section is written as soon as it is measured, to FOLDER/results/NAME.json, and its table is
 printed. Without --into, the folder is that of the documentation, whose tables, charts and figures
-are then written anew. RABBITMQ_ROOT chooses another broker.
+are then written anew. RABBITMQ_ROOT chooses another broker, whose release is then in the name:
+NAME-on-4.3.json.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ Messages are there before the consumer is measured, delayed ones as well, so tha
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -26,13 +28,14 @@ from benchmarks.travel import PATIENT
 from benchmarks.variants import NATIVE
 from benchmarks.waiting import WORKER_QUEUE, publish_tasks
 from dev.processes import Processes
+from dev.service import wait_until
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, cancel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import CELERY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dev.broker import Broker, VHost
 
@@ -40,6 +43,8 @@ INBOX = Queue(
     "inbox", Exchange("inbox", "topic"), "inbox", queue_arguments={"x-queue-type": "quorum"}
 )
 PATIENCE = 120.0
+#: The most tasks that a worker with one process takes beforehand.
+TAKEN = 4
 #: Cancelled ids that a consumer knows, none of which comes.
 KNOWN = 1000
 
@@ -208,12 +213,28 @@ def _worker(broker: Broker, scale: Scale, name: str) -> Row:
         _wait_for(worker, 10)
         if not scale.quick:
             let_rest(broker)
-        before = cpu_of(worker.pid)
-        publish(count)
+        with _stopped(worker):
+            publish(count)
+            wait_until(lambda: _ready(vhost) >= count - TAKEN, PATIENCE, "not all tasks came")
+            before = cpu_of(worker.pid)
         _wait_for(worker, 10 + count)
         cpu = cpu_of(worker.pid) - before
     vhost.delete()
     return {"cpu_us": cpu / count * 1e6}
+
+
+@contextmanager
+def _stopped(worker: Worker) -> Iterator[None]:
+    """Stop a worker meanwhile: it stays connected, and takes nothing."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+
+
+def _ready(vhost: VHost) -> int:
+    return vhost.waiting(WORKER_QUEUE.routing_key).get(WORKER_QUEUE.routing_key, 0)
 
 
 def _native_to(vhost: VHost, name: str) -> None:

@@ -10,6 +10,7 @@ import gc
 import random
 import time
 from contextlib import ExitStack
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -230,7 +231,12 @@ def pairs(broker: Broker, scale: Scale) -> Row:
         counts = {ours: scale.pick(many, 10), theirs: scale.pick(few, 10)}
         # Else one pays for what the other has left the broker to do.
         runs = compare(broker, counts, scale, 10, let_rest)
-        found[name] = summary(runs, theirs)[ours]
+        both = summary(runs, theirs)
+        found[name] = both[ours]
+        if not scale.quick:
+            # Of both, the one that was disturbed more.
+            shares = [both[each]["stolen"] for each in (ours, theirs)]
+            found[name]["stolen"] = max(shares, key=itemgetter("most"))
     return found
 
 

@@ -36,6 +36,8 @@ SPARK_TITLES = {
     "audit": "audit, of a receipt and three events each",
     "audit, written": "the same, with its verdicts written",
 }
+#: What is not on classic queues in a burst on them.
+CLASSIC_TITLES = TITLES | {"nservicebus": f"{TITLES['nservicebus']} (quorum)"}
 #: The classes of what is ours, and of what it is compared with.
 OURS, THEIRS = "ours", "theirs"
 STYLE = """
@@ -125,9 +127,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         *_TRAVEL[2:5],
     ),
     "sustained": (
-        Column("messages a second", "rate"),
-        Column("least", "rate", of="least"),
-        Column("most", "rate", of="most"),
+        Column("messages a second", "publish_rate"),
+        Column("least", "publish_rate", of="least"),
+        Column("most", "publish_rate", of="most"),
         Column("p99, ms", "p99"),
         Column("broker CPU, µs a message", "cpu_us"),
         Column("publisher's", "publisher_us"),
@@ -218,7 +220,9 @@ def value_of(figure: Row | float, of: str = "median") -> float:
 def charts(results: Mapping[str, Row]) -> dict[str, str]:
     """Draw the results that are best seen, and return the text of each file by its name."""
     drawn = {
-        f"{name}.svg": _bars(results[name]["found"])
+        f"{name}.svg": _bars(
+            results[name]["found"], CLASSIC_TITLES if name == "burst-classic" else TITLES
+        )
         for name in ("burst", "burst-classic", "hour", "day")
         if name in results
     }
@@ -239,6 +243,7 @@ def _table(name: str, result: Row) -> str:
         "herd": HERD_TITLES,
         "herd-100000": HERD_TITLES,
         "herd-parts": HERD_TITLES,
+        "burst-classic": CLASSIC_TITLES,
     }.get(name, TITLES)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
@@ -315,7 +320,10 @@ def _footnote(section: str, result: Row) -> str:
 
 def _stolen(result: Row) -> str:
     """Say what the host took of the CPU in a measurement, if that was more than it should."""
-    rows = [row["stolen"] for row in result["found"].values() if "stolen" in row]
+    found = result["found"]
+    rows = [row["stolen"] for row in found.values() if "stolen" in row]
+    if "stolen" in found:
+        rows += found["stolen"].values()
     shares = [row.get("most", row["median"]) for row in rows] or [result.get("stolen", 0)]
     worst = max(shares)
     return f" The host took up to {worst:.0%} of the CPU meanwhile." if worst > STOLEN else ""
@@ -366,10 +374,10 @@ def bars(titles: list[str], *panels: Panel) -> str:
     return _chart(drawn, 800, bottom + 40)
 
 
-def _bars(found: dict[str, Any]) -> str:
+def _bars(found: dict[str, Any], titles: dict[str, str]) -> str:
     rows = found.values()
     return bars(
-        [TITLES.get(name, name) for name in found],
+        [titles.get(name, name) for name in found],
         Panel("broker CPU, µs a message", [row["cpu_us"] for row in rows]),
         Panel("p99 lateness, ms (logarithmic)", [row["p99"] for row in rows], log=True),
     )

@@ -118,12 +118,13 @@ def journey(
     nodes: Sequence[Broker],
     variant: Variant,
     delays: list[int],
-    rate: float | None = None,
-    idle: float = 1.5,
+    rate: float | None,
+    idle: float,
 ) -> Row:
     """Send messages with these delays in milliseconds, at so many a second or in a burst.
 
     nodes: the broker, or all nodes of a cluster; publisher and consumer talk to the first.
+    idle:  how long to watch them beforehand, in seconds.
     """
     with (
         inbox(nodes[0], variant) as channel,

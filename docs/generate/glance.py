@@ -36,7 +36,7 @@ _QUESTIONS = {
     ),
     "rate": _Question(
         "sustained",
-        "rate",
+        "publish_rate",
         _titles("ours", "celery-native", "nservicebus"),
         "messages a second, on two cores",
     ),
@@ -60,7 +60,6 @@ _QUESTIONS = {
             "celery-ours": "ours, Celery",
             "celery-native": "Celery's native delivery, delayed",
             "celery-ours-delayed": "ours, Celery, delayed",
-            "batch-delayed": "ours, a batch, delayed",
         },
         "the publisher's CPU, µs a message",
     ),

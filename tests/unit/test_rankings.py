@@ -14,17 +14,15 @@ CLAIMS = [
     # Entered at the top, a message costs most; on its own ladder, it costs least.
     ("burst", "cpu_us", "floor < ours < nservicebus < celery-native < from-top"),
     ("burst", "p99", "ours < nservicebus < celery-native < from-top"),
-    # A queue per delay is on time, costs more than our ladder, and takes messages more slowly.
+    # In a burst, a queue per delay is on time, costs more than our ladder, and takes messages more
+    # slowly; at an easy rate it costs less.
     ("burst", "cpu_us", "ours < symfony < celery-native"),
     ("burst", "p99", "symfony < ours"),
     ("burst", "publish_rate", "symfony < ours"),
+    ("easy", "cpu_us", "symfony < ours"),
     ("burst", "cpu_us", "ours < two-bits < binary < nservicebus"),
-    (
-        "burst-classic",
-        "cpu_us",
-        "ours < two-bits < binary < nservicebus < celery-native < from-top",
-    ),
-    ("burst-classic", "p99", "ours < nservicebus < celery-native"),
+    ("burst-classic", "cpu_us", "ours < two-bits < binary < celery-native < from-top"),
+    ("burst-classic", "p99", "ours < celery-native"),
     ("easy", "cpu_us", "floor < ours < binary < celery-native"),
     ("easy", "cpu_us", "ours < nservicebus < celery-native < from-top"),
     ("hour", "cpu_us", "ours < two-bits < binary < nservicebus < celery-native"),
@@ -33,7 +31,7 @@ CLAIMS = [
     ("day", "cpu_us", "ours < nservicebus < celery-native"),
     ("day", "p99", "ours < nservicebus < celery-native"),
     ("hops", "cpu_us", "floor < ours-1 < ours-2 < ours-4 < ours-6"),
-    ("sustained", "rate", "celery-native < nservicebus < binary < ours"),
+    ("sustained", "publish_rate", "celery-native < nservicebus < ours"),
     ("herd", "rate", "celery-native < nservicebus < ours < bare-a-core"),
     ("herd", "rate", "lanes < ours"),
     ("herd-100000", "rate", "celery-native < ours < bare-a-core"),
