@@ -79,8 +79,9 @@ class Settings:
         have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
-    :param amendments_max_age: how long a cancellation without a due time is kept; one with a due
-        time is kept for as long after it. In the form of ``journal_max_age``.
+    :param amendments_max_age: how long a cancellation is kept: from now, or from a day before its
+        due time, if it names one that is more than two days ahead. In the form of
+        ``journal_max_age``.
     :param jitter: the longest time, in milliseconds, by which delayed messages arrive later than
         they are due, on purpose: each by its own share, which its id decides, so that many that are
         due at one moment do not arrive at one moment. The header ``x-delay-jitter`` of a message

@@ -56,6 +56,7 @@ TABLE = (
     ("tests/broker/test_journal.py::test_a_consumer_with_a_journal_goes_on", OWNERS[1]),
     ("tests/broker/test_journal.py::test_a_program_that_publishes_hides", OWNERS[1]),
     ("tests/broker/test_journal.py::test_the_limit_of_a_publish_counts", OWNERS[1]),
+    ("tests/broker/test_journal.py::test_of_the_tasks_that_end_in_an_alarm", OWNERS[1]),
     ("tests/broker/test_delivery.py::test_a_publish_waits_for_what_the_delay", OWNERS[1]),
     ("tests/broker/test_batch.py::test_a_lost_connection_tells", OWNERS[1]),
     ("tests/broker/test_batch.py::test_a_broker_that_does_not_answer", OWNERS[1]),

@@ -12,8 +12,8 @@ from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
-from .record import REPLACES, Cancel, Postpone, check_name, split
-from .stream import Amendments
+from .record import REPLACES, Postpone, check_name, split
+from .stream import Amendments, is_consuming
 
 #: A time before this is in the past, whatever the clock says; in seconds.
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -26,9 +26,9 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     a revoked task. A task that is already running continues.
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
-    :param eta: the due time, or the last one of several tasks; a datetime with a time zone. Without
-        it, the cancellation is kept for the time in the setting ``amendments_max_age``; with it,
-        for as long after ``eta``.
+    :param eta: the due time, or the last one of several tasks; a datetime with a time zone. The
+        cancellation is kept for the time in the setting ``amendments_max_age``: from now, or from a
+        day before ``eta``, if that is more than two days ahead.
     :param connection: a :class:`kombu.Connection` with our transport. By default, a connection of
         the results' Celery app, or of the current app.
     :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
@@ -42,13 +42,18 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     keyed = split(names, now, due, keyed=True) if is_soon else []
 
     def write(amendments: Amendments) -> None:
+        records = split(names, now, due)
         if due is not None and len(names) == 1:
-            amendments.write(keyed)
-            amendments.write_ahead(Cancel((names[0],), now, due), due)
-        else:
-            if due is not None:
-                amendments.require_remembered(due, now)
-            amendments.write([*keyed, *split(names, now, due)])
+            amendments.write_ahead(records[0], due)
+            records = []
+        elif due is not None:
+            amendments.require_remembered(due, now)
+            if amendments.rides(due, now):
+                # For the last. Others may be due long before.
+                for each in records:
+                    amendments.write_ahead(each, due)
+        if keyed or records:
+            amendments.write([*keyed, *records])
 
     _amend(write, connection, tasks)
 
@@ -134,10 +139,11 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
                 connected.ensure_connection(max_retries=3)
                 _amend_on(connected, write)
             except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
+                # A new connection would not consume, and its program would not notice.
+                if attempt or is_consuming(connected._connection):  # noqa: SLF001 - as it is now
+                    raise
                 # A second copy of a record has no effect.
                 connected.collect()
-                if attempt:
-                    raise
             else:
                 return
 

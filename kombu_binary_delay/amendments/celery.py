@@ -57,7 +57,7 @@ def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
     if not isinstance(headers, Mapping):
         return
     for name, values in headers.items():
-        listed = [str(value) for value in _listed(values)]
+        listed = [value for value in map(str, _listed(values)) if _is_name(value)]
         for begin in range(0, len(listed), MAX_IDS):
             yield CancelStamped(((str(name), tuple(listed[begin : begin + MAX_IDS])),), now)
 
@@ -66,13 +66,6 @@ def is_worker(callback: Any) -> bool:
     """Whether a consumer's callback is a Celery worker's, which discards revoked tasks itself."""
     on_message = getattr(getattr(callback, "__self__", None), "on_message", None)
     return str(getattr(on_message, "__module__", "")).startswith("celery.worker.")
-
-
-def revoke_here(task_id: str) -> None:
-    """Make this process's worker discard a task that it is about to receive."""
-    state = sys.modules.get("celery.worker.state")
-    if state is not None:
-        state.revoked.add(task_id)
 
 
 @contextmanager

@@ -64,7 +64,8 @@ class AmendmentChannel(ConfirmChannel):
         self._marker = b""
         #: The offset and the body of each record up to which to read, in place of a marker.
         self._ends: list[tuple[int, bytes]] = []
-        self._read = self._tag = 0
+        #: How many deliveries have come since `begin`.
+        self.count = self._tag = 0
         #: The streams that have been read to the marker and are still being read.
         self.streams: list[str] = []
         #: The streams that its consumers read, by their tags.
@@ -169,7 +170,7 @@ class AmendmentChannel(ConfirmChannel):
         """
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self._ends = list(ends)
-        self.markers = self._read = 0
+        self.markers = self.count = 0
         self.streams = []
 
     def expect(self, marker: bytes) -> None:
@@ -258,7 +259,7 @@ class AmendmentChannel(ConfirmChannel):
         """
         self._check()
         self.streams = list(self._reading.values())
-        if self._read:
+        if self.count:
             self.basic_ack(self._tag, multiple=True)
 
     def _take(
@@ -278,10 +279,10 @@ class AmendmentChannel(ConfirmChannel):
             if end in self._ends:
                 self._ends.remove(end)
                 self.markers += 1
-        self._read += 1
+        self.count += 1
         self._tag = tag
         # RabbitMQ would close the connection for an ack on a channel that is being closed.
-        if (self.streams or self._read % (PREFETCH // 2) == 0) and not self.is_closing:
+        if (self.streams or self.count % (PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)
 
 

@@ -295,16 +295,13 @@ class AmendingChannel(FollowingChannel):
 
     def _leave_to_worker(self, verdict: Verdict, dispatch: Dispatch, message: Any) -> None:
         """Dispatch a task so that Celery's worker discards it as revoked."""
-        name, _ = names_of(message.properties)
-        if verdict.by_key:
-            # The next task with the key may have the same id.
-            with celery.revoked_here(name):
-                dispatch(message)
-        elif verdict.reason == SUPERSEDED:
+        if verdict.reason == SUPERSEDED and not verdict.by_key:
             # The task that replaces it has the same id, and is not revoked.
             self._drop(verdict, message)
-        else:
-            celery.revoke_here(name)
+            return
+        name, _ = names_of(message.properties)
+        # Not for longer: the next task with the id may replace this one.
+        with celery.revoked_here(name):
             dispatch(message)
 
     def _keep_to(self, verdict: Verdict, message: Any, again: Callable[[], object]) -> bool:

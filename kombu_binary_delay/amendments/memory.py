@@ -32,9 +32,12 @@ from .record import (
 _ON_ITS_WAY = 600_000
 #: How long a key is remembered after its message was due, in milliseconds: as its stream does.
 _KEYS_MAX_AGE = 86_400_000
-#: The greatest age, by its publisher's clock, of a message whose record may still be missing, in
+#: The greatest age, by its publisher's clock, of a message whose record may still be on its way, in
 #: milliseconds.
 _JUST_NOW = 60_000
+#: How much the times of a cancellation and of a replacement may be wrong, in milliseconds: by the
+#: clocks that wrote them, and by `_ROUND`.
+_UNSURE = 60_000
 #: How often to remove expired amendments, in milliseconds.
 _FORGET_EVERY = 60_000
 #: The expiry times of amendments are rounded up to a multiple of this, in milliseconds.
@@ -106,6 +109,8 @@ class Memory:
         self._max_age = max_age
         #: The expiry time of each cancelled name. Most records are of this kind.
         self._cancelled: dict[str, int] = {}
+        #: When those of them were cancelled that are remembered for longer than others.
+        self._cancelled_at: dict[str, int] = {}
         self._stamped: dict[tuple[str, str], int] = {}
         self._amended: dict[str, _Amended] = {}
         self._keyed: dict[str, _Amended] = {}
@@ -165,7 +170,7 @@ class Memory:
                 return verdict
         if self._stamped and self._has_stamp(headers, now):
             return Verdict(CANCELLED)
-        if self._cancelled.get(name, 0) > now and not self.awaits_record(properties, now):
+        if self._cancelled.get(name, 0) > now and not self._is_unrecorded(properties, now):
             return Verdict(CANCELLED)
         if amended is not None and amended.postponed > now:
             return Verdict(POSTPONED, amended.postponed)
@@ -179,7 +184,7 @@ class Memory:
         name, headers = names_of(properties)
         amended = self._amended.get(name)
         if amended is None:
-            return self.awaits_record(properties, now)
+            return self._is_unrecorded(properties, now)
         return (
             amended.revived
             and not amended.cancelled
@@ -189,19 +194,25 @@ class Memory:
     def awaits_record(self, properties: Mapping[str, Any], now: int) -> bool:
         """Return whether a message has just replaced a cancelled one, by a record still unread.
 
-        It passes: where the record never comes, both run rather than none.
-
         :param now: milliseconds since the epoch.
+        """
+        if not self._is_unrecorded(properties, now):
+            return False
+        _, headers = names_of(properties)
+        return abs(now - time_of(headers[GENERATION])) <= _JUST_NOW
+
+    def _is_unrecorded(self, properties: Mapping[str, Any], now: int) -> bool:
+        """Whether a message has replaced a cancelled one, by a record that was not read.
+
+        It passes: where the record never comes, both run rather than none.
         """
         name, headers = names_of(properties)
         generation = headers.get(GENERATION)
-        return (
-            isinstance(generation, str)
-            and headers.get(REPLACES) == name
-            # With the record, it is no longer among these.
-            and self._cancelled.get(name, 0) > now
-            and abs(now - time_of(generation)) <= _JUST_NOW
-        )
+        # With the record, it is no longer among these.
+        until = self._cancelled.get(name, 0)
+        if until <= now or not isinstance(generation, str) or headers.get(REPLACES) != name:
+            return False
+        return time_of(generation) + _UNSURE >= self._cancelled_at.get(name, until - self._max_age)
 
     def _judge_named(
         self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int
@@ -245,8 +256,12 @@ class Memory:
     def inherit(self, before: Memory) -> None:
         """Add what an earlier memory knew: its stream may have been deleted since."""
         for name, until in before._cancelled.items():
-            if name not in self._amended:
+            amended = self._amended.get(name)
+            if amended is None:
                 self._cancelled.setdefault(name, until)
+            elif not amended.generation:
+                amended.cancelled = True
+        self._cancelled_at = {**before._cancelled_at, **self._cancelled_at}
         for name, amended in before._amended.items():
             if name not in self._cancelled:
                 self._take_over(self._amended, name, amended)
@@ -257,6 +272,13 @@ class Memory:
 
     def _take_over(self, known: dict[str, _Amended], name: str, amended: _Amended) -> None:
         valid = known.setdefault(name, amended)
+        if not valid.generation:
+            # What was read since says nothing of which one is valid.
+            for each in ("generation", "at", "due", "first", "revived"):
+                setattr(valid, each, getattr(amended, each))
+            valid.cancelled = valid.cancelled or amended.cancelled
+            valid.postponed = valid.postponed or amended.postponed
+            valid.until = max(valid.until, amended.until)
         valid.called_off = {**amended.called_off, **valid.called_off}
         kept = {**amended.kept, **valid.kept}
         valid.kept = {each: kept[each] for each in kept if each not in valid.called_off}
@@ -285,6 +307,8 @@ class Memory:
                 amended.cancel()
         elif amended is None:
             self._cancelled[name] = max(self._cancelled.get(name, 0), until)
+            if record.due is not None or name in self._cancelled_at:
+                self._cancelled_at[name] = max(self._cancelled_at.get(name, 0), record.at)
         elif not (rode and amended.generation and amended.at > record.at):
             # Otherwise the message that it names has been replaced since.
             self._of(name, until).cancelled = True
@@ -351,6 +375,9 @@ class Memory:
         self._forgotten = now
         for each in (self._cancelled, self._stamped, self._superseded):
             _drop_until(each, now)
+        self._cancelled_at = {
+            name: at for name, at in self._cancelled_at.items() if name in self._cancelled
+        }
         for amended in self._keyed.values():
             _drop_until(amended.kept, now)
             _drop_until(amended.called_off, now)

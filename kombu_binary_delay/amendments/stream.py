@@ -28,7 +28,7 @@ from kombu.log import get_logger
 from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, Steps
-from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, TopologyError
+from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
 from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.versions import has_streams
@@ -38,6 +38,7 @@ from kombu_binary_delay.settings import Settings, milliseconds
 from .channel import (
     PATIENCE,
     PLAIN,
+    PREFETCH,
     AmendmentChannel,
     BlockedError,
     EndChannel,
@@ -63,6 +64,8 @@ _LOOK_AGAIN = 30.0
 _LOOK_FOR_ENDS = 5.0
 #: How much later than its message a record can come, in seconds.
 _AWAITED = 1.0
+#: After which time without a record there are no more, in seconds, where no marker can show it.
+_QUIET = 0.1
 
 #: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
 _NO_REPLICA = "replica on the local node"
@@ -72,12 +75,10 @@ _RECOVERY = 5.0
 _START = 15.0
 
 #: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
-#: its node had lost, by the broker and by `_place`; until it is found that they work.
+#: its node had lost, by `_streams_of`; until it is found that they work.
 _lost: dict[tuple[str, str, str], tuple[float, float]] = {}
 
 _warned: set[str] = set()
-#: The virtual hosts, and the exchanges in them, whose streams did not exist when it was asked for.
-_without: set[tuple[str, str]] = set()
 
 
 class _Written(NamedTuple):
@@ -102,6 +103,12 @@ def _bounded_line(record: Record) -> str:
             f"give fewer or shorter names"
         )
     return line
+
+
+def is_consuming(connection: Any) -> bool:
+    """Return whether a py-amqp connection has a program's consumers."""
+    channels = list((getattr(connection, "channels", None) or {}).values())
+    return any(getattr(each, "_consumed", None) for each in channels)
 
 
 class Amendments:
@@ -133,7 +140,16 @@ class Amendments:
         self._channel: AmendmentChannel | None = None
         self._can_read = self.is_possible
         self._can_write = False
+        #: Whether this user may append a marker, as far as this connection knows.
+        self._can_mark = True
+        #: How many records had come when the last message was judged.
+        self._count = 0
         self._looked = float("-inf")
+        #: Whether there was a stream that does not exist. It is not asked again: RabbitMQ logs each
+        #: such question as an error.
+        self._are_missing = False
+        #: Since when a stream that exists is not available; None if that is not known of any.
+        self._away: float | None = None
         #: What to do again when the broker does not block publishers any more, or when the message
         #: is due: a heap of the due time, a number, and the action.
         self._held: list[tuple[int, int, Callable[[], object]]] = []
@@ -195,30 +211,50 @@ class Amendments:
         """Write a record that consumers need only shortly before a due time.
 
         :param due: in milliseconds since the epoch.
-        :raises AmendmentError: as :meth:`write`.
-        :raises DelayError: if the due time is beyond the ladder's maximum.
+        :raises AmendmentError: as :meth:`write`, or if the due time is beyond the longest delay.
         """
         self.require()
         now = time.time_ns() // 1_000_000
-        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
-        # The stream must keep it until then.
-        far, lead = min(FAR_AHEAD, self.max_age), min(LEAD, self.max_age // 2)
-        if due - now < far or not can_ride:
+        if not self.rides(due, now):
             self.require_remembered(due, now)
             self.write([record])
             return
-        plan, part = self._router.plan_through(
-            self._exchange, self._streams[0], {}, (due - lead) * 1000, now * 1000
-        )
-        way = Ensure(part, "the way of amendments through the ladder")
         try:
+            plan, part = self._router.plan_through(
+                self._exchange, self._streams[0], {}, (due - self._lead) * 1000, now * 1000
+            )
+            way = Ensure(part, "the way of amendments through the ladder")
             self._executor.run(self._router.prepare(plan.needs, now * 1000))
             if self._executor.do(way) is Answer.MISSING:
                 self._declare()
                 self._executor.do(way)
-        except TopologyError as exc:
+        except (DelayError, TopologyError) as exc:
             raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+
+    def rides(self, due: int, now: int) -> bool:
+        """Return whether a record for a due time waits on the ladder until shortly before.
+
+        Both are milliseconds since the epoch.
+        """
+        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
+        return can_ride and due - now >= min(FAR_AHEAD, self.max_age)
+
+    def kept_until(self, due: int | None, now: int) -> int:
+        """Return until when the stream keeps a cancellation that is written now, at least.
+
+        All are milliseconds since the epoch.
+
+        :param due: the due time that it names, if any.
+        """
+        if due is None or not self.rides(due, now):
+            return now + self.max_age
+        return due - self._lead + self.max_age
+
+    @property
+    def _lead(self) -> int:
+        """How long before the due time such a record comes: the stream must keep it until then."""
+        return min(LEAD, self.max_age // 2)
 
     def require_remembered(
         self, due: int, now: int, what: str = "a cancellation", instead: str = _ALONE
@@ -269,8 +305,7 @@ class Amendments:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, UnansweredError):
             cause = cause.__cause__
-        channels = list((self._connection.channels or {}).values())
-        if cause is not None and not any(getattr(each, "_consumed", None) for each in channels):
+        if cause is not None and not is_consuming(self._connection):
             self._connection.end(RecoverableConnectionError(str(error)))
         return cause is not None
 
@@ -408,9 +443,8 @@ class Amendments:
                 f"'{self._exchange}.', or set amendments to False"
             )
         except (amqp.ChannelError, BinaryDelayError) as exc:
-            self._looked = max(self._looked, now + _LOOK_AGAIN)
             remedy = ", which rabbitmq-streams add_replica makes" if _NO_REPLICA in str(exc) else ""
-            self._warn(f"{exc}{remedy}; it is tried again in {_LOOK_AGAIN:g} s")
+            self._put_off(f"{exc}{remedy}")
 
     def look(self) -> None:
         """Catch up, unless that was tried within the last second."""
@@ -426,8 +460,13 @@ class Amendments:
             has lately blocked publishers.
         """
         self.catch_up()
+        return self._read_to_marker()
+
+    def _read_to_marker(self) -> float | None:
         channel = self._channel
-        if not self.is_reading or channel is None or alarms.is_recent(self._connection):
+        if not (self.is_reading and self._can_mark) or channel is None:
+            return None
+        if alarms.is_recent(self._connection):
             return None
         marker = json.dumps({"marker": secrets.token_hex(8)})
         with self._buffer.closed():
@@ -435,6 +474,7 @@ class Amendments:
             try:
                 marked = self._append(marker, self._streams)
             except AccessRefused:
+                self._can_mark = False
                 return None
             confirmed = time.monotonic()
             channel.read_until(len(marked))
@@ -448,12 +488,29 @@ class Amendments:
             self.look()
         if not self.memory:
             return None
+        channel = self._channel
+        if channel is not None:
+            if channel.count - self._count >= PREFETCH:
+                self._read_what_was_held_back()
+            self._count = channel.count
         now = time.time_ns() // 1_000_000
         if self.memory.awaits_record(properties, now):
             # It was published an instant ago, and may have been cancelled since.
             self._read_on(lambda: not self.memory.awaits_record(properties, now))
             now = time.time_ns() // 1_000_000
         return self.memory.judge(properties, now)
+
+    def _read_what_was_held_back(self) -> None:
+        """Read all records, after so many that the broker may have waited for their acks.
+
+        While a program is busy with a message, nothing reads the records.
+        """
+        try:
+            if self._read_to_marker() is None:
+                self._read_on(lambda: not self._open().is_busy(_QUIET))
+        except (amqp.ChannelError, BinaryDelayError) as exc:
+            self._leave()
+            self._put_off(str(exc))
 
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
         """Read until ``is_enough``, or for a second."""
@@ -485,7 +542,8 @@ class Amendments:
                     return
             except (AccessRefused, BlockedError) as exc:
                 # No marker may be appended.
-                pause = _LOOK_AGAIN if isinstance(exc, AccessRefused) else alarms.PAUSE
+                self._can_mark = isinstance(exc, BlockedError)
+                pause = alarms.PAUSE if self._can_mark else _LOOK_AGAIN
                 self._looked = time.monotonic() + pause
                 # It may still read one of them.
                 self._leave()
@@ -502,10 +560,9 @@ class Amendments:
             channel.read(streams, self._cancelled)
             channel.read_until(len(streams) if marker else len(ends))
             channel.has_caught_up()
+            self._count = channel.count
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
-            if streams == self._streams:
-                _without.discard(self._place)
 
     def _find_ends(self) -> list[tuple[int, bytes]]:
         """Return the offset and the body of the last record of each stream that has one."""
@@ -532,11 +589,21 @@ class Amendments:
             marker = json.dumps({"marker": secrets.token_hex(8)})
             streams = self._mark(marker)
             missing = [each for each in self._streams if each not in (*streams, *self._being_read)]
-            if not missing or self._place in _without or time.monotonic() > since + _START:
+            self._are_missing = bool(missing) and (
+                self._are_missing or not any(map(self._exists, missing))
+            )
+            if not missing or self._are_missing:
+                self._away = None
                 return marker, streams
-            if not any(map(self._exists, missing)):
-                # Not asked again: RabbitMQ logs each such question as an error.
-                _without.add(self._place)
+            now = time.monotonic()
+            self._away = self._away or now
+            if now > self._away + _START:
+                self._put_off(
+                    f"RabbitMQ has not started {' and '.join(missing)}; "
+                    f"see that the node that has them runs"
+                )
+                return marker, streams
+            if now > since + _START:
                 return marker, streams
             time.sleep(0.2)
 
@@ -556,11 +623,7 @@ class Amendments:
 
     @property
     def _streams_of(self) -> tuple[str, str, str]:
-        return (self._connection.host, *self._place)
-
-    @property
-    def _place(self) -> tuple[str, str]:
-        return self._connection.virtual_host, self._exchange
+        return self._connection.host, self._connection.virtual_host, self._exchange
 
     def _mark(self, marker: str) -> list[str]:
         """Append a marker to the streams that are not being read; return the streams to read now.
@@ -623,6 +686,10 @@ class Amendments:
     def _check_open(self) -> None:
         if self._connection.channels is None:
             raise RecoverableConnectionError("the connection is closed")
+
+    def _put_off(self, reason: str) -> None:
+        self._looked = max(self._looked, time.monotonic() + _LOOK_AGAIN)
+        self._warn(f"{reason}; it is tried again in {_LOOK_AGAIN:g} s")
 
     @staticmethod
     def _warn(reason: str) -> None:

@@ -78,6 +78,11 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
     _writer.write(app, {**message, "event": events.EXECUTED, "at": at, "state": state})
 
 
+#: After so many seconds without an answer, the broker is not asked again by the same task, and by
+#: others only after so many times as long.
+_LONG, _RESTS = 5.0, 10.0
+
+
 class ConfirmedWriter:
     """A process's connection for the events of tasks that it executes; each event is confirmed.
 
@@ -91,17 +96,26 @@ class ConfirmedWriter:
         self._connection: Any = None
         self._batch: PublishBatch | None = None
         self._is_unreachable = False
+        self._rests_until = float("-inf")
 
     def write(self, app: Any, event: dict[str, Any]) -> None:
         """Write an event to the journal of an app; an event that cannot be written is logged."""
         with self._lock:
+            began = time.monotonic()
+            if began < self._rests_until:
+                return
             # In an outage, one task waits until it ends; each further one only checks that.
             failure = self._try(app, event)
-            for pause in () if self._is_unreachable else (0, 1):
+            took = time.monotonic() - began
+            for pause in () if self._is_unreachable or took > _LONG else (0, 1):
                 if failure is not None:
                     time.sleep(pause)
                     failure = self._try(app, event)
             self._is_unreachable = failure is not None
+            if failure is not None and took > _LONG:
+                # It connects and does not answer: perhaps it is in an alarm, which may need these
+                # tasks to go on.
+                self._rests_until = time.monotonic() + _RESTS * took
             if failure is not None:
                 warn_once(f"executed tasks are missing in the journal: {failure}")
 

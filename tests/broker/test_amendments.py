@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -31,6 +32,7 @@ from kombu_binary_delay import (
     reschedule,
 )
 from kombu_binary_delay.amendments import channel, door, memory, parts, stream
+from kombu_binary_delay.amendments.channel import PREFETCH
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
@@ -205,6 +207,17 @@ def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
     assert remembered(consumer) == 1
 
 
+def test_a_cancellation_of_several_is_there_at_once_and_again_before_the_last(
+    publisher, monkeypatch
+):
+    monkeypatch.setattr(stream, "FAR_AHEAD", 1000)
+    monkeypatch.setattr(stream, "LEAD", 500)
+    cancel_ahead(["one", "two"], 2, publisher)
+    assert parts.ENTERED not in (first_record(publisher).headers or {})
+    wait_until(lambda: records_in_stream(publisher) == 2)
+    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
+
+
 def test_who_may_write_to_the_ladder_alone_cannot_cancel(
     consumer, forgetful, publisher, collect, topology
 ):
@@ -307,6 +320,64 @@ def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
 
     assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
     assert question.count >= question.least
+
+
+@pytest.mark.own_broker
+def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_later(  # noqa: PLR0913, PLR0917 - fixtures
+    vhost, connect, publisher, collect, monkeypatch, caplog
+):
+    monkeypatch.setattr(stream, "_START", 0.5)
+    monkeypatch.setattr(stream, "_warned", set())
+    cancel("cancelled", connection=publisher)
+    QUEUE(publisher.default_channel).declare()
+    publish(publisher, "kept", delay=1)
+    bring_back = take_away(vhost, *names_of_streams())
+
+    consumer = connect()
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    words = "cancelled messages run: RabbitMQ has not started kbd.v2.amendments.ids"
+    assert caplog.text.count(words) == 1
+
+    bring_back()
+    monkeypatch.setattr(stream, "_LOOK_EVERY", -stream._LOOK_AGAIN)  # noqa: SLF001
+    publish(publisher, "cancelled", delay=1)
+    publish(publisher, "kept too", delay=500)
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept too"]
+    assert caplog.text.count("amendments are not read") == 1
+
+
+def test_a_consumer_that_was_busy_knows_all_records_before_the_next_message(
+    vhost, consumer, publisher
+):
+    for number, name in enumerate(("first", "superseded"), 1):
+        publish(publisher, name, delay=1, **{KEY: name})
+        wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: number})  # noqa: B023
+    arrived = []
+
+    def work(body, message):
+        arrived.append(body)
+        if body == "first":
+            # More than the broker sends to a consumer that reads none.
+            publisher.connection.delay_mechanism.amendments.write(
+                [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(5 * PREFETCH)]
+            )
+            publish(publisher, "last", delay=1, **{KEY: "superseded"})
+        message.ack()
+
+    with consumer.Consumer(QUEUE, callbacks=[work], prefetch_count=1):
+        drain_until(consumer, lambda: "last" in arrived)
+    assert arrived == ["first", "last"]
+
+
+def test_an_amendment_by_a_consuming_connection_hides_no_end_of_it(consumer, publisher):
+    cancel("x", connection=publisher)
+    with consumer.Consumer(QUEUE, callbacks=[lambda body, message: message.ack()]):
+        consumer.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(consumer.connection_errors):
+            cancel("y", connection=consumer)
+    # One that does not consume connects again.
+    publisher.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    cancel("y", connection=publisher)
 
 
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(

@@ -305,6 +305,29 @@ def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(executed,
     assert {each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
 
 
+@pytest.mark.timeout(300)
+def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, vhost, monkeypatch):
+    ended(executed, app, 1)
+    tries: list[int] = []
+    publish = PublishBatch.publish
+
+    def publish_for_a_moment(*args, **options):
+        tries.append(1)
+        publish(*args, **{**options, "timeout": 1})
+
+    monkeypatch.setattr(celery, "_LONG", 0.5)
+    monkeypatch.setattr(celery, "_RESTS", PATIENCE)
+    with own_broker.alarm(), monkeypatch.context() as patch:
+        patch.setattr(PublishBatch, "publish", publish_for_a_moment)
+        for number in range(2, 9):
+            ended(executed, app, number)
+    assert len(tries) == 1
+    monkeypatch.setattr(executed, "_rests_until", 0.0)
+    ended(executed, app, 9)
+    events = of_stream(vhost, "kbd.v2.journal", 2)
+    assert {"1", "9"} <= {each["id"] for each in events} <= {"1", "2", "9"}
+
+
 def test_in_an_outage_one_task_waits_and_the_others_only_look(
     executed, app, vhost, monkeypatch, caplog
 ):

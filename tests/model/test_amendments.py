@@ -259,11 +259,25 @@ def test_what_replaces_a_task_awaits_its_record_until_that_was_read():
     assert reason(memory, by_old) is None
     assert memory.revives(by_old, NOW)
     assert not memory.awaits_record(by_old, NOW + DAY)
+    assert reason(memory, by_old, NOW + DAY) is None
     assert not memory.awaits_record(message("a"), NOW)
     memory.learn(old, NOW)
     memory.learn(new, NOW)
     assert not memory.awaits_record(by_old, NOW)
     assert not memory.awaits_record(by_new, NOW)
+
+
+@pytest.mark.parametrize("due", [None, NOW + 40 * DAY])
+@pytest.mark.parametrize(
+    ("cancelled", "expected"), [(-DAY, None), (-1, None), (130_000, CANCELLED), (DAY, CANCELLED)]
+)
+def test_without_its_record_a_replacement_runs_if_it_came_after_the_cancellation(
+    due, cancelled, expected
+):
+    new = replacing("a", 1, NOW, NOW + 30 * DAY)
+    memory = read(Cancel(("a",), NOW + cancelled, due), now=NOW + max(cancelled, 0))
+    properties = message("a", **{REPLACES: "a", GENERATION: new.generation})
+    assert reason(memory, properties, NOW + 29 * DAY) == expected
 
 
 def test_an_id_and_a_key_may_be_the_same_word():
@@ -362,6 +376,16 @@ def test_a_memory_takes_over_what_its_stream_has_lost():
     assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
     assert reason(memory, keyed("doc", new.generation)) is None
     assert reason(memory, message("b", **{REPLACES: "b", GENERATION: again.generation})) is None
+
+
+def test_what_was_cancelled_or_replaced_stays_so_where_a_new_stream_only_postpones_it():
+    new = replacing("b", 1, NOW, NOW + 5)
+    later = [Postpone(name, NOW + 9, NOW + 1) for name in ("a", "b", "c")]
+    memory = read(*later)
+    memory.inherit(read(Cancel(("a", "c"), NOW), new, Postpone("c", NOW + 5, NOW)))
+    by_new = message("b", **{REPLACES: "b", GENERATION: new.generation})
+    assert [reason(memory, message(name)) for name in "abc"] == [CANCELLED, SUPERSEDED, CANCELLED]
+    assert memory.judge(by_new, NOW) == Verdict(POSTPONED, NOW + 9)
 
 
 def test_what_was_kept_stays_kept_or_cancelled_when_all_is_read_again():
