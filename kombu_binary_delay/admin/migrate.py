@@ -29,7 +29,7 @@ from .create import create
 from .errors import OperationError, UnreachableError
 from .management import Management
 from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
-from .probe import Probe, ready
+from .probe import Probe, cluster_name, ready
 from .progress import Progress, ignore
 from .reading import (
     UNREADABLE_ERRORS,
@@ -214,8 +214,7 @@ def _refuse_a_circle(
 
 def _place(connection: Any) -> tuple[str, str]:
     """Return the broker's cluster name and the virtual host of a connection."""
-    server = connection.connection
-    return str(server.server_properties.get("cluster_name")), server.virtual_host
+    return str(cluster_name(connection)), connection.connection.virtual_host
 
 
 def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> tuple[Source, ...]:

@@ -119,6 +119,15 @@ class Probe:
         self._measured += 1
 
 
+def cluster_name(connection: Any) -> str | None:
+    """Return the name of the broker's cluster, which it sends when a connection begins.
+
+    :param connection: a :class:`kombu.Connection`.
+    """
+    name = connection.connection.server_properties.get("cluster_name")
+    return None if name is None else str(name)
+
+
 def ready(connection: Any, queues: Iterable[str]) -> dict[str, int]:
     """Return the current number of messages in queues; the API's figures can be ten seconds old.
 

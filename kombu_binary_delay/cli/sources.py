@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
-from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay.admin.probe import Probe, cluster_name
 from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
@@ -81,7 +81,9 @@ class Place:
         """Return the delayed tasks of this source, with all amendments until now."""
         judge = self._judge()
         if self._connection is None:
-            return admin.from_node(self._command, self._vhost, self._topology, select, judge)
+            return admin.from_node(
+                self._command, self._vhost, self._topology, select, judge, cluster=self._cluster()
+            )
         return admin.from_journal(
             self._connection, self._topology, select, judge, namespace=self._namespace
         )
@@ -90,20 +92,27 @@ class Place:
         """Return the story of one task, as this source knows it."""
         judge = self._judge()
         if self._connection is None:
-            return admin.story_by_node(self._command, self._vhost, self._topology, task_id, judge)
+            return admin.story_by_node(
+                self._command, self._vhost, self._topology, task_id, judge, cluster=self._cluster()
+            )
         return admin.story_by_journal(
             self._connection, self._topology, task_id, judge, namespace=self._namespace
         )
+
+    def _cluster(self) -> str | None:
+        """Return the name of the broker's cluster; None if the broker did not answer."""
+        return cluster_name(self._amending) if self._amending.connected else None
 
     def _judge(self) -> Any:
         """Return what applies the amendments; None, with a warning, if they cannot be read."""
         try:
             judge = admin.judge_of(self._amending)
             amendments = self._amending.connection.delay_mechanism.amendments
-            with Probe(self._amending) as probe:
-                exist = probe.has_queue(stream_name(self._namespace, IDS))
-            if amendments.is_reading or not exist:
+            if amendments.is_reading:
                 return judge
+            with Probe(self._amending) as probe:
+                if not probe.has_queue(stream_name(self._namespace, IDS)):
+                    return judge
             why = "this user may not read the stream of amendments, or its node is just starting"
         except (AmendmentError, *BROKER_ERRORS) as exc:
             # The node can be read even if its broker is unreachable.
@@ -111,7 +120,10 @@ class Place:
         if why != self._warned:
             # Once, and not at each look.
             self._warned = why
-            click.echo(wrapped(f"! what was taken back is listed, too: {why}"), err=True)
+            listed = "what was taken back is listed, too"
+            if self._connection is None and self._cluster() is None:
+                listed += ", and whether this node is that broker's is not checked"
+            click.echo(wrapped(f"! {listed}: {why}"), err=True)
         return None
 
 

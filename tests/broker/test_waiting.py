@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from base64 import b64encode
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 
@@ -352,6 +353,41 @@ def test_the_command_reads_the_node_and_tells_of_one_task(connect, on_node, vhos
     told = run(vhost, "explain", "--task", "a-2", "--node-command", beside)
     assert (told["state"], told["task"]["queue"]) == ("waiting", "mail")
     run(vhost, "explain", "--task", "nobody", "--node-command", beside, code=1)
+
+
+def test_a_node_of_another_broker_is_refused_and_never_an_empty_list(vhost, tmp_path):
+    with vhost.connect() as connection:
+        ours = connection.server_properties["cluster_name"]
+    other = tmp_path / "beside-another"
+    for cluster, has_vhost, said in [
+        ("rabbit@other", "true", f"'rabbit@other', and the broker in use is '{ours}'"),
+        (ours, "false", f"'{ours}', which has no virtual host '{vhost.name}'"),
+    ]:
+        line = f"kbd node {b64encode(cluster.encode()).decode()} {has_vhost}"
+        other.write_text(f"#!/bin/sh\nprintf '{line}\\nkbd end\\n'\n")
+        other.chmod(0o755)
+        for words in (
+            ["tasks"],
+            ["explain", "--task", "x"],
+            ["cancel", "--name", "*"],
+            ["status", "--destinations"],
+        ):
+            options = ["-m", vhost.broker.management_url, *words]
+            refused = run(vhost, *options, "--node-command", str(other), code=2)
+            assert said in refused["error"]
+            assert "give the --node-command that reaches one" in refused["error"]
+
+
+@pytest.mark.own_broker
+def test_the_node_says_of_which_cluster_it_is(on_node, beside, vhost):
+    del on_node  # it skips where there is nothing to read
+    with vhost.connect() as connection:
+        ours = connection.server_properties["cluster_name"]
+    assert ids(admin.from_node(beside, vhost.name, LADDER, cluster=ours)) == []
+    with pytest.raises(admin.OperationError, match=f"'{ours}', and the broker in use is 'other'"):
+        admin.from_node(beside, vhost.name, LADDER, cluster="other")
+    with pytest.raises(admin.OperationError, match="has no virtual host 'nonesuch'"):
+        admin.from_node(beside, "nonesuch", LADDER)
 
 
 def run(vhost, *words, code=0):

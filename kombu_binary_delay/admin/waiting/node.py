@@ -53,12 +53,14 @@ _WORDS = 2000  # characters of an error that are shown
 _HEADERS = "application_headers"
 
 
-def from_node(
+def from_node(  # noqa: PLR0913 - the last one guards against the wrong node
     command: str | Sequence[str],
     vhost: str,
     topology: Topology,
     select: Selection | None = None,
     judge: Judge | None = None,
+    *,
+    cluster: str | None = None,
 ) -> Waiters:
     """Return the tasks in the levels of all ladders of a namespace, read on the node.
 
@@ -68,25 +70,30 @@ def from_node(
     :param topology: a ladder of the namespace, or another system's.
     :param select: which tasks to return; by default all.
     :param judge: applies the amendments, see :func:`judge_of`.
+    :param cluster: the name of the cluster that the node must be of, as the broker sends it in
+        ``connection.connection.server_properties["cluster_name"]``; None for any.
     :raises UnreachableError: if the command fails.
-    :raises OperationError: if there are levels, but none of them can be read.
+    :raises OperationError: if there are levels, but none of them can be read; or if the node is of
+        another cluster, or does not have the virtual host.
     """
-    return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge)
+    return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge, cluster)
 
 
-def story_by_node(
+def story_by_node(  # noqa: PLR0913 - as from_node
     command: str | Sequence[str],
     vhost: str,
     topology: Topology,
     task_id: str,
     judge: Judge | None = None,
+    *,
+    cluster: str | None = None,
 ) -> Story:
     """Return where a task waits, as read on the node; the parameters are those of ``from_node``.
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
     select = Selection(ids=frozenset({task_id}))
-    waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge)
+    waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge, cluster)
     task, state = None, "unknown"
     with closing(waiters.judged()) as found:
         for each, amended in found:
@@ -103,19 +110,21 @@ class NodeWaiters:
 
     source = NODE
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - as from_node
         self,
         command: Sequence[str],
         vhost: str,
         topology: Topology,
         select: Selection,
         judge: Judge | None,
+        cluster: str | None,
     ) -> None:
         self._command = command
         self._vhost = vhost
         self._topology = topology
         self._select = select
         self._judge = judge
+        self._cluster = cluster
         self._taken_back = 0
         self._unread: dict[str, str] = {}
         self._missed = self._unreadable = 0
@@ -256,10 +265,26 @@ class NodeWaiters:
         else:
             prefixes = [f"{topology.namespace}.{version}-" for version in VERSIONS]
         for word, *rest in self._run(script.list_queues(self._vhost, prefixes)):
-            if word == b"queue":
+            if word == b"node":
+                self._refuse_another(b64decode(rest[0]).decode("utf-8", "replace"), rest[1])
+            elif word == b"queue":
                 name = b64decode(rest[1]).decode("utf-8", "replace")
                 if self._is_level(name):
                     yield name, rest[0].decode()
+
+    def _refuse_another(self, cluster: str, has_vhost: bytes) -> None:
+        """Raise an error if the node is not one of the broker in use: its list would be wrong."""
+        if self._cluster not in (None, cluster):
+            why = f"of the cluster {cluster!r}, and the broker in use is {self._cluster!r}"
+        elif has_vhost == b"false":
+            why = f"of the cluster {cluster!r}, which has no virtual host {self._vhost!r}"
+        else:
+            return
+        raise OperationError(
+            f"the node that {self._shown!r} reaches is {why}; run this on a host of the broker in "
+            f"use, give the --node-command that reaches one, or keep a journal (setting journal: "
+            f"'stream')"
+        )
 
     def _is_level(self, name: str) -> bool:
         return isinstance(self._topology, ForeignLadder) or topology_of_name(name) is not None
@@ -271,6 +296,10 @@ class NodeWaiters:
         found = [each for ladder in ladders for each in sources(ladder, types)]
         return sorted(found, key=lambda each: (-each.wait, each.name))
 
+    @property
+    def _shown(self) -> str:
+        return " ".join([*self._command, "rabbitmqctl"])
+
     def _run(self, expression: str) -> Iterator[list[bytes]]:
         """Evaluate an expression on the node, and yield the words of each line that it prints.
 
@@ -280,7 +309,7 @@ class NodeWaiters:
         if self._command and PurePath(self._command[0]).name == "ssh":
             # A shell on the other side parses the arguments of ssh again.
             arguments[-1] = shlex.quote(expression)
-        shown = " ".join([*self._command, "rabbitmqctl"])
+        shown = self._shown
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(  # noqa: S603 - it is the operator's own

@@ -8,6 +8,8 @@ the node has it, otherwise with a log reader of Ra. Neither takes a message from
 
 The node prints each page at once, so neither side keeps more than a page:
 
+* ``kbd node CLUSTER EXISTS``: first, the name of its cluster in base64, and whether it has the
+  virtual host.
 * ``kbd queue TYPE NAME``: a queue (the first expression), the name in base64.
 * ``kbd begin NUMBER``: the messages of a queue follow, by its number among those asked for.
 * ``kbd page COUNT TERM``: of so many positions, the messages; a term of Erlang in base64, a list of
@@ -30,6 +32,8 @@ PAGE = 200
 LONGEST = 100_000
 
 _LIST = r"""
+io:put_chars(["kbd node ", base64:encode(rabbit_nodes:cluster_name()), $\s,
+  atom_to_list(rabbit_vhost:exists(VHost)), $\n]),
 lists:foreach(fun({resource, _, _, Name} = Resource) ->
   case lists:any(fun(Prefix) -> string:prefix(Name, Prefix) =/= nomatch end, Prefixes) of
     false -> ok;
