@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from kombu_binary_delay.model.foreign import ForeignLadder
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.topology import Topology
 
@@ -30,11 +31,19 @@ MEND = "'verify --fix' mends it"
 
 def remake(topology: Topology) -> str:
     """Return how to replace objects that cannot be changed."""
+    again = "'create'"
+    if isinstance(topology, ForeignLadder):
+        again = "let the programs that publish to it make it"
     return (
         f"it cannot be changed, only made anew: stop what publishes to it, wait until 'status' "
         f"shows the ladder empty or empty it with 'migrate', then 'teardown --ladder "
-        f"{topology.prefix}' and 'create'"
+        f"{topology.prefix}' and {again}"
     )
+
+
+def prefix_of(topology: Topology) -> str:
+    """Return what the names of a namespace begin with, or those of another system's ladder."""
+    return topology.namespace + ("" if isinstance(topology, ForeignLadder) else ".")
 
 
 def stop_consumers(place: Place) -> str:
@@ -54,12 +63,15 @@ def unbind(place: Place, binding: Binding) -> str:
     return f"if nobody needs it: curl -u {shlex.quote(place.user)} -X DELETE {url}"
 
 
-def narrow(vhost: str, policy: Mapping[str, Any], namespace: str, *, operator: bool) -> str:
-    """Return how to change a policy so that it does not match our objects."""
-    pattern = f"^(?!{re.escape(namespace)}\\.).*(?:{policy['pattern']})"
-    verb = "set_operator_policy" if operator else "set_policy"
+def narrow(vhost: str, policy: Mapping[str, Any], prefix: str, *, operator: bool) -> str:
+    """Return how to change a policy so that it does not match names with a prefix."""
+    ours, given, kind = re.escape(prefix), policy["pattern"], "operator_" if operator else ""
+    if given.startswith(f"^{ours}") and "|" not in given:
+        words = [f"clear_{kind}policy", "-p", vhost, str(policy["name"])]
+        return f"it is for the ladder's names alone, so remove it: rabbitmqctl {shlex.join(words)}"
+    pattern = f"^(?!{ours}).*(?:{given})"
     words = [
-        verb,
+        f"set_{kind}policy",
         "-p",
         vhost,
         "--priority",
@@ -74,20 +86,18 @@ def narrow(vhost: str, policy: Mapping[str, Any], namespace: str, *, operator: b
 
 
 def grant(
-    vhost: str, user: str, row: Mapping[str, Any] | None, namespace: str, what: Iterable[str]
+    vhost: str, user: str, row: Mapping[str, Any] | None, lacking: Mapping[str, Iterable[str]]
 ) -> str:
     """Return how to add missing permissions to those that a user has.
 
     :param row: the permissions that the user has; None for none.
-    :param what: the missing ones: ``configure``, ``write``, ``read``.
+    :param lacking: by ``configure``, ``write`` and ``read``, the prefixes of names that each of
+        them lacks.
     """
-    lacking = set(what)
-    ours = f"^{re.escape(namespace)}\\."
     patterns = []
     for each in ("configure", "write", "read"):
         has = str((row or {}).get(each) or "")
-        has = "" if has == "^$" else has
-        wide = "|".join(filter(None, (has, ours))) if each in lacking else has or "^$"
-        patterns.append(wide)
+        parts = ["" if has == "^$" else has, *(f"^{re.escape(p)}" for p in lacking.get(each, ()))]
+        patterns.append("|".join(filter(None, dict.fromkeys(parts))) or "^$")
     words = ["set_permissions", "-p", vhost, user, *patterns]
     return f"rabbitmqctl {shlex.join(words)}"

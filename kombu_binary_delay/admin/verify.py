@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kombu_binary_delay.journal import stream_name
 from kombu_binary_delay.model.durations import in_words
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
@@ -18,7 +19,7 @@ from kombu_binary_delay.settings import milliseconds
 from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
-from .remedy import HERE, MAKE, Place, grant, narrow, remake, stop_consumers, unbind
+from .remedy import HERE, MAKE, Place, grant, narrow, prefix_of, remake, stop_consumers, unbind
 from .snapshot import Snapshot, arguments
 
 #: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
@@ -448,7 +449,7 @@ def _policies(
         except UnreachableError as exc:
             yield Difference("note", kind, "could not be read", "not compared", str(exc))
             continue
-        yield from _hits(kind, policies, wanted, management.vhost, topology.namespace)
+        yield from _hits(kind, policies, wanted, management.vhost, topology)
 
 
 def _hits(
@@ -456,23 +457,26 @@ def _hits(
     policies: Iterable[Mapping[str, Any]],
     wanted: Mapping[str, Mapping[str, Any]],
     vhost: str,
-    namespace: str,
+    topology: Topology,
 ) -> Iterator[Difference]:
     what, operator = kind.replace("ies", "y"), kind == "operator-policies"
-    remedies = {
-        each["name"]: narrow(vhost, each, namespace, operator=operator) for each in policies
-    }
+    prefix = prefix_of(topology)
+    remedies = {each["name"]: narrow(vhost, each, prefix, operator=operator) for each in policies}
+    journal = stream_name(topology.namespace)
     hit: dict[tuple[str, str, str, str], list[str]] = {}
     for queue, given in wanted.items():
         policy = _policy_of(queue, given, policies)
         if policy is None:
             continue
-        for severity, key, causes in _breaks(policy["definition"], given):
+        breaks = _breaks if queue != journal else _shortens_journal
+        for severity, key, causes in breaks(policy["definition"], given):
             hit.setdefault((severity, policy["name"], key, causes), []).append(queue)
     for (severity, name, key, causes), queues in hit.items():
         more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
         found = f"{key} applies to {queues[0]}{more}"
-        yield Difference(severity, f"{what} {name}", found, causes, remedies[name])
+        # How long to keep the journal is the operator's to decide.
+        remedy = remedies[name] if severity != "note" else ""
+        yield Difference(severity, f"{what} {name}", found, causes, remedy)
     for policy in policies:
         if _matches(policy["pattern"], "") is None:
             yield _unjudged(f"{what} {policy['name']}", policy["pattern"], next(iter(wanted)))
@@ -560,16 +564,32 @@ def _breaks(
 def _shortens(
     definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield a policy's effects on a stream: of two limits, RabbitMQ uses the lower."""
-    forgets = "records are forgotten sooner: what was cancelled may run"
+    """Yield a policy's effects on a stream of amendments."""
+    for key in _limits(definition, given):
+        yield "warning", key, "records are forgotten sooner: what was cancelled may run"
+
+
+def _shortens_journal(
+    definition: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield a policy's effects on the journal's stream."""
+    for key in _limits(definition, given):
+        yield "note", key, "events are forgotten sooner: what waits for longer is not listed"
+
+
+def _limits(definition: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys by which a policy shortens a stream: RabbitMQ uses the lower limit."""
     age, wanted = definition.get("max-age"), given.get("x-max-age")
     if age is not None and (wanted is None or milliseconds(age) < milliseconds(wanted)):
-        yield "warning", "max-age", forgets
+        yield "max-age"
     if "max-length-bytes" in definition:
-        yield "warning", "max-length-bytes", forgets
+        yield "max-length-bytes"
 
 
 # -- permissions ---------------------------------------------------------------------------------
+
+
+_PERMISSIONS = ("configure", "write", "read")
 
 
 def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, list[str]]:
@@ -577,7 +597,7 @@ def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, li
     if declares:
         names = [each.name for each in topology.whole.exchanges]
         names += [each.name for each in topology.whole.queues]
-        return {"configure": names, "write": names, "read": names}
+        return dict.fromkeys(_PERMISSIONS, names)
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     return {"write": [topology.direct] if direct else levels}
 
@@ -596,21 +616,22 @@ def _permissions(
         yield Difference("note", what, "could not be read", "not compared", str(exc))
         return
     mine = [row for row in rows if row["vhost"] == management.vhost]
+    prefix = prefix_of(topology)
     if not mine:
         yield Difference(
             "error",
             f"permissions of {user}",
             "none in this virtual host",
             "it cannot connect",
-            grant(management.vhost, user, None, topology.namespace, ("configure", "write", "read")),
+            grant(management.vhost, user, None, dict.fromkeys(_PERMISSIONS, (prefix,))),
         )
         return
-    give = partial(grant, management.vhost, user, mine[0], topology.namespace)
-    lacked = [
-        what
+    give = partial(grant, management.vhost, user, mine[0])
+    lacked = {
+        what: (prefix,)
         for what, on in needed.items()
         if any(_matches(mine[0][what] or "^$", name) is False for name in on)
-    ]
+    }
     for what, on in needed.items():
         # In permissions, an empty pattern matches nothing.
         pattern = mine[0][what] or "^$"
@@ -632,10 +653,12 @@ def _permissions(
     streams = [each.name for each in amendments.queues]
     lacking = [name for name in streams if _matches(mine[0]["read"] or "^$", name) is False]
     if lacking:
+        # Behind another system's ladder, the streams have another prefix.
+        theirs = f"{streams[0].partition('.')[0]}."
         yield Difference(
             "note",
             f"permissions of {user}",
             f"no read permission on {lacking[0]}",
             "where it consumes, what was cancelled runs",
-            give({*lacked, "read"}),
+            give({**lacked, "read": dict.fromkeys([*lacked.get("read", ()), theirs])}),
         )

@@ -262,8 +262,9 @@ class Target:
                 server = connection.connection.server_properties
             can_quorum = server is None or is_since(server, QUORUM_SINCE)
             return self.settings.topology(can_quorum=can_quorum)
-        if ladder in FOREIGN_LADDERS:
-            return FOREIGN_LADDERS[ladder]
+        for name, other in FOREIGN_LADDERS.items():
+            if ladder in (name, other.prefix):
+                return other
         for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
             found = topology_of_name(f"{name}.")
             if found is not None and found.prefix == name:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay import Ladder, Settings, Topology
 from kombu_binary_delay.admin import Management, Snapshot
 from kombu_binary_delay.admin.fix import absent
+from kombu_binary_delay.admin.remedy import remake
 from kombu_binary_delay.admin.verify import compare, verify
-from kombu_binary_delay.model.foreign import NSERVICEBUS
+from kombu_binary_delay.amendments.parts import amendments_part
+from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.journal import stream_part
+from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 
 TOPOLOGY = Topology(Ladder.binary(4, 1000))
@@ -22,6 +28,9 @@ TOPOLOGIES = [
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic", "skip"),
     NSERVICEBUS,
 ]
+
+
+_NOTHING = Part()
 
 
 def snapshot_of(part: Part) -> Any:
@@ -162,10 +171,10 @@ def test_a_consumer_and_a_foreign_binding_on_a_level_are_named():
 class Api(Management):
     """A management API that has policies, and permissions of a user."""
 
-    def __init__(self, topology, policies=(), permission=None):
+    def __init__(self, topology, policies=(), permission=None, more=_NOTHING):
         super().__init__("http://nowhere", "/", "me", "")
         everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-        part = topology.whole
+        part = topology.whole + more
         snapshot = snapshot_of(part)
         self.__dict__["answers"] = {
             "overview": {"rabbitmq_version": "4.3.6"},
@@ -258,3 +267,87 @@ def test_a_permission_is_read_as_rabbitmq_reads_it(permission, severity):
     about = {each.severity for each in done.differences if each.what.startswith("permissions")}
     assert about == ({severity} if severity else set())
     assert done.sound == (severity != "error")
+
+
+AMENDMENTS = amendments_part(Settings())
+JOURNAL = stream_part(Settings(journal="stream"), {"product": "RabbitMQ", "version": "4.3.6"})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "definition", "severity", "remedy"),
+    [
+        (r"^kbd\.v2\.journal$", {"max-length-bytes": 9}, "note", ""),
+        ("journal", {"max-age": "1D"}, "note", ""),
+        ("journal", {"max-age": "8D"}, None, ""),
+        (
+            r"^kbd\.v2\.amendments\.ids$",
+            {"max-age": "1D"},
+            "warning",
+            "so remove it: rabbitmqctl clear_policy -p / p",
+        ),
+        ("ids", {"max-age": "1D"}, "warning", r" '^(?!kbd\.).*(?:ids)' "),
+        (r"^kbd\.|ids", {"max-length-bytes": 9}, "warning", r" '^(?!kbd\.).*(?:^kbd\.|ids)' "),
+    ],
+)
+def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(
+    pattern, definition, severity, remedy
+):
+    policy = {"definition": definition, "pattern": pattern}
+
+    done = verify(Api(TOPOLOGY, [policy], more=AMENDMENTS + JOURNAL), TOPOLOGY, declares=False)
+
+    about = {each.severity: each for each in done.differences if each.what == "policy p"}
+    assert done.sound == (severity != "warning")
+    if severity is None:
+        assert not about
+        return
+    assert remedy in about[severity].remedy if remedy else not about[severity].remedy
+    forgets = "what was cancelled may run" if severity == "warning" else "is not listed"
+    assert forgets in about[severity].causes
+
+
+@pytest.mark.parametrize(
+    ("topology", "permission", "remedies"),
+    [
+        (TOPOLOGY, {"write": "^a$"}, {r"set_permissions -p / me '.*' '^a$|^kbd\.' '.*'"}),
+        (
+            CELERY,
+            {"configure": "^$", "read": "^celery"},
+            {
+                "set_permissions -p / me '^celery_delayed_' '.*' '^celery'",
+                r"set_permissions -p / me '^celery_delayed_' '.*' '^celery|^kbd\.'",
+            },
+        ),
+        (
+            CELERY,
+            {"read": ""},
+            {
+                "set_permissions -p / me '.*' '.*' '^celery_delayed_'",
+                r"set_permissions -p / me '.*' '.*' '^celery_delayed_|^kbd\.'",
+            },
+        ),
+        (
+            CELERY,
+            {"vhost": "other"},
+            {"set_permissions -p / me '^celery_delayed_' '^celery_delayed_' '^celery_delayed_'"},
+        ),
+    ],
+)
+def test_what_a_user_lacks_is_granted_on_the_names_of_its_ladder(topology, permission, remedies):
+    done = verify(Api(topology, permission=permission), topology, amendments=AMENDMENTS)
+
+    about = {each.remedy for each in done.differences if each.what.startswith("permissions")}
+    assert about == {f"rabbitmqctl {each}" for each in remedies}
+    # What is granted is enough.
+    for each in remedies:
+        for granted in shlex.split(each)[-3:]:
+            assert ".*" in granted or re.search(granted, topology.level_name(3))
+
+
+@pytest.mark.parametrize(
+    "topology", [TOPOLOGY, *FOREIGN_LADDERS.values()], ids=lambda each: each.prefix
+)
+def test_what_a_remedy_says_of_a_ladder_names_it_as_the_commands_know_it(topology):
+    words = shlex.split(remake(topology).partition("'teardown ")[2].partition("'")[0])
+
+    assert Target().topology(ladder=words[-1]) == topology
