@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 
 from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .asked import Asked, accepts_places, asked_after
@@ -103,7 +103,8 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
             if isinstance(exc, BrokenPipeError) and _output_is_closed():
                 code = _CLOSED
             else:
-                code = _fail(printer, UNREACHABLE, in_words(exc, target))
+                code = UNREACHABLE if of_this_machine(exc) is None else USAGE
+                code = _fail(printer, code, in_words(exc, target))
         sys.exit(code)
 
     return cast("Callable[..., None]", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ class _Console(Console):
 
 def console() -> Console:
     """Return a console; without colour if there is no terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A locale that has no arrow or block shows a question mark.
+        sys.stdout.reconfigure(errors="replace")
     # Show names literally: Rich must not read markup in them.
     as_it_is = partial(_Console, highlight=False, markup=False, emoji=False)
     made = as_it_is()

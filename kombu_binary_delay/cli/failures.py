@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kombu_binary_delay.admin import UnreachableError
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 
 from .connect import Target
 
@@ -20,4 +20,6 @@ def named(*targets: Target) -> Iterator[None]:
     try:
         yield
     except BROKER_ERRORS as exc:
+        if of_this_machine(exc) is not None:
+            raise
         raise UnreachableError(in_words(exc, *targets)) from exc

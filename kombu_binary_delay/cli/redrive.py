@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ import click
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.redrive import end_last_line
+from kombu_binary_delay.compat.failures import of_this_machine
 from kombu_binary_delay.model.address import Destination
 
 from .command import FOUND, OK, Printer, dry_run, ladder, subcommand
@@ -79,8 +81,7 @@ def redrive(
     with ExitStack() as stack:
         file = None
         if to_file is not None and not dry_run:
-            end_last_line(to_file)
-            file = stack.enter_context(to_file.open("a", encoding="utf-8"))
+            file = stack.enter_context(_appended(to_file))
         update = stack.enter_context(bar("redrive", parked if not dry_run else 0))
         done = admin.redrive(
             broker.plain,
@@ -96,6 +97,19 @@ def redrive(
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", dry=dry_run, **sums)
     return FOUND if done.reasons or done.unreadable else OK
+
+
+@contextmanager
+def _appended(path: Path) -> Iterator[IO[str]]:
+    """Open a file to write to its end; an error of the disk names it."""
+    end_last_line(path)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            yield file
+    except OSError as exc:
+        if exc.filename is None and of_this_machine(exc) is not None:
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
+        raise
 
 
 def _refill(connection: Any, printer: Printer, path: Path, to: Destination | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import ssl
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ BROKER_ERRORS = (amqp.AMQPError, OperationalError, OSError, UnicodeError)
 #: The name of the default URL, if neither an option nor a variable nor an app names a broker.
 NOTHING = "the default"
 _PORT, _TLS_PORT = 5672, 5671
+#: The numbers of errors that a file raises, and a connection does not.
+_OF_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class Target(Protocol):
@@ -36,8 +39,8 @@ def in_words(exc: BaseException, *targets: Target) -> str:
     :param targets: the brokers that were in use.
     """
     exc = _cause(exc)
-    if isinstance(exc, OSError) and exc.filename is not None:
-        return f"{exc.filename}: {exc.strerror}"
+    if (local := of_this_machine(exc)) is not None:
+        return local
     one = targets[0] if len(targets) == 1 else None
     places = " or ".join(_place(each) for each in targets)
     if isinstance(exc, amqp.AMQPError):
@@ -54,6 +57,20 @@ def in_words(exc: BaseException, *targets: Target) -> str:
             f"{_PORT} by default, and {_TLS_PORT} for amqps://{_other(one)}"
         )
     return f"no RabbitMQ answers at {places}: {said}{_other(one)}"
+
+
+def of_this_machine(exc: BaseException) -> str | None:
+    """Return a message about an error of a file or of the output; None for a broker's error."""
+    if isinstance(exc, OSError) and exc.filename is not None:
+        return f"{exc.filename}: {exc.strerror}"
+    if isinstance(exc, OSError) and exc.errno in _OF_FILES:
+        return f"the output cannot be written: {exc.strerror}"
+    # The encoding of the name of a host is the broker's.
+    if isinstance(exc, UnicodeEncodeError) and exc.encoding != "idna":
+        text = exc.object[exc.start : exc.end]
+        remedy = "set PYTHONIOENCODING=utf-8" if exc.encoding != "utf-8" else "give names in UTF-8"
+        return f"{text!a} cannot be written in {exc.encoding}: {exc.reason}; {remedy}"
+    return None
 
 
 def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:

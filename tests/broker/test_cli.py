@@ -291,6 +291,8 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     stays = run(*tick, "redrive", "--json")
     [reason] = json.loads(stays.stdout)["reasons"]
     both_are_parked()
+    nowhere = [run(*tick, "redrive", "--to-file", each) for each in ("/dev/full", "no/dir/file")]
+    both_are_parked()
     filed = run(*tick, "redrive", "--to-file", str(path), "--json")
     declare(connect, "elsewhere")
     sent = run(*tick, "redrive", "--from-file", str(path), "--to", "elsewhere")
@@ -298,6 +300,8 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     assert (status.exit_code, "2 messages are parked" in status.output) == (1, True)
     assert (counted.exit_code, "the queue gone" in counted.output) == (0, True)
     assert (stays.exit_code, json.loads(stays.output)["stays"]) == (1, 2)
+    assert [each.exit_code for each in nowhere] == [2, 2]
+    assert "/dev/full: No space left on device" in nowhere[0].output
     assert (filed.exit_code, json.loads(filed.output)["sent"]) == (0, 2)
     words = "the queue 'gone' does not exist; declare it, or send them elsewhere with --to"
     assert reason == f"2 stay: {words}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -42,6 +44,10 @@ from kombu_binary_delay.cli.connect import Target
         (errors.TopologyError("why"), 2),
         (errors.SettingsError("why"), 2),
         (click.UsageError("why"), 2),
+        (FileNotFoundError(errno.ENOENT, "why", "/no/file"), 2),
+        (OSError(errno.ENOSPC, "why"), 2),
+        (UnicodeEncodeError("ascii", "\u2192", 0, 1, "why"), 2),
+        (UnicodeEncodeError("idna", "\xff", 0, 1, "why"), 4),
     ],
     ids=lambda each: type(each).__name__,
 )
@@ -58,6 +64,7 @@ def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, co
     assert (in_words.exit_code, as_json.exit_code) == (code, code)
     assert "why" in in_words.output
     assert "why" in json.loads(as_json.output)["error"]
+    assert ("no RabbitMQ" in in_words.output) <= (code == 4)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,26 @@ def test_names_are_shown_as_they_are(name):
     assert done.exit_code == 0, done.output
     key = name.partition(":")[2] or name
     assert done.output.count(key) >= 2, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("explain 10s", 0, b"1010?1s 000?125ms"),
+        ("explain 10s > /dev/full", 2, b"the output cannot be written: No space left on device"),
+        ("export definitions --queue $'\\xff'", 2, b"'\\udcff' cannot be written in utf-8"),
+    ],
+)
+def test_what_the_output_cannot_hold_is_no_fault_of_the_broker(words, code, said):
+    shell = ["bash", "-c", f"{sys.executable} -m kombu_binary_delay.cli {words}"]
+    done = subprocess.run(
+        shell,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout
 
 
 @pytest.fixture
