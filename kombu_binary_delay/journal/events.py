@@ -42,6 +42,7 @@ def scheduled(
     A message that was already due when it was published has zero hops.
 
     :param properties: as published.
+    :param exchange: as published; it may be that of one of several lanes.
     :param arguments: whether to include the arguments of a task that waits.
     """
     headers = properties.get(HEADERS) or {}
@@ -54,6 +55,8 @@ def scheduled(
             return None
         event = about(properties, destination.exchange, destination.routing_key)
         event["ladder"] = topology.ladder.name
+        if (levels := _levels(topology, exchange)) is not None:
+            event["levels"] = levels
         event["hops"] = hops(digits)
         if isinstance(headers.get("task"), str) and "id" in headers:
             _call(event, headers, arguments=arguments)
@@ -65,6 +68,15 @@ def scheduled(
     if due(headers) is None:
         return None
     return {**about(properties, exchange, key), "hops": 0}
+
+
+def _levels(topology: Topology, exchange: str) -> str | None:
+    """Return the prefix of the names of the levels that a message passes; None if not known."""
+    if not topology.mirrors:
+        return topology.prefix
+    prefix, _, level = exchange.partition(".level-")
+    # With a queue for each delay, the broker decides whether it passes levels at all.
+    return prefix if level else None
 
 
 def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[str, Any]:

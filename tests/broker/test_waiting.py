@@ -84,12 +84,12 @@ def journalling(connect, broker):
 
 
 @pytest.fixture
-def by_journal(connect, vhost):
+def by_journal(connect, vhost, topology):
     """List what waits by the journal, once it has ``events``."""
 
     def by_journal(events, **select):
         settle(vhost, events)
-        return admin.from_journal(connect("amqp"), LADDER, admin.Selection(**select))
+        return admin.from_journal(connect("amqp"), topology, admin.Selection(**select))
 
     return by_journal
 
@@ -399,7 +399,7 @@ def run(vhost, *words, code=0):
 # -- the journal ---------------------------------------------------------------------------------
 
 
-def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal):
+def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal, topology):
     publish(journalling, ("soon", 1), ("later", HOUR))
     publish(journalling, ("paid", HOUR), exchange="amq.topic", key="order.paid")
     headers = {"x-delay": HOUR * 1000, "task": "shop.now", "id": "no-eta"}
@@ -412,10 +412,38 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
     later = tasks["later"]
     assert (later.name, later.args, later.kwargs) == ("shop.pay", "(1,)", "{'a': 1}")
     assert (later.queue, later.retries, later.source) == ("mail", 2, "journal")
-    assert later.level.startswith(f"{LADDER.prefix}.level-")
+    assert later.level.startswith(f"{topology.prefix}.level-")
     assert tasks["paid"].queue == "amq.topic:order.paid"
     assert tasks["no-eta"].name == "shop.now"
     assert "it begins at 20" in found.unseen()[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_known"),
+    [
+        ({"lanes": 3}, True),
+        ({"declare": "never"}, True),
+        ({"queue_per_delay": True}, False),
+        ({"layout": "skip"}, False),
+        ({"radix": 4}, False),
+        ({"foreign_ladder": "nservicebus-v1"}, False),
+    ],
+    ids=str,
+)
+def test_the_journal_names_the_level_in_which_a_task_waits_or_none(  # noqa: PLR0913, PLR0917
+    connect, vhost, by_journal, journalling, settings, is_known
+):
+    if settings == {"declare": "never"}:
+        publish(journalling, ("first", HOUR))
+    else:
+        del journalling  # it skips where there are no streams
+    publish(connect(binary_delay={"journal": "stream", **settings}), ("waits", HOUR))
+
+    [task] = [each for each in by_journal(1) if each.id == "waits"]
+
+    assert (task.level is not None) == is_known
+    if is_known:
+        wait_until(lambda: vhost.waiting(task.level).get(task.level))
 
 
 def test_what_is_cancelled_or_postponed_waits_no_longer(journalling, vhost, by_journal):

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import amqp
@@ -21,6 +22,7 @@ from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import events, stream_name
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
 from .task import (
@@ -58,7 +60,7 @@ _STATES = {
 _TABLE = """
 create table waiting (
     id text, name text, args text, kwargs text, exchange text, key text, due integer,
-    retries integer, at integer, ladder text, generation text)
+    retries integer, at integer, levels text, generation text)
 """
 _INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -100,7 +102,8 @@ def from_journal(
     """Return the waiting tasks from the journal's stream.
 
     :param connection: a :class:`kombu.Connection`, open while the tasks are read.
-    :param topology: the ladder that publishers use, to compute the queue in which a task waits now.
+    :param topology: the ladder that publishers use, to compute the queue in which a task waits now;
+        not known for one on another ladder, or with the setting ``queue_per_delay``.
     :param select: which tasks to return; by default all.
     :param judge: applies the amendments, see :func:`judge_of`.
     :param namespace: that of the settings, which names the stream, if ``topology`` is the ladder of
@@ -216,10 +219,10 @@ class JournalWaiters:
 
         :param now: microseconds since the epoch.
         """
-        id_, name, args, kwargs, exchange, key, due, retries, at, ladder, generation = row
+        id_, name, args, kwargs, exchange, key, due, retries, at, levels, generation = row
         level = None
-        if ladder == self._topology.ladder.name:
-            level = level_at(self._topology, (due - at) / 1000, (now - at) / 1000)
+        if (passed := self._in_use(levels)) is not None:
+            level = level_at(passed, (due - at) / 1000, (now - at) / 1000)
         task = WaitingTask(
             id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
         )
@@ -229,6 +232,16 @@ class JournalWaiters:
         if name is not None:
             headers = {"id": id_, "task": name, **headers}
         return amend(task, self._judge({"application_headers": headers, "message_id": id_}))
+
+    def _in_use(self, levels: str | None) -> Topology | None:
+        """Return the ladder with these levels; None if it is not the publishers', or a lane of it.
+
+        What waited on another ladder may have been moved since.
+        """
+        ladder = self._topology
+        found = ladder if levels == ladder.prefix else topology_of_name(f"{levels}.")
+        is_in_use = found is not None and replace(found, lane=0, urgent=False) == ladder
+        return found if is_in_use else None
 
     def _read(self, database: sqlite3.Connection) -> None:
         for event in self.events():
@@ -285,7 +298,7 @@ def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         due,
         retries if type(retries) is int else None,
         at,
-        text_of(event.get("ladder")),
+        text_of(event.get("levels")),
         json.dumps(generation) if isinstance(generation, dict) else None,
     )
 
