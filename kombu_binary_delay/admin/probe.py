@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
 from kombu_binary_delay.executor import is_deleted
 
@@ -84,6 +84,24 @@ class Probe:
         except ResourceLocked:
             # It is exclusive to another connection.
             return True
+        return True
+
+    def has_stream(self, name: str) -> bool:
+        """Return whether a stream exists; a user that may only read it may ask this, too.
+
+        :raises amqp.AccessRefused: if this user may not read it.
+        """
+        try:
+            return self.has_queue(name)
+        except AccessRefused:
+            pass
+        # RabbitMQ 4.3 asks for configure, but not from a consumer.
+        self._channel.basic_qos(0, 1, a_global=False)
+        try:
+            tag = self._channel.basic_consume(name, arguments={"x-stream-offset": "next"})
+        except NotFound as exc:
+            return not is_deleted(exc)
+        self._channel.basic_cancel(tag)
         return True
 
     def ready(self, queue: str) -> int | None:

@@ -111,7 +111,7 @@ class Place:
             if amendments.is_reading:
                 return judge
             with Probe(self._amending) as probe:
-                if not probe.has_queue(stream_name(self._namespace, IDS)):
+                if not probe.has_stream(stream_name(self._namespace, IDS)):
                     return judge
             why = "this user may not read the stream of amendments, or its node is just starting"
         except (AmendmentError, *BROKER_ERRORS) as exc:

@@ -171,7 +171,8 @@ def names(topology) -> dict[str, str]:
         "mirror of headers": re.escape(topology.mirror_name("by-headers")),
         "relay-to-exchange": re.escape(topology.exchange_relay_name("by-headers")),
         "relay-to-queue": re.escape(topology.queue_relay_name("mail")),
-        "journal": r"kbd\.v2\.journal(\.lock)?",
+        "journal": r"kbd\.v2\.journal",
+        "lock of the journal": r"kbd\.v2\.journal\.lock",
         "amendments": r"kbd\.v2\.amendments",
         "streams of amendments": r"kbd\.v2\.amendments\.(ids|keys)",
         "lock of amendments": r"kbd\.v2\.amendments\.lock",
@@ -345,11 +346,11 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
     assert {each.body for each in collect(consumer, [bare], 2)} == {1, 2}
 
 
-#: The journal's stream, as one of the ladder's own, and the way to it.
-JOURNAL = Grant(configure=("journal",), write=("journal", DEFAULT), read=("journal",))
+#: Whoever writes the journal where it may not exist yet.
+JOURNAL = Grant(configure=("journal", "lock of the journal"), write=(DEFAULT,))
 
 
-def test_a_journal_that_may_not_be_written_to_disturbs_no_consumer(
+def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
     vhost, connect, granted, collect, caplog
 ):
     if vhost.broker.release < (3, 9):
@@ -357,14 +358,18 @@ def test_a_journal_that_may_not_be_written_to_disturbs_no_consumer(
     enough = together(CONSUMER, CONSUMER_ON_LADDER, JOURNAL)
     bare = Queue("mail", no_declare=True)
     Queue("mail")(connect().default_channel).declare()
-    for grant in enough, replace(enough, write=tuple(set(enough.write) - {DEFAULT})):
+    less = [grant for _, _, grant in JOURNAL.less_one()]
+    for grant in (together(CONSUMER, CONSUMER_ON_LADDER, each) for each in (JOURNAL, *less)):
+        with suppress(BrokerError):
+            vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.journal")
+        caplog.clear()
         writer._warned.clear()  # noqa: SLF001 - another test may have been warned
         consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
         for number in range(3):
             publish(connect(), number)
             assert [each.body for each in collect(consumer, [bare], 1)] == [number]
         ended = caplog.text.count("the journal ends on this connection")
-        assert ended == (0 if DEFAULT in grant.write else 1)
+        assert ended == (0 if grant == enough else 1)
 
 
 def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn_its_type(

@@ -696,6 +696,17 @@ def test_what_may_not_be_read_is_one_object_with_an_error(journalling, vhost, li
     assert "refused" in json.loads(done.stdout)["error"]
 
 
+def test_who_may_only_read_lists_what_waits_and_not_what_was_taken_back(journalling, vhost, user):
+    publish(journalling, ("waits", HOUR), ("cancelled", HOUR))
+    settle(vhost, 2)
+    url = user(configure="^$", write="^$", read=r"^kbd\.v2\.(journal|amendments\.(ids|keys))$")
+    for listed in ({"waits", "cancelled"}, {"waits"}):
+        done = CliRunner().invoke(binary_delay, ["-b", url, "tasks", "--json"])
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert {each["id"] for each in json.loads(done.stdout)["tasks"]} == listed
+        kombu_binary_delay.cancel("cancelled", connection=journalling)
+
+
 class Named:
     def __init__(self, task):
         self.id = task["id"]

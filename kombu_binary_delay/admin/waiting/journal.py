@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound
+from amqp.exceptions import AccessRefused, NotFound
 
 from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.probe import Probe
@@ -71,7 +71,7 @@ def has_journal(connection: Any, namespace: str) -> bool:
     :param connection: a :class:`kombu.Connection`.
     """
     with Probe(connection) as probe:
-        return probe.has_queue(stream_name(namespace))
+        return probe.has_stream(stream_name(namespace))
 
 
 def judge_of(connection: Any) -> Judge:
@@ -365,8 +365,12 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
 def _last(connection: Any, stream: str) -> int | None:
     """Return the offset of the last event of a stream; None where it is empty."""
     with Probe(connection) as probe:
-        # The count is some seconds old: a stream that is reported as empty may have events.
-        silence = None if probe.ready(stream) else _NEW
+        try:
+            # The count is some seconds old: a stream that is reported as empty may have events.
+            silence = None if probe.ready(stream) else _NEW
+        except AccessRefused:
+            # RabbitMQ 4.3 asks for configure; the reader shows whether it is empty.
+            silence = float(_SILENCE)
     last = None
     # The reader starts with the chunk that has the last event.
     with closing(_Reader(connection, stream, "last", silence)) as reader:
