@@ -77,7 +77,10 @@ class Migration:
 
 
 def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topology] | str) -> Plan:
-    """Return what would be moved from ladders or from an ordinary queue, without a change."""
+    """Return what would be moved from ladders or from an ordinary queue, without a change.
+
+    Of an ordinary queue, all messages are counted, and only tasks with a future ``eta`` are moved.
+    """
     names = [each.name for each in _sources(source, snapshot)]
     counts = ready(connection, names)
     return Plan(tuple((name, counts.get(name, 0)) for name in names))
@@ -131,7 +134,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         Probe(taking) as probe,
         Probe(asking) as probe_there,
     ):
-        _refuse_a_circle(taking, sending, emptied, filled)
+        refuse_a_circle(taking, sending, what, filled)
         if not to.mirrors:
             create(sending, to, to.whole)
         mover = Mover(taking, aside, sending)
@@ -198,10 +201,19 @@ def _namespace(*ladders: Topology) -> str:
     return next(namespaces, Topology.namespace)
 
 
-def _refuse_a_circle(
-    taking: Any, sending: Any, emptied: Sequence[Topology], filled: Sequence[Topology]
+def refuse_a_circle(
+    taking: Any,
+    sending: Any,
+    source: Topology | Sequence[Topology] | str,
+    to: Topology | Sequence[Topology],
 ) -> None:
-    """Raise an error if source and target are the same ladder: the move would never end."""
+    """Refuse to move messages to where they are: the move would never end.
+
+    :param taking: a connection to the broker to take from.
+    :param sending: a connection to the broker to send to.
+    :raises OperationError: if source and target are the same ladder.
+    """
+    emptied, filled = _ladders(source), _ladders(to)
     both = {each.prefix for each in emptied} & {each.prefix for each in filled}
     cluster, vhost = _place(taking)
     if both and (cluster, vhost) == _place(sending):

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.migrate import refuse_a_circle
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
@@ -145,20 +146,26 @@ def _move(
         source: list[Topology] | str = queue or ladders
         snapshot = admin.Snapshot.read(management)
         planned = admin.plan(connection, snapshot, source)
+        # Before a dry run ends: it must not promise what the run refuses.
+        with named(there), there.plain() as sending:
+            target = there.lanes(sending, to)
+            asked_there = None if here is there else there.management(sending)
+            refuse_a_circle(connection, sending, source, target)
+    into = there.on(target[0]) if to is not None and target[0].mirrors else there
     if here is not there and stream_name(here.settings.namespace, IDS) in snapshot.queues:
         printer.log(
             "! what was cancelled, rescheduled or superseded here is not so there: only a "
             "cancellation that waits in the ladder itself goes along"
         )
     if dry_run:
+        if queue is not None:
+            printer.log(
+                f"of what is in {queue}, only the tasks that have an eta in the future are moved"
+            )
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return OK
-    with named(there), there.plain() as connection:
-        target = there.lanes(connection, to)
-        asked_there = None if here is there else there.management(connection)
     connect: Any = there.plain
     if target[0].mirrors:
-        into = there if to is None else there.on(target[0])
         # What is moved is no new message, and what is left of a delay is no delay of its own.
         connect = partial(into.delaying, queue_per_delay=False)
         # The journal of this namespace has what waits on another of its ladders already.

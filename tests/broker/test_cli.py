@@ -345,7 +345,10 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     other = broker.vhost()
     try:
         planned = run(*kind, "migrate", "--from", name, "--dry-run", "--json")
-        same = run(*slow, "migrate", "--from", name)
+        same = [run(*slow, "migrate", "--from", name, *dry) for dry in ([], ["--dry-run"])]
+        v1 = run(*kind, "migrate", "--from", name, "--to", "kbd.v1-125ms-2x4", "--dry-run")
+        dead = run(*slow, "transfer", "--to-broker", "amqp://127.0.0.1:1//", "--dry-run")
+        of_all = run(*kind, "migrate", "--from-queue", "mail", "--dry-run")
         moved = run(*kind, "migrate", "--from", name, "--json")
         away = run(*kind, "transfer", "--to-broker", other.url, "--json")
         there = run(*kind, "status", "--json", url=other.url)
@@ -353,7 +356,13 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
         other.delete()
 
     assert json.loads(planned.output)["messages"] == 2
-    assert (same.exit_code, "are the same ladder" in same.output) == (2, True)
+    assert [(each.exit_code, "are the same ladder" in each.output) for each in same] == [
+        (2, True),
+        (2, True),
+    ]
+    assert (v1.exit_code, "no longer publish to" in " ".join(v1.output.split())) == (2, True)
+    assert (dead.exit_code, "; change --to-broker" in dead.output) == (4, True)
+    assert "only the tasks that have an eta in the future are moved" in of_all.output
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
     assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
