@@ -10,10 +10,12 @@ from typing import Any
 
 from kombu_binary_delay.amendments import api
 from kombu_binary_delay.amendments.record import check_name
+from kombu_binary_delay.settings import Settings
 
 from .waiting import WaitingTask
 
 CANCEL, RESCHEDULE = "cancel", "reschedule"
+_THOSE = "choose only tasks that are due within that time, and the others later"
 
 
 @dataclass(frozen=True)
@@ -63,26 +65,26 @@ def amend(
 
     :param connection: a :class:`kombu.Connection` with our transport.
     :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
-    :raises AmendmentError: for a bad id or time, for a rescheduling of a task that is known to be
-        due later than records are kept, or if the broker has no streams or refuses.
+    :raises AmendmentError: for a bad id or time, or if the broker has no streams or refuses. For a
+        task that is known to be due later than records are kept, if it is to be rescheduled, or if
+        the record of a cancellation cannot wait on the ladder. Then nothing is recorded.
     """
     ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
     amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
     last = now
+    latest = max((each or now for each in chosen.dues.values()), default=now)
     if action == CANCEL:
+        settings = Settings.from_transport_options(connection.transport_options)
+        if settings.foreign_ladder is not None or settings.declare == "never":
+            amendments.require_remembered(latest, now, "a cancellation", _THOSE)
         for names, eta in _together(chosen.dues, now + amendments.max_age):
             last = max(eta, last)
             if not dry_run:
                 api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
     elif ids and due is not None:
-        amendments.require_remembered(
-            max(each or now for each in chosen.dues.values()),
-            now,
-            "a rescheduling",
-            "choose only tasks that are due within that time, and the others later",
-        )
+        amendments.require_remembered(latest, now, "a rescheduling", _THOSE)
         if not dry_run:
             api.reschedule(ids, eta=_time(due), connection=connection)
     return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)

@@ -112,16 +112,27 @@ def test_what_is_rescheduled_arrives_at_the_later_time_and_once(run, publish, co
     assert at["late"] - begin >= 5
 
 
-def test_what_would_be_forgotten_before_it_is_due_is_not_rescheduled(run, publish, vhost):
+@pytest.mark.parametrize(
+    ("words", "what", "beyond"),
+    [
+        (["reschedule", "--eta", "90d"], "a rescheduling", 0),
+        # The record of a cancellation cannot wait on such a ladder either.
+        (["--foreign-ladder", "nservicebus", "cancel"], "a cancellation", 3600),
+    ],
+)
+def test_what_would_be_forgotten_before_it_is_due_is_not_amended(  # noqa: PLR0913, PLR0917
+    run, publish, vhost, words, what, beyond
+):
     publish("soon", delay=HOUR)
     publish("far", delay=40 * 24 * HOUR)
-    select = "reschedule", "--source", "journal", "--eta", "90d", "--json"
+    select = *words, "--source", "journal", "--json"
 
     for more in ((), ("--dry-run",)):
         refused = run(*select, "--name", "app.*", *more)
         assert refused.exit_code == 2
         assert re.search(
-            r"due time in 34559\d\d s would expire before, since records are kept for 2678400 s; "
+            rf"{what} for a due time in 34559\d\d s would expire before, "
+            r"since records are kept for 2678400 s; "
             r"choose only tasks that are due within that time",
             json.loads(refused.stdout)["error"],
         )
@@ -130,7 +141,8 @@ def test_what_would_be_forgotten_before_it_is_due_is_not_rescheduled(run, publis
     done = json.loads(run(*select, "--due-before", "31d").stdout)
     assert done["ids"] == ["soon"]
     # The record is needed until the task is first due.
-    assert done["until"] == pytest.approx((time.time() + 31 * 86400) * 1000, abs=60_000)
+    until = time.time() + 31 * 86400 + beyond
+    assert done["until"] == pytest.approx(until * 1000, abs=60_000)
 
 
 def test_a_pattern_cancels_what_the_journal_finds_and_no_more(run, publish, connect, collect):
@@ -266,6 +278,8 @@ def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder
 
     assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
     assert kept == AMENDMENTS
+    forgotten = "what was cancelled or rescheduled is forgotten"
+    assert [forgotten in " ".join(each.output.split()) for each in (first, last)] == [False, True]
     assert json.loads(last.stdout)["lost"] == 0, "a record is no message that waits"
     assert set(json.loads(last.stdout)["queues"]) >= AMENDMENTS
     assert not vhost.queues()
