@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.amendments.parts import IDS, KEYS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
 from .command import Printer, dry_run, ladder, subcommand
@@ -57,7 +58,7 @@ def teardown(
         exist = [n for n, each in enumerate(planned) if each.exchanges or each.queues]
         if exist and not dry_run:
             names = [going[n].prefix for n in exist]
-            printer.confirm(_question(names, connection, planned), yes=yes)
+            printer.confirm(_question(going, names, connection, planned), yes=yes)
         for n, lane in enumerate(going):
             removed = planned[n] if dry_run or n not in exist else act(lane)
             printer.show(removed, "teardown", dry=dry_run)
@@ -77,12 +78,17 @@ def _chosen(
     return [each for each in going if each not in in_use], in_use
 
 
-def _question(names: list[str], connection: Any, planned: list[admin.Teardown]) -> str:
+def _question(
+    going: list[Topology], names: list[str], connection: Any, planned: list[admin.Teardown]
+) -> str:
     lost = sum(each.lost for each in planned)
     exchanges = sum(len(each.exchanges) for each in planned)
     queues = sum(len(each.queues) for each in planned)
+    streams = {stream_name(each.namespace, key) for each in going for key in (IDS, KEYS)}
+    forgets = any(not streams.isdisjoint(each.queues) for each in planned)
     return (
         f"remove the ladder{'s' if len(names) > 1 else ''} {', '.join(names)} in the virtual host "
         f"{connection.virtual_host or '/'}: {exchanges:,} exchanges and {queues:,} queues"
         + (f", with {lost:,} messages that wait" if lost else "")
+        + (", and what was cancelled or rescheduled is forgotten" if forgets else "")
     )
