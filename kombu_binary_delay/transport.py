@@ -49,6 +49,7 @@ from .amendments.door import AmendingChannel
 from .amendments.record import GENERATION, KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
+from .batching.frames import SMALLER
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
@@ -436,6 +437,12 @@ class ConnectionMixin(BufferingConnection):
             # Never 0: py-amqp would wait for the rest of a frame without a limit, and busily.
             timeout = max(end - time.monotonic(), 0.001)
         return None
+
+    def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
+        # By the second, it is the frame of a message's headers.
+        if "frame_too_large" in reply_text and "type 2," in reply_text:
+            reply_text += f"; a message's headers do not fit into a frame: {SMALLER}"
+        return super()._on_close(reply_code, reply_text, *args)
 
     def _on_blocked(self) -> Any:
         # The journal may have to end the connection.

@@ -37,6 +37,10 @@ _INT = struct.Struct(">ci")
 _LONG = struct.Struct(">cq")
 #: The bytes of a frame in addition to its payload.
 _OVERHEAD = 8
+#: The bytes of a header frame's payload before the properties.
+_BEFORE_PROPERTIES = 12
+#: The remedy for properties and headers that do not fit into one frame, as AMQP wants them.
+SMALLER = "put large values into the body, or raise frame_max in rabbitmq.conf"
 
 
 class Messages:
@@ -62,7 +66,8 @@ class Messages:
 
         :param body: bytes, or a string, which is written in its ``content_encoding``.
         :param flags: mandatory, immediate.
-        :raises UNWRITABLE: if AMQP cannot encode a value; nothing of the message is added.
+        :raises UNWRITABLE: if AMQP cannot encode a value, or the headers are too large for a frame;
+            nothing of the message is added.
         """
         if isinstance(body, str):
             body = body.encode(properties.setdefault("content_encoding", "utf-8"))
@@ -72,16 +77,23 @@ class Messages:
         bits = bool(flags[0]) + 2 * bool(flags[1])
         arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
         header = _write_properties(properties)
+        header_size = _BEFORE_PROPERTIES + len(header)
+        room = self._connection.frame_max - _OVERHEAD
+        # RabbitMQ would close the connection.
+        if header_size > room:
+            raise ValueError(
+                f"its headers and other properties take {header_size} bytes, and at most {room} "
+                f"fit into a frame; {SMALLER}"
+            )
         channel, basic = self._channel_id, spec.Basic.Publish[0]
         pieces = [
             _METHOD.pack(1, channel, 4 + len(arguments), *spec.Basic.Publish),
             arguments,
             _END,
-            _HEADER.pack(2, channel, 12 + len(header), basic, 0, len(body)),
+            _HEADER.pack(2, channel, header_size, basic, 0, len(body)),
             header,
             _END,
         ]
-        room = self._connection.frame_max - _OVERHEAD
         for start in range(0, len(body), room):
             part = body[start : start + room]
             pieces += (_BODY.pack(3, channel, len(part)), part, _END)

@@ -1,5 +1,6 @@
 """Many publishes with few waits: what became of each message is known, and nothing else changes."""
 
+import re
 import select
 import socket
 import struct
@@ -515,10 +516,13 @@ def test_what_amqp_cannot_write_is_told_and_the_others_go_on(channel, outcomes):
     with PublishBatch(channel, on_outcome=outcomes.append) as batch:
         send(batch, "good")
         send(batch, "bad", headers={"unwritable": object()})
+        send(batch, "large", headers={"large": "x" * 131_072})
         batch.publish(message(channel, ["bad"]), routing_key="q", tag="no bytes")
-        send(batch, "also good")
-    bad = dict.fromkeys(("bad", "no bytes"), "discarded")
+        send(batch, "also good", headers={"large": "x" * 130_900})
+    bad = dict.fromkeys(("bad", "large", "no bytes"), "discarded")
     assert states(outcomes) == {"good": "confirmed", **bad, "also good": "confirmed"}
+    [text] = [each.reply_text for each in outcomes if each.tag == "large"]
+    assert re.search(r"take 131\d\d\d bytes, and at most 131064 fit .* raise frame_max", text)
 
 
 def test_a_delay_counts_from_the_publish_not_from_the_flush(channel, vhost, topology):

@@ -9,6 +9,7 @@ from typing import Any
 
 import amqp
 import pytest
+from amqp.exceptions import FrameError
 
 from kombu_binary_delay import TopologyError
 from tests.waits import wait_until
@@ -112,6 +113,18 @@ def test_a_body_of_any_size_passes(connect, size):
     arrived = delayed.body if isinstance(delayed.body, bytes) else delayed.body.encode()
     assert len(arrived) == size
     assert hashlib.sha256(arrived).digest() == hashlib.sha256(body).digest()
+
+
+@pytest.mark.parametrize("delay", [{}, {"x-delay": 1}], ids=["undelayed", "delayed"])
+def test_headers_that_do_not_fit_into_a_frame_are_an_error_with_the_remedy(connect, delay):
+    connection = connect(confirm_publish=True)
+    headers = {"large": "x" * 131_072, **delay}
+
+    with pytest.raises(
+        FrameError, match=r"too_large,131\d\d\d,131064.*raise frame_max"
+    ):
+        connection.Producer().publish("x", routing_key="q", headers=headers, retry=True)
+    connection.collect()
 
 
 NAMES = [

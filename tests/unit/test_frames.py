@@ -87,8 +87,9 @@ def test_a_header_is_written_as_it_is_now_and_not_as_in_the_message_before():
         {"properties": {"message_id": 5}},
         {"properties": {"application_headers": {"unwritable": ...}}},
         {"properties": {"application_headers": {None: "unwritable"}}},
+        {"properties": {"application_headers": {"large": "x" * 1000}}},
     ],
-    ids=str,
+    ids=lambda wrong: str(wrong)[:60],
 )
 def test_of_what_cannot_be_written_nothing_is(wrong):
     wire = Wire(1000)
