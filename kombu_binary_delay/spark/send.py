@@ -62,6 +62,7 @@ _ROW_ERRORS = (
     KombuError,
     OverflowError,
     QueueNotFound,
+    RecursionError,
     TypeError,
     ValueError,
     struct.error,

@@ -120,9 +120,7 @@ def test_headers_that_do_not_fit_into_a_frame_are_an_error_with_the_remedy(conne
     connection = connect(confirm_publish=True)
     headers = {"large": "x" * 131_072, **delay}
 
-    with pytest.raises(
-        FrameError, match=r"too_large,131\d\d\d,131064.*raise frame_max"
-    ):
+    with pytest.raises(FrameError, match=r"too_large,131\d\d\d,131064.*raise frame_max"):
         connection.Producer().publish("x", routing_key="q", headers=headers, retry=True)
     connection.collect()
 

@@ -161,6 +161,8 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         ({"args": "[1"}, "delimiter"),
         ({"headers": "[1]"}, "headers must be a JSON object"),
         ({"queue": "q" * 256}, "queue is longer than 255 bytes"),
+        ({"args": "[" * 100_000}, "recursion depth"),
+        ({"headers": json.dumps({"large": "x" * 131_072})}, "raise frame_max in rabbitmq.conf"),
         ({"headers": '{"task": "u"}'}, "headers has 'task', which is set by the row"),
         # For these, the broker closes the channel that they come on.
         ({"eta": micros(-1), "exchange": "nowhere", "routing_key": "x"}, "no exchange 'nowhere'"),
