@@ -26,6 +26,7 @@ from amqp.exceptions import (
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import (
     AddressError,
+    AmendmentError,
     BinaryDelayError,
     DelayError,
     TopologyError,
@@ -452,8 +453,14 @@ class PublishBatch:
         except BaseException as exc:
             for pending in done:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
+            mechanism = mechanism_of(self._connection)
+            if mechanism is not None:
+                mechanism.amendments.end_if_unanswered(exc)
             if self._failed is None and not self._connection.connected:
                 self._fail(exc)
+            if isinstance(exc, AmendmentError):
+                # Only in the outcomes: the caller may be publishing another message.
+                return
             raise
         for pending in done:
             pending.records = []

@@ -27,7 +27,15 @@ from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
-from kombu_binary_delay.batching.batch import CONFIRMED, NACKED, RETURNED, Outcome, PublishBatch
+from kombu_binary_delay.batching.batch import (
+    CONFIRMED,
+    DISCARDED,
+    NACKED,
+    RETURNED,
+    UNKNOWN,
+    Outcome,
+    PublishBatch,
+)
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import (
     AmendmentError,
@@ -56,6 +64,9 @@ _TRANSPORT = "kombu_binary_delay:Transport"
 _NAMES = ("queue", "exchange", "routing_key")
 _OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
+#: The same for what the batch gave up while the connection works. What is unknown there is only
+#: whether the broker has the record of what a message supersedes; it has the message.
+_STATUS_OF_GIVEN_UP = {DISCARDED: s.REFUSED, UNKNOWN: s.PUBLISHED}
 #: Errors that concern one message only, and not the next one.
 _ROW_ERRORS = (
     FrameSyntaxError,
@@ -67,6 +78,8 @@ _ROW_ERRORS = (
     ValueError,
     struct.error,
 )
+#: How long to wait before what has failed is tried again, in seconds.
+_PAUSE = 0.5
 #: The longest patience, in seconds: an operating system does not wait longer.
 _MOST_PATIENCE = 1e6
 
@@ -257,8 +270,8 @@ class Sender:
     _finished: list[Sent] = field(default_factory=list)
     #: Rows that are under way: begun, without an outcome. After a lost connection, they are resent.
     _held: dict[int, Sent] = field(default_factory=dict)
-    #: Rows under way that the batch gave up: because of the row, or because of the connection.
-    _given_up: list[Sent] = field(default_factory=list)
+    #: Of rows under way that the batch gave up: because of the row, or because of the connection.
+    _given_up: list[Outcome] = field(default_factory=list)
     #: Rows under way that are to be recorded as amendments.
     _to_record: list[Sent] = field(default_factory=list)
     _record_by: float = 0.0
@@ -309,35 +322,43 @@ class Sender:
     def _send(self, sent: Sent) -> None:
         self._held[id(sent)] = sent
         if sent.action != s.PUBLISH:
-            if not self._to_record:
-                self._record_by = time.monotonic() + _SOON
-            self._to_record.append(sent)
-            if len(self._to_record) >= WINDOW:
-                self._record()
+            self._amend(sent)
             return
         # With a rate, the messages of a slice can take long.
         if self._to_record and time.monotonic() > self._record_by:
             self._record()
         row, producer = sent.row, self._connected()
-        producer.current = sent
-        sent.published_at = time.time_ns() // 1000
-        try:
-            if sent.asked is None:
-                raise DelayError("neither eta nor countdown")
-            call = _call(row, sent.asked)
-            # As the transport does, by the same headers.
-            jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
-            sent.jitter = spread(call.task_id, jitter)
-            delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
-            sent.hops = hops(self._ladder.digits(delay))
-            sent.reason = self._compiler.publish(producer, call)
-        except UnconfirmedError:
-            raise
-        except _ROW_ERRORS as exc:
-            if isinstance(exc, kombu.exceptions.OperationalError):
+        while True:
+            producer.current = sent
+            sent.published_at = time.time_ns() // 1000
+            try:
+                if sent.asked is None:
+                    raise DelayError("neither eta nor countdown")
+                call = _call(row, sent.asked)
+                # As the transport does, by the same headers.
+                jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
+                sent.jitter = spread(call.task_id, jitter)
+                delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
+                sent.hops = hops(self._ladder.digits(delay))
+                sent.reason = self._compiler.publish(producer, call)
+            except UnconfirmedError:
                 raise
-            self._end_if_unanswered(exc)
-            self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
+            except _ROW_ERRORS as exc:
+                if isinstance(exc, kombu.exceptions.OperationalError):
+                    raise
+                # It has a key, or replaces another.
+                if isinstance(exc, AmendmentError) and self._waits_for_streams():
+                    continue
+                self._end_if_unanswered(exc)
+                self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
+            return
+
+    def _amend(self, sent: Sent) -> None:
+        if not self._to_record:
+            self._record_by = time.monotonic() + _SOON
+        self._to_record.append(sent)
+        if len(self._to_record) >= WINDOW:
+            self._record()
 
     def _record(self) -> None:
         """Record the amendments; return when the broker has confirmed them."""
@@ -364,17 +385,23 @@ class Sender:
             mechanism.amendments.end_if_unanswered(error)
 
     def _insist(self, write: Callable[[], None]) -> None:
-        """Write records; after a lost connection, again and again until the patience ends.
-
-        The streams of a broker that was restarted may come back much later than the broker.
-        """
+        """Write records; after a lost connection, again and again until the patience ends."""
         while True:
             try:
                 return write()
-            except AmendmentError:
-                if time.monotonic() > self._insist_until:
+            except AmendmentError:  # noqa: PERF203 - a retry
+                if not self._waits_for_streams():
                     raise
-            time.sleep(0.5)
+
+    def _waits_for_streams(self) -> bool:
+        """Wait a moment after a refused record, if the connection was lost within the patience.
+
+        The streams of a broker that was restarted may come back much later than the broker.
+        """
+        if time.monotonic() > self._insist_until:
+            return False
+        time.sleep(_PAUSE)
+        return True
 
     def _flush(self) -> None:
         if self._to_record:
@@ -395,8 +422,7 @@ class Sender:
         if outcome.state in _STATUS:
             self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
         else:
-            sent.detail = outcome.reply_text
-            self._given_up.append(sent)
+            self._given_up.append(outcome)
 
     def _take(self) -> list[Sent]:
         taken, self._finished = self._finished, []
@@ -409,13 +435,13 @@ class Sender:
             call(*given)
         except _lost() as exc:
             self._recover(exc)
-        self._refuse_given_up()
+        self._finish_given_up()
 
-    def _refuse_given_up(self) -> None:
+    def _finish_given_up(self) -> None:
         # The connection works, so each row that was given up had its own reason.
         given_up, self._given_up = self._given_up, []
-        for sent in given_up:
-            self._finish(sent, s.REFUSED, sent.detail)
+        for outcome in given_up:
+            self._finish(outcome.tag, _STATUS_OF_GIVEN_UP[outcome.state], outcome.reply_text)
 
     def _recover(self, cause: BaseException) -> None:
         """Reconnect and resend the rows under way, until all of them have an answer."""
@@ -438,7 +464,7 @@ class Sender:
                 if time.monotonic() > deadline:
                     raise
                 cause = exc
-                time.sleep(0.5)
+                time.sleep(_PAUSE)
             else:
                 return
 
@@ -453,7 +479,7 @@ class Sender:
             self._finish(sent, s.REFUSED, str(exc.__cause__))
             self._disconnect()
         else:
-            self._refuse_given_up()
+            self._finish_given_up()
 
     def _connected(self) -> _Producer:
         if self._producer is None:

@@ -748,6 +748,42 @@ def test_a_batch_tells_what_was_published_and_not_recorded_when_the_connection_b
     assert [(each.tag, each.state) for each in outcomes] == [("a", "unknown")]
 
 
+@pytest.mark.parametrize("reports", [True, False], ids=["with on_outcome", "without"])
+def test_a_record_that_is_refused_is_an_outcome_of_its_own_message_and_the_batch_goes_on(
+    publisher, monkeypatch, reports
+):
+    producer, amendments = (
+        Producer(publisher.default_channel),
+        publisher.connection.delay_mechanism.amendments,
+    )
+    outcomes: list[Outcome] = []
+    batch = PublishBatch(publisher.default_channel, 1, outcomes.append if reports else None)
+    batch.publish(prepared(producer, "a", {KEY: "x"}), "", "mail", tag="a")
+    write = amendments.write
+
+    def refuses(records):
+        monkeypatch.setattr(amendments, "write", write)
+        raise AmendmentError("the streams did not take it")
+
+    monkeypatch.setattr(amendments, "write", refuses)
+    # Before the first of these is sent, the message before it is recorded.
+    for name in "bc":
+        batch.publish(prepared(producer, name, {KEY: "y"}), "", "mail", tag=name)
+    if reports:
+        batch.flush()
+        assert {each.tag: each.state for each in outcomes} == {
+            "a": "unknown",
+            "b": "confirmed",
+            "c": "confirmed",
+        }
+    else:
+        with pytest.raises(
+            UnconfirmedError, match=r"1 messages.*'a' unknown .it was published, but"
+        ):
+            batch.flush()
+    batch.close()
+
+
 def test_what_a_batch_has_sent_is_recorded_even_if_its_channel_is_closed(
     consumer, publisher, collect
 ):

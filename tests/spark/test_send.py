@@ -12,8 +12,9 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from kombu_binary_delay import ChannelMixin, UnconfirmedError
+from kombu_binary_delay import AmendmentError, ChannelMixin, UnconfirmedError
 from kombu_binary_delay.amendments.channel import AmendmentChannel
+from kombu_binary_delay.amendments.record import Supersede
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -474,3 +475,41 @@ def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
     monkeypatch.setattr(Amendments, "write", breaks)
     sent = amended(vhost, [("a", s.CANCEL, None), ("b", s.RESCHEDULE, micros(600))])
     assert {name: each.status for name, each in sent.items()} == dict.fromkeys("ab", s.RECORDED)
+
+
+def keyed(*names):
+    headers = json.dumps({"x-delay-key": "k"})
+    return [{"task": "t", "task_id": each, "countdown": 60.0, "headers": headers} for each in names]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vhost, monkeypatch):
+    write, refused = Amendments.write, list[object]()
+
+    def refuses(amendments, records):
+        # Its first write checks that it may write.
+        if isinstance(records[0], Supersede) and not refused:
+            refused.append(records)
+            raise AmendmentError("the streams did not take it")
+        write(amendments, records)
+
+    monkeypatch.setattr(Amendments, "write", refuses)
+    # So slow, each is recorded while the next one is published.
+    sent = {each.row["task_id"]: each for each in send(vhost, keyed(*"abc"), rate=10)}
+    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("abc", s.PUBLISHED)
+    assert "it was published, but not recorded" in sent["a"].detail
+    assert (sent["b"].detail, sent["c"].detail) == (None, None)
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_row_with_a_key_waits_for_the_streams_of_a_broker_that_comes_back(vhost, monkeypatch):
+    write, failures = Amendments.write, [AmendmentError("not yet"), ConnectionResetError("gone")]
+
+    def fails(amendments, records):
+        if failures:
+            raise failures.pop()
+        write(amendments, records)
+
+    monkeypatch.setattr(Amendments, "write", fails)
+    [sent] = send(vhost, keyed("a"))
+    assert (sent.status, sent.detail, failures) == (s.PUBLISHED, None, [])
