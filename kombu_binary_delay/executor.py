@@ -313,11 +313,12 @@ class _DeclarationChannel(amqp.Channel):
 
 
 def is_deleted(refusal: NotFound) -> bool:
-    """Whether a queue does not exist, by RabbitMQ's refusal to a passive declaration.
+    """Whether a queue or an exchange does not exist, by RabbitMQ's refusal to a declaration.
 
     RabbitMQ refuses it as well if it has the queue, but its node has stopped or is just starting.
     """
-    return "no queue" in str(refusal.reply_text)
+    text = str(refusal.reply_text)
+    return "no queue" in text or "no exchange" in text
 
 
 def declare(channel: Any, part: Part) -> None:

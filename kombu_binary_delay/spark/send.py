@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import amqp
 import kombu
-from amqp.exceptions import FrameSyntaxError
+from amqp.exceptions import FrameSyntaxError, NotFound
 from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
@@ -44,6 +45,7 @@ from kombu_binary_delay.errors import (
     TopologyError,
     UnconfirmedError,
 )
+from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import JITTER, jitter_of, spread
 from kombu_binary_delay.model.ladder import Ladder, hops
@@ -177,6 +179,13 @@ def _application(path: str | None) -> Celery:
     return app
 
 
+class _Refusal(NamedTuple):
+    """Why the broker refuses a declaration, and until when not to ask it again."""
+
+    reason: str
+    until: float = math.inf
+
+
 class _Producer(kombu.Producer):
     """The producer for ``send_task``: publishes into a batch instead of to the broker."""
 
@@ -186,8 +195,10 @@ class _Producer(kombu.Producer):
     #: The messages that it is given to publish; None if they are not needed.
     seen: list[Any] | None = None
     patience: float
-    #: Declared entities by id, each with the broker's reason if it refused.
-    declared: dict[int, tuple[Any, str | None]]
+    #: Declared entities by id, each with the broker's refusal if it refused.
+    declared: dict[int, tuple[Any, _Refusal | None]]
+    #: Until when it waits for the nodes of queues, since the first was missing.
+    waits_until: float = math.inf
 
     def publish(self, body: Any, **options: Any) -> Any:
         if self.seen is not None:
@@ -218,11 +229,11 @@ class _Producer(kombu.Producer):
         for entity in declare:
             # Once, and in a way that also remembers a refusal.
             known, refusal = self.declared.get(id(entity), (None, None))
-            if known is not entity:
+            if known is not entity or (refusal and time.monotonic() > refusal.until):
                 refusal = self._declare(entity)
                 self.declared[id(entity)] = entity, refusal
-            if refusal is not None:
-                raise TopologyError(refusal)
+            if refusal:
+                raise TopologyError(refusal.reason)
         sent, self.current = self.current, None
         if sent is None:
             # Celery's task-sent event. Often no queue receives it.
@@ -240,19 +251,30 @@ class _Producer(kombu.Producer):
             tag=sent,
         )
 
-    def _declare(self, entity: Any) -> str | None:
-        """Declare; return why the broker refuses, or None.
+    def _declare(self, entity: Any) -> _Refusal | None:
+        """Declare; return the broker's refusal, or None.
 
-        A refusal closes the channel, which reopens itself. The messages use another channel.
+        A refusal closes the channel, which reopens itself. The messages use another channel. A
+        queue whose node is down is waited for, until the patience ends.
         """
-        try:
-            self.maybe_declare(entity)
-        except amqp.ChannelError as exc:
-            return (
-                f"{entity!r} cannot be declared: {exc.reply_text}; where it exists otherwise, name "
-                f"by app the application that has it, whose queues are declared as they are there"
-            )
-        return None
+        while True:
+            try:
+                self.maybe_declare(entity)
+            except amqp.ChannelError as exc:
+                reason = f"{entity!r} cannot be declared: {exc.reply_text}"
+                if not isinstance(exc, NotFound) or is_deleted(exc):
+                    return _Refusal(
+                        f"{reason}; where it exists otherwise, name by app the application that "
+                        f"has it, whose queues are declared as they are there"
+                    )
+                now = time.monotonic()
+                self.waits_until = min(self.waits_until, now + self.patience)
+                if now > self.waits_until:
+                    return _Refusal(f"{reason}; start its node, and publish again", now + _PAUSE)
+                logger.warning("%s; it is tried again in %g s", reason, _PAUSE)
+            else:
+                return None
+            time.sleep(_PAUSE)
 
 
 @dataclass

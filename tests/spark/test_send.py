@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,8 @@ from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.send import WINDOW, Sender, Target
+from kombu_binary_delay.spark.send import _PAUSE, WINDOW, Sender, Target, _Producer
+from tests.starting import take_away
 from tests.waits import PATIENCE, wait_until
 
 ETA = datetime.now(timezone.utc) + timedelta(days=2)
@@ -194,6 +196,35 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("is_patient", [True, False], ids=["in its patience", "after it"])
+def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
+    vhost, monkeypatch, is_patient
+):
+    with Connection(vhost.url) as connection:
+        Queue("mail", Exchange("mail"), "mail")(connection.default_channel).declare()
+    start = Timer(_PAUSE, take_away(vhost, "mail"))
+    if not is_patient:
+        monkeypatch.setattr(_Producer, "waits_until", 0.0)
+
+    def rows():
+        row = {"task": "t", "countdown": 60.0, "queue": "mail"}
+        start.start()
+        yield {**row, "task_id": "1"}
+        start.join()
+        time.sleep(_PAUSE)
+        yield {**row, "task_id": "2"}
+
+    sent = {each.row["task_id"]: each for each in send(vhost, rows())}
+
+    assert sent["2"].status == s.PUBLISHED
+    if is_patient:
+        assert sent["1"].status == s.PUBLISHED
+    else:
+        assert sent["1"].status == s.REFUSED
+        assert "is down or inaccessible; start its node, and publish again" in sent["1"].detail
 
 
 def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_queues(
