@@ -411,7 +411,7 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         partition = context.partitionId() if context else 0
         attempt = context.attemptNumber() if context else 0
         each = (row for batch in batches for row in batch.to_pylist())
-        for finished in Sender(target).send(each):
+        for finished in Sender(target).send([each]):
             reasons = pa.array([each.reason for each in finished], pa.int32())
             found = receipts_of(finished, job_id, partition, attempt)
             yield pa.RecordBatch.from_arrays(

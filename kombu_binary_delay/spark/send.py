@@ -302,9 +302,11 @@ class Sender:
     _connection: Any = None
     _producer: Any = None
 
-    def send(self, rows: Iterable[dict[str, Any]]) -> Iterator[list[Sent]]:
+    def send(self, batches: Iterable[Iterable[dict[str, Any]]]) -> Iterator[list[Sent]]:
         """Send rows in their order; from time to time, yield those that have an outcome.
 
+        :param batches: the rows. All rows of a batch have an outcome before the next batch is asked
+            for, which can take long.
         :raises OperationalError: if the broker is unreachable for longer than the patience.
         """
         self._app = self.target.application()
@@ -316,15 +318,16 @@ class Sender:
             self._app.conf.broker_transport = _TRANSPORT
         try:
             pace = _Pace(self.target.rate)
-            for row in rows:
-                # Cancellations are a thousand to a message.
-                if row.get("action") != s.CANCEL:
-                    pace.wait()
-                self._try(self._send, self._read(row))
-                if len(self._finished) >= WINDOW:
-                    yield self._take()
-            self._try(self._flush)
-            yield self._take()
+            for batch in batches:
+                for row in batch:
+                    # Cancellations are a thousand to a message.
+                    if row.get("action") != s.CANCEL:
+                        pace.wait()
+                    self._try(self._send, self._read(row))
+                    if len(self._finished) >= WINDOW:
+                        yield self._take()
+                self._try(self._flush)
+                yield self._take()
         except BaseException as exc:
             # An interrupt must not wait for the broker, either.
             lost = *_lost(), BinaryDelayError

@@ -109,13 +109,15 @@ class _Job:
         context = TaskContext.get()
         attempt = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
         path = f"{self._folder}/_{uuid.uuid4()}.parquet"
+        seen: set[str] = set()
         with self._receipts(path) as file:
 
             def keep(finished: list[Sent]) -> None:
                 if finished:
                     file.write_batch(receipts_of(finished, self._job_id, *attempt))
 
-            for finished in Sender(self._target).send(self._ready(iterator, keep)):
+            ready = (self._ready(batch, seen, keep) for batch in iterator)
+            for finished in Sender(self._target).send(ready):
                 keep(finished)
         return _Written(path)
 
@@ -147,12 +149,17 @@ class _Job:
             raise
 
     def _ready(
-        self, batches: Iterator[pa.RecordBatch], keep: Callable[[list[Sent]], None]
+        self,
+        batch: pa.RecordBatch,
+        seen: set[str],
+        keep: Callable[[list[Sent]], None],
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows that can be sent, and keep a receipt of each other row."""
-        seen: set[str] = set()
+        """Yield the rows that can be sent, and keep a receipt of each other row.
+
+        :param seen: the keys of the rows before, to which this adds.
+        """
         refused: list[Sent] = []
-        for row in (row for batch in batches for row in rows(batch, self._schema, self._key)):
+        for row in rows(batch, self._schema, self._key):
             key = row["key"]
             row["task_id"] = None if key is None else task_id(self._job_id, key)
             now = time.time_ns() // 1000

@@ -53,7 +53,7 @@ def write(vhost):
     def write(ids, journal="stream", countdown=1.0):
         rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
         with written(vhost, len(rows), journal):
-            for _ in Sender(Target(vhost.url, settings={"journal": journal})).send(rows):
+            for _ in Sender(Target(vhost.url, settings={"journal": journal})).send([rows]):
                 pass
 
     return write

@@ -37,7 +37,7 @@ def micros(seconds):
 def send(vhost, rows, settings=None, **target):
     # On the ladder with the fewest queues.
     target["settings"] = {"radix": 2, **(settings or {})}
-    return [each for part in Sender(Target(vhost.url, **target)).send(rows) for each in part]
+    return [each for part in Sender(Target(vhost.url, **target)).send([rows]) for each in part]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -237,7 +237,7 @@ def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_
     app.conf.task_queues = [mail]
     monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
     row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
-    parts = Sender(Target(app="quorum_of_this_test:app")).send([row])
+    parts = Sender(Target(app="quorum_of_this_test:app")).send([[row]])
     assert [(each.status, each.queue) for part in parts for each in part] == [
         (s.PUBLISHED, "post/m")
     ]
@@ -330,7 +330,7 @@ def test_a_rate_is_kept(vhost):
 
 def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
     rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(3500)]
-    parts = list(Sender(Target(vhost.url)).send(rows))
+    parts = list(Sender(Target(vhost.url)).send([rows]))
     # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
     assert max(map(len, parts)) < 3 * WINDOW < len(rows)
     sent = [str(each.row["task_id"]) for part in parts for each in part]
@@ -351,9 +351,9 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
         sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
         if action == s.PUBLISH:
             with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
-                list(sender.send([row]))
+                list(sender.send([[row]]))
         else:
-            [[sent]] = [part for part in sender.send([row]) if part]
+            [[sent]] = [part for part in sender.send([[row]]) if part]
             assert "RabbitMQ did not answer within 2 s" in str(sent.detail)
 
 

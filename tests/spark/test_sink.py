@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kombu import Connection
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
@@ -49,6 +50,23 @@ def test_rows_are_published_and_their_receipts_committed(spark, rows, vhost, tmp
     [refused] = [row for row in found if row.status == s.REFUSED]
     assert (refused.key, refused.detail) == ("k0", "no task is named")
     assert list((tmp_path / "receipts").glob("_*")) == []
+
+
+def test_what_was_read_is_published_while_spark_prepares_more(spark, vhost, tmp_path):
+    df = spark.createDataFrame([("a",), ("b",)], "key string").selectExpr(
+        "key", "'t' task", "-1.0D countdown"
+    )
+    arrived = []
+
+    def batches():
+        for batch in df.toArrow().to_batches(max_chunksize=1):
+            yield batch
+            with Connection(vhost.url) as connection:
+                queue = connection.default_channel.queue_declare("celery", passive=True)
+                arrived.append(queue.message_count)
+
+    writer(df.schema, broker=vhost.url, receipts=str(tmp_path)).write(batches())
+    assert arrived == [1, 2]
 
 
 @pytest.mark.skipif(not HAS_STREAM_SINKS, reason="PySpark 4.0 has no sinks for Arrow streams")
@@ -136,8 +154,9 @@ def sent(monkeypatch):
     """What a sender is given, in place of a broker."""
     given: list[dict[str, Any]] = []
 
-    def send(_, rows):
-        given.extend(rows)
+    def send(_, batches):
+        for rows in batches:
+            given.extend(rows)
         return []
 
     monkeypatch.setattr(Sender, "send", send)
@@ -270,8 +289,8 @@ def test_receipts_go_to_s3_by_whichever_of_its_names(rows, monkeypatch, uri):
 
 
 def test_a_task_that_fails_leaves_no_receipts(rows, tmp_path, monkeypatch):
-    def fails(_, rows):
-        yield [Sent(next(iter(rows)), 0, status=s.PUBLISHED)]
+    def fails(_, batches):
+        yield [Sent(next(next(batches)), 0, status=s.PUBLISHED)]
         raise OSError("the broker is away")
 
     monkeypatch.setattr(Sender, "send", fails)

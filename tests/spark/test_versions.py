@@ -56,7 +56,7 @@ def test_a_stream_is_refused_in_a_sentence_where_only_batches_can_be_written(mon
 
 def test_a_source_is_read_without_data_sources_as_with_them(spark, vhost):
     rows = [{"task": "t", "task_id": f"{n}", "countdown": 3600.0} for n in range(10)]
-    for _ in Sender(Target(vhost.url, settings={"journal": "stream"})).send(rows):
+    for _ in Sender(Target(vhost.url, settings={"journal": "stream"})).send([rows]):
         pass
     options = {"broker": vhost.url, "start": "4", "partitions": "3"}
     found = versions.load_by_map(spark, JournalSource, options)
