@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -328,10 +327,20 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
 
 
 def _reject(rejected: DataFrame, rejects: str | Place) -> None:
-    """Store rejected rows; where the table can merge, they replace those of earlier runs."""
+    """Store rejected rows; where the table can merge, they replace those of earlier runs.
+
+    They are appended if the merge fails, perhaps because another job writes.
+    """
     keys = ["job_id", "key", "task", "reason"]
-    # A key may have been given twice, or none at all.
-    if not merge(rejected.dropDuplicates(keys), rejects, keys):
+    is_merged = False
+    try:
+        # A key may have been given twice, or none at all.
+        is_merged = merge(rejected.dropDuplicates(keys), rejects, keys)
+    except Exception as exc:  # noqa: BLE001 - Java's own errors come as Py4J's
+        logger.warning(
+            "rejects are appended to %s, since their merge failed: %s", rejects, _without_trace(exc)
+        )
+    if not is_merged:
         append(rejected, rejects)
 
 
@@ -356,13 +365,18 @@ def _forget_failed(spark: SparkSession, receipts: str, job_id: str) -> None:
     )
     try:
         delete_matched(found, receipts, condition)
-    except PySparkException as exc:
+    except Exception as exc:  # noqa: BLE001 - as for rejects
         logger.warning(
             "the receipts of failures before this run are still in %s, beside those that replace "
             "them, which an audit understands: %s",
             receipts,
-            exc,
+            _without_trace(exc),
         )
+
+
+def _without_trace(exc: Exception) -> str:
+    """Return the text of an error without Java's stack trace."""
+    return str(exc).partition("\n\tat ")[0]
 
 
 def _counted(marked: DataFrame) -> Progress:

@@ -22,7 +22,7 @@ from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.journal import export_journal, read_journal
 from kombu_binary_delay.spark.prepare import prepare
-from kombu_binary_delay.spark.publish import _forget_failed, publish
+from kombu_binary_delay.spark.publish import _forget_failed, _reject, publish
 from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
 from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
 
@@ -410,6 +410,21 @@ def test_only_failures_that_something_has_replaced_are_deleted(spark, lakes):
         ("twice", s.NACKED): 1,
         ("better", s.RECORDED): 1,
     }
+
+
+def test_a_job_goes_on_though_its_merges_lose_against_another_job(spark, lakes, caplog):
+    rejects, receipts = (f"table:{lakes['merging']}.contested_{each}" for each in ("r", "t"))
+    for run in range(2):
+        _reject(spark.createDataFrame([("j", "k", "t", "bad", SOON)], s.REJECTS), rejects)
+        status = (s.RETURNED, s.PUBLISHED)[run]
+        receipt = ("j", "k", "k", "t", "mail", SOON, SOON, 1, 0, 0, status, None, s.PUBLISH)
+        append(spark.createDataFrame([receipt], s.RECEIPTS), receipts)
+    _forget_failed(spark, receipts, "j")
+
+    assert [read(spark, each).count() for each in (rejects, receipts)] == [2, 2]
+    assert [each.getMessage().count("another job has written") for each in caplog.records] == [
+        1
+    ] * 3
 
 
 @pytest.mark.parametrize("name", ["plain", "spark"])

@@ -2,6 +2,7 @@
 // Tables are atomic, as those of Delta Lake and Iceberg are: a write is seen when it is committed.
 // Settings of the catalogue: `merges=false` makes tables without row-level operations; `sorts`
 // names a column by which rows are to be sorted, for which Spark runs what computes them twice.
+// In a table whose name has `contested` in it, each merge loses against a write of another job.
 
 package tests
 
@@ -99,7 +100,13 @@ class MergingTable(title: String, columnsOf: StructType, order: Option[String])
           new MemoryScan(MergingTable.this)
         // All that has been read is written again: the whole table.
         override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
-          new MemoryWrite(MergingTable.this, true)
+          new MemoryWrite(MergingTable.this, true) {
+            override def commit(messages: Array[WriterCommitMessage]): Unit = {
+              if (title.contains("contested"))
+                throw new util.ConcurrentModificationException("another job has written")
+              super.commit(messages)
+            }
+          }
       }
     }
 }
