@@ -10,7 +10,6 @@ from typing import Any
 
 from kombu_binary_delay.amendments import api
 from kombu_binary_delay.amendments.record import check_name
-from kombu_binary_delay.settings import Settings
 
 from .waiting import WaitingTask
 
@@ -73,21 +72,20 @@ def amend(
     now = time.time_ns() // 1_000_000
     amendments = connection.connection.delay_mechanism.amendments
     amendments.require()
-    last = now
+    until = amendments.kept_until(None, now)
     latest = max((each or now for each in chosen.dues.values()), default=now)
     if action == CANCEL:
-        settings = Settings.from_transport_options(connection.transport_options)
-        if settings.foreign_ladder is not None or settings.declare == "never":
+        if not amendments.can_ride:
             amendments.require_remembered(latest, now, "a cancellation", _THOSE)
         for names, eta in _together(chosen.dues, now + amendments.max_age):
-            last = max(eta, last)
+            until = max(amendments.kept_until(eta, now), until)
             if not dry_run:
                 api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
     elif ids and due is not None:
         amendments.require_remembered(latest, now, "a rescheduling", _THOSE)
         if not dry_run:
             api.reschedule(ids, eta=_time(due), connection=connection)
-    return Amended(action, ids, due, last + amendments.max_age, chosen.without_id)
+    return Amended(action, ids, due, until, chosen.without_id)
 
 
 def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:

@@ -232,13 +232,17 @@ class Amendments:
             raise AmendmentError(f"messages cannot be amended: {exc}") from exc
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
 
+    @property
+    def can_ride(self) -> bool:
+        """Whether a record may wait on the ladder: this connection has one, and may declare it."""
+        return self._settings.foreign_ladder is None and self._settings.declare != "never"
+
     def rides(self, due: int, now: int) -> bool:
         """Return whether a record for a due time waits on the ladder until shortly before.
 
         Both are milliseconds since the epoch.
         """
-        can_ride = self._settings.foreign_ladder is None and self._settings.declare != "never"
-        return can_ride and due - now >= min(FAR_AHEAD, self.max_age)
+        return self.can_ride and due - now >= min(FAR_AHEAD, self.max_age)
 
     def kept_until(self, due: int | None, now: int) -> int:
         """Return until when the stream keeps a cancellation that is written now, at least.
