@@ -11,6 +11,8 @@ from typing import IO, Any
 
 import click
 
+from kombu_binary_delay.errors import SettingsError
+
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
 from .sources import Place, choose
@@ -75,7 +77,7 @@ def web(
     """Serve the pages until Ctrl-C."""
     broker = asked_after(asked, given).target()
     try:
-        import uvicorn  # noqa: PLC0415 - it comes with the extra `web`
+        import uvicorn  # noqa: F401, PLC0415 - it comes with the extra `web`
 
         from kombu_binary_delay.web import guard, passwords  # noqa: PLC0415 - see above
         from kombu_binary_delay.web.application import application  # noqa: PLC0415 - see above
@@ -106,26 +108,46 @@ def web(
             f"{host} is not this machine alone: give --users or {_USERS}, or --user-header for a "
             f"proxy that knows who asks"
         )
-    app = application(
-        broker,
-        partial(_open, broker, source=source, node_command=node_command),
-        authenticate=authenticate,
-        allow_changes=allow_changes,
-        hide_arguments=hide_arguments,
-        hosts={*guard.LOCAL_HOSTS, host} if authenticate is None else None,
-    )
+    try:
+        app = application(
+            broker,
+            partial(_open, broker, source=source, node_command=node_command),
+            authenticate=authenticate,
+            allow_changes=allow_changes,
+            hide_arguments=hide_arguments,
+            hosts={*guard.LOCAL_HOSTS, host} if authenticate is None else None,
+        )
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from exc
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # The client is the address that connects; a proxy's headers about it are ignored.
-        proxy_headers=False,
-        timeout_graceful_shutdown=3,
-    )
+    _serve(app, host, port)
+
+
+def _serve(app: Any, host: str, port: int) -> None:
+    """Serve the pages until Ctrl-C.
+
+    :raises click.UsageError: if the address cannot be listened on.
+    """
+    import uvicorn  # noqa: PLC0415 - it comes with the extra `web`
+
+    try:
+        uvicorn.run(
+            app,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # The client is the address that connects; a proxy's headers about it are ignored.
+            proxy_headers=False,
+            timeout_graceful_shutdown=3,
+        )
+    except SystemExit as exc:
+        # Uvicorn has logged the reason. Its code, 3, is one of ours for something else.
+        raise click.UsageError(
+            f"cannot listen on {host}, port {port}, as the log says: give another --port, or as "
+            f"--host an address of this machine"
+        ) from exc
 
 
 def asgi_app(
@@ -150,6 +172,7 @@ def asgi_app(
     :param settings: the transport's settings.
     :param source: ``"journal"`` or ``"node"``.
     :param node_command: a command that runs ``rabbitmqctl`` on the broker's host.
+    :raises SettingsError: for invalid settings.
     """
     from kombu_binary_delay.web.application import application  # noqa: PLC0415 - it needs the extra `web`
 

@@ -39,6 +39,7 @@ def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     :param allow_changes: whether users may cancel and reschedule tasks, and redrive messages.
     :param hide_arguments: whether to leave out the arguments of tasks.
     :param hosts: the host names that requests may use; None for any.
+    :raises SettingsError: for invalid settings of the broker.
     """
     pages = Pages(broker, place, allow_changes=allow_changes, hide_arguments=hide_arguments)
 

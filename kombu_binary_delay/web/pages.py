@@ -91,6 +91,8 @@ class Pages:
         self, broker: Broker, place: Open, *, allow_changes: bool, hide_arguments: bool
     ) -> None:
         self._broker = broker
+        # Now, as invalid settings must be an error before the first request.
+        self._declares = broker.settings.declare != "never"
         self._place = place
         self._allow = allow_changes
         self._hide = hide_arguments
@@ -174,7 +176,7 @@ class Pages:
         return {
             "look": look,
             "findings": findings,
-            "declares": self._broker.settings.declare != "never",
+            "declares": self._declares,
             "tasks": tasks,
             "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
             "waiting": sum(each.messages for each in ladders),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -12,6 +13,8 @@ from starlette.testclient import TestClient
 from kombu_binary_delay.admin import OperationError, WaitingTask
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.cli.web import asgi_app
+from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.web import drawing, guard, passwords
 from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
@@ -20,6 +23,7 @@ from kombu_binary_delay.web.reader import Reader
 from tests.waits import PATIENCE
 
 HOUR = 3_600_000
+USER_HEADER = ["--user-header", "X-User"]
 
 
 # --- the reader ---------------------------------------------------------------------
@@ -333,15 +337,37 @@ def test_a_plan_is_done_once_and_by_whoever_made_it():
 # --- the command --------------------------------------------------------------------
 
 
-def test_another_address_needs_users():
-    run, place = CliRunner(), ["web", "--host", "10.0.0.1"]
+@pytest.mark.parametrize(
+    ("options", "env", "says"),
+    [
+        (["--host", "10.0.0.1"], {}, "--users"),
+        (["--host", "10.0.0.1"], {"BINARY_DELAY_WEB_USERS": "ann:secret"}, "line 1 of the users"),
+        (["--tick", "0"], {}, "tick must be a whole number of milliseconds >= 1, got 0"),
+        ([], {"BINARY_DELAY_NAMESPACE": "a.b"}, "namespace must be 1 to 32 letters"),
+        (["--host", "host.invalid", *USER_HEADER], {}, "cannot listen on host.invalid, port 8025"),
+        (["--host", "192.0.2.1", *USER_HEADER], {}, "cannot listen on 192.0.2.1, port 8025"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_before_it_serves(options, env, says):
+    refused = CliRunner().invoke(binary_delay, ["web", *options], env=env)
 
-    refused = run.invoke(binary_delay, place, env={})
-    bad = run.invoke(binary_delay, place, env={"BINARY_DELAY_WEB_USERS": "ann:secret"})
+    assert refused.exit_code == 2
+    assert says in refused.output
+    assert "secret" not in refused.output
 
-    assert refused.exit_code == bad.exit_code == 2
-    assert "--users" in refused.output
-    assert "secret" not in bad.output
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = CliRunner().invoke(binary_delay, ["web", "--port", str(port)], env={})
+
+    assert refused.exit_code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in refused.output
+
+
+def test_pages_with_invalid_settings_are_refused_when_they_are_made():
+    with pytest.raises(SettingsError, match="got 0"):
+        asgi_app(None, settings={"tick": 0})
 
 
 def test_a_new_user_is_a_line_with_a_hash():
