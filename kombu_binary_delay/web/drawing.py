@@ -13,6 +13,8 @@ from markupsafe import Markup, escape
 
 from kombu_binary_delay import admin
 
+from .index import exactly
+
 _LEVEL = re.compile(r"\.level-([0-9]+)")
 _STATES = {
     "waiting": "waits",
@@ -131,6 +133,7 @@ def environment() -> Environment:
         "call": lambda task: visible(call(task)),
         "state": state,
         "visible": visible,
+        "exactly": exactly,
         "count": lambda number: f"{number:,}",
         "rungs": rungs,
     }

@@ -6,6 +6,7 @@ program: it is a cache, not a database that you have to maintain.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -29,7 +30,7 @@ class Filter:
     """Which tasks a page shows: those that match all conditions.
 
     :param name: a part of the task's name in any case, or a glob pattern such as ``shop.*``.
-    :param queue: the same for the queue.
+    :param queue: a glob pattern of the queue, as on the command line; see :func:`exactly`.
     :param id: the beginning of the id.
     :param after: due then or later, in milliseconds since the epoch.
     :param before: due earlier than this, in milliseconds since the epoch.
@@ -49,15 +50,17 @@ class Filter:
         after = max(self.after or 0, time.time_ns() // 1_000_000)
         conditions: list[str] = ["due >= ?"]
         values: list[Any] = [after]
-        for column, text in (("name", self.name), ("queue", self.queue)):
-            if text:
-                is_pattern = any(each in text for each in "*?[")
-                conditions.append(
-                    f"coalesce({column}, '') glob ?"
-                    if is_pattern
-                    else f"instr(lower(coalesce({column}, '')), lower(?)) > 0"
-                )
-                values.append(text)
+        if self.name:
+            is_pattern = any(each in self.name for each in "*?[")
+            conditions.append(
+                "coalesce(name, '') glob ?"
+                if is_pattern
+                else "instr(lower(coalesce(name, '')), lower(?)) > 0"
+            )
+            values.append(_glob(self.name) if is_pattern else self.name)
+        if self.queue:
+            conditions.append("queue glob ?")
+            values.append(_glob(self.queue))
         if self.id:
             conditions.append("substr(coalesce(id, ''), 1, ?) = ?")
             values += [len(self.id), self.id]
@@ -65,6 +68,16 @@ class Filter:
             conditions.append("due < ?")
             values.append(self.before)
         return " and ".join(conditions), values
+
+
+def _glob(pattern: str) -> str:
+    """Return a pattern as SQLite writes it."""
+    return pattern.replace("[!", "[^")
+
+
+def exactly(queue: str) -> str:
+    """Return the pattern of this queue alone; a form keeps no blank at an end of it."""
+    return re.sub(r"[*?\[]|\A\s|\s\Z", r"[\g<0>]", queue)
 
 
 class Index:

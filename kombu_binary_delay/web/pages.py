@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -248,7 +249,7 @@ class Pages:
         """Show what an action would change, or has changed."""
         plan = self._plan_of(request, request.query_params.get("key", ""))
         examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
-        return self._show(request, "plan", {"plan": plan, "examples": examples})
+        return self._show(request, "plan", {"plan": plan, "examples": examples, "most": _QUEUES})
 
     async def act(self, request: Request) -> Response:
         """Do the confirmed action, once."""
@@ -281,15 +282,20 @@ class Pages:
             due = _moment(words.get("when", ""))
             if due is None or due <= time.time() * 1000:
                 raise ValueError("Say a time that is still to come, such as 2h")
-        chosen, said = self._chosen(form, words)
+        tasks, chosen, said = self._chosen(form, words)
         with self._broker.delaying() as connection:
             # This finds out now whether the broker supports it.
             admin.amend(connection, action, chosen, due, dry_run=True)
-        return Plan(action, user, said, chosen, due)
+        queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks if each.id})
+        return Plan(action, user, said, chosen, tuple(queues.most_common()), due)
 
     def _chosen(
         self, form: Mapping[str, list[str]], words: Mapping[str, str]
-    ) -> tuple[admin.Chosen, str]:
+    ) -> tuple[list[admin.WaitingTask], admin.Chosen, str]:
+        """Return the waiting tasks of a form, what to amend, and the selection in words.
+
+        :raises ValueError: for an invalid form, or if the tasks cannot be read now.
+        """
         index: Index | None = self._index(_SOON).value
         if words.get("scope") == "all":
             asked = _asked(words)
@@ -297,27 +303,31 @@ class Pages:
                 raise ValueError("The tasks are not read yet, or the search is not understood")
             if index.count(asked.which) > _MOST:
                 raise ValueError(f"These are more than {_MOST:,} tasks: search for fewer")
-            return admin.choose(index.all_of(asked.which)), asked.said()
+            tasks = index.all_of(asked.which)
+            return tasks, admin.choose(tasks), asked.said()
         ids = tuple(dict.fromkeys(form.get("chosen", [])))
         if not ids:
             raise ValueError("No task is chosen: mark some, or take all that were found")
-        return admin.Chosen(self._dues(ids, index)), "chosen one by one"
+        tasks = self._waiting(ids, index)
+        known = admin.choose(tasks).dues
+        # One that does not wait is amended as well, without a due time.
+        return tasks, admin.Chosen({each: known.get(each) for each in ids}), "chosen one by one"
 
-    def _dues(self, ids: Collection[str], index: Index | None) -> dict[str, int | None]:
-        """Return the due times of tasks; None for one that does not wait.
+    def _waiting(self, ids: Collection[str], index: Index | None) -> list[admin.WaitingTask]:
+        """Return those of these tasks that wait.
 
         :raises ValueError: if the tasks cannot be read now.
         """
-        known = admin.choose(index.by_ids(ids)).dues if index else {}
-        if len(known) < len(ids):
+        found = index.by_ids(ids) if index else []
+        if len({each.id for each in found}) < len(ids):
             # It may have been published since that was read.
             asked = time.time()
             look = self._index(_SOON, since=time.monotonic())
             if look.value is None or look.error or look.at - look.took < asked:
                 why = look.error or "load the list again, and choose from that"
                 raise ValueError(f"The tasks could not be read anew in time: {why}")
-            known = admin.choose(look.value.by_ids(ids)).dues
-        return {each: known.get(each) for each in ids}
+            found = look.value.by_ids(ids)
+        return found
 
     def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
         if "exchange" not in words and "key" not in words:

@@ -23,6 +23,7 @@ class Plan:
     :param user: the user that planned it; no other user may do it.
     :param said: the selection, in words.
     :param chosen: the tasks; None for a redrive.
+    :param queues: how many of the tasks each queue has, as far as known, the most first.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
     :param parked: the messages that a redrive would send.
     :param result: the result in a sentence, after it was done.
@@ -32,6 +33,7 @@ class Plan:
     user: str
     said: str
     chosen: admin.Chosen | None = None
+    queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
     parked: tuple[admin.Parked, ...] = ()
     result: str | None = None

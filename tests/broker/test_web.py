@@ -130,7 +130,8 @@ def test_the_arguments_are_nowhere_where_they_are_hidden(publish, pages):
 def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     publish, pages, caplog, connect, vhost
 ):
-    publish("one", "two", "three")
+    publish("one", "three")
+    publish("two", key="mail.high")
     publish("mail-1", name="mail.digest")
     client = pages(allow_changes=True)
     found = until(client, "/tasks", counted(4))
@@ -144,6 +145,8 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
         again = client.post("/act", data=confirm)
 
     assert "Cancel 2 tasks" in planned.text
+    rows = [f'{queue}</th><td class="number">1<' for queue in ("mail", "mail.high")]
+    assert all(each in planned.text for each in rows)
     assert "one" in still
     assert "2 tasks cancelled" in done.text
     assert "2 tasks cancelled" in again.text
