@@ -41,7 +41,8 @@ _HEADERS = {
 #: Host names of this machine; other names may come from a DNS rebinding attack.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _COOKIE, FIELD = "kbd-form", "token"
-_LONGEST = 2_000_000  # bytes of a form: a page of ids is far below
+#: The limits of a form, in bytes and fields: a page of ids is far below.
+_LONGEST, _FIELDS = 2_000_000, 2000
 
 
 class Guard:
@@ -79,9 +80,6 @@ class Guard:
     async def _refuse(self, request: Request) -> Response | None:
         if self._hosts is not None and _host(request) not in self._hosts:
             return PlainTextResponse("this host is not known here", 400)
-        length = request.headers.get("content-length", "0")
-        if request.method == "POST" and not (length.isdigit() and int(length) <= _LONGEST):
-            return PlainTextResponse("this form is too long", 413)
         user: Any = ""
         if self._authenticate is not None:
             user = self._authenticate(request)
@@ -175,14 +173,23 @@ class Tokens:
     async def form(self, request: Request) -> dict[str, list[str]]:
         """Return the fields of a form.
 
-        :raises HTTPException: 403, if the form does not come from one of our pages.
+        :raises HTTPException: 403, if the form does not come from one of our pages; 413, if it is
+            too long.
         """
         site = request.headers.get("sec-fetch-site", "same-origin")
-        body = await request.body()
-        # A blank value is said, too: no exchange is the default exchange.
-        form = parse_qs(
-            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000
-        )
+        body = bytearray()
+        # Its length may not be said before.
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LONGEST:
+                raise HTTPException(413, f"This form is longer than {_LONGEST:,} bytes.")
+        try:
+            # A blank value is said, too: no exchange is the default exchange.
+            form = parse_qs(
+                body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_FIELDS
+            )
+        except ValueError as exc:
+            raise HTTPException(413, f"This form has more than {_FIELDS:,} fields.") from exc
         given = form.get(FIELD, [""])[0]
         has_cookie = _COOKIE in request.cookies
         if site != "same-origin" or not has_cookie or not given.isascii():

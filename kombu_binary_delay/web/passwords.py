@@ -14,10 +14,16 @@ _N, _R, _P = 2**14, 8, 1  # 16 MB and some 50 ms per check
 def line_for(user: str, password: str) -> str:
     """Return the line of a user, for the file of users or the environment variable.
 
-    :raises ValueError: for a name that is empty or has a colon or a line break; for no password.
+    :raises ValueError: for a name that :func:`read` would not read back; for no password.
     """
-    if not user or not password or set(user) & set(":\r\n;"):
-        raise ValueError("a user needs a name without a colon or semicolon, and a password")
+    is_a_line = user.strip() == user and user.splitlines() == [user]
+    if not is_a_line or user[0] == "#" or set(user) & set(":;"):
+        raise ValueError(
+            f"{user!r} cannot be a user's name: it must not be empty, begin with #, begin or end "
+            f"with a blank, or have a colon, a semicolon or a line break"
+        )
+    if not password:
+        raise ValueError("a user needs a password")
     salt = secrets.token_bytes(16)
     words = [str(_N), str(_R), str(_P), b64encode(salt).decode()]
     words.append(b64encode(_hash(password, salt, _N, _R, _P)).decode())

@@ -248,6 +248,14 @@ def test_a_password_is_kept_as_a_hash_and_known_again():
     assert not checker.is_right("bob", "open: sesame")
 
 
+@pytest.mark.parametrize(
+    "name", ["", " ", "#ann", " ann", "ann ", "an:n", "an;n", "ann\n", "a\rn", "a\u2028n"]
+)
+def test_a_name_that_would_not_be_read_back_is_no_users_name(name):
+    with pytest.raises(ValueError, match="cannot be a user's name"):
+        passwords.line_for(name, "sesame")
+
+
 @pytest.mark.parametrize("text", ["", "ann", "ann:secret", ":scrypt$1$1$1$a$b"])
 def test_bad_users_are_refused_and_not_repeated(text):
     with pytest.raises(ValueError, match="user") as refused:
@@ -310,6 +318,20 @@ def test_nothing_can_be_changed_unless_that_is_allowed():
         ).status_code == 405 or (client.post("/plan").status_code == 404)
         assert client.post("/act").status_code == 404
         assert 'method="post"' not in client.get("/tasks").text
+
+
+@pytest.mark.parametrize(
+    ("chunks", "says"),
+    [([b"x" * 1_000_000] * 6, "2,000,000 bytes"), ([b"x=1&" * 2001], "2,000 fields")],
+)
+def test_a_form_is_read_up_to_its_limits_whether_its_length_is_said_or_not(chunks, says):
+    with browser(away(allow_changes=True)) as client:
+        unsaid = client.post("/plan", content=(each for each in chunks))
+        said = client.post("/plan", content=b"".join(chunks))
+
+    assert (unsaid.status_code, said.status_code) == (413, 413)
+    assert says in unsaid.text
+    assert says in said.text
 
 
 def test_another_name_for_this_machine_is_refused():
@@ -395,6 +417,13 @@ def test_a_port_in_use_is_refused():
 def test_pages_with_invalid_settings_are_refused_when_they_are_made():
     with pytest.raises(SettingsError, match="got 0"):
         asgi_app(None, settings={"tick": 0})
+
+
+def test_a_new_user_whose_line_would_be_a_comment_is_refused():
+    refused = CliRunner().invoke(binary_delay, ["web", "--new-user", "#ann"], input="a\na\n")
+
+    assert refused.exit_code == 2
+    assert "'#ann' cannot be a user's name" in refused.output
 
 
 def test_a_new_user_is_a_line_with_a_hash():
