@@ -56,7 +56,7 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
       kombu-binary-delay export terraform -o ladder.tf
       kombu-binary-delay export definitions --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
-    kombu-binary-delay export broker-config --rabbitmq 3.10 -o /etc/rabbitmq
+      kombu-binary-delay export broker-config --rabbitmq 3.10 -o /etc/rabbitmq
     """,
 )
 @click.argument(
@@ -69,7 +69,8 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
     "-o",
     type=click.Path(path_type=Path, allow_dash=True),
     default="-",
-    help="The file to write; the folder, for broker-config.  [default: the terminal]",
+    help="The file to write; the folder, for broker-config without --json.  "
+    "[default: the terminal]",
 )
 @queues_of_yours
 @click.option(
@@ -120,7 +121,7 @@ def export(
     part = broker.part(lanes)
     if to_be_made:
         part += stream_part(broker.settings, server) + broker.amendments(server)
-    for queue in queues:
+    for queue in dict.fromkeys(queues):
         relay = lanes[0].wants_relay(queue, broker.settings.relays)
         part += to_queue(lanes[0], queue, relay=relay)
     if format_ == "svg":
@@ -139,25 +140,25 @@ def export(
     _write(output, text)
 
 
-def _write_files(printer: Printer, folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into a folder; or print them one after the other, each after its name."""
+def _write_files(printer: Printer, output: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder, or as JSON into one file; or print them, each after its name."""
     if printer.as_json:
-        _write(Path("-"), json.dumps({"format": _BROKER_CONFIG, "files": texts}) + "\n")
-    elif str(folder) == "-":
-        _write(folder, "\n".join(f"==> {name} <==\n{text}" for name, text in texts.items()))
+        _write(output, json.dumps({"format": _BROKER_CONFIG, "files": texts}) + "\n")
+    elif str(output) == "-":
+        _write(output, "\n".join(f"==> {name} <==\n{text}" for name, text in texts.items()))
     else:
         # An operator's settings must not be lost.
-        if there := [name for name in texts if (folder / name).exists()]:
+        if there := [name for name in texts if (output / name).exists()]:
             raise click.UsageError(
-                f"{folder} has {' and '.join(there)} already; write to another folder, and copy "
+                f"{output} has {' and '.join(there)} already; write to another folder, and copy "
                 f"the settings from there"
             )
         try:
-            folder.mkdir(exist_ok=True)
+            output.mkdir(exist_ok=True)
         except OSError as exc:
-            raise click.FileError(str(folder), exc.strerror or str(exc)) from exc
+            raise click.FileError(str(output), exc.strerror or str(exc)) from exc
         for name, text in texts.items():
-            _write(folder / name, text)
+            _write(output / name, text)
 
 
 def _write(path: Path, text: str) -> None:

@@ -71,12 +71,18 @@ def test_the_files_are_written_into_a_folder_and_never_over_others(tmp_path):
     assert "No such file" in nowhere.output
 
 
-def test_the_files_are_printed_with_their_names_or_as_json():
+def test_the_files_are_printed_with_their_names_or_as_json(tmp_path):
     printed = export().output
     for name, text in broker_config().items():
         assert f"==> {name} <==\n{text}" in printed
     files = json.loads(export("--json").output)["files"]
     assert files == broker_config()
+    written = export("--json", "-o", str(tmp_path / "config.json"))
+    assert (written.exit_code, written.output) == (0, "")
+    assert json.loads((tmp_path / "config.json").read_text())["files"] == files
+    into_a_folder = export("--json", "-o", str(tmp_path))
+    assert into_a_folder.exit_code == 1
+    assert "Is a directory" in into_a_folder.output
 
 
 def test_what_is_no_release_is_an_error():

@@ -175,6 +175,17 @@ def test_what_is_to_be_made_has_the_ladder_for_urgent_messages_on_releases_that_
     assert [has_it(each) for each in formats] == [release in {"4.0", "4.2.1"}] * 3 + [False]
 
 
+@pytest.mark.parametrize("format_", ["definitions", "terraform", "kubernetes", "mermaid"])
+def test_a_queue_that_is_named_twice_is_written_once(format_):
+    once, twice = (
+        CliRunner().invoke(binary_delay, ["export", format_, *["--queue", "mail"] * times])
+        for times in (1, 2)
+    )
+
+    assert "mail" in once.output
+    assert twice.output == once.output
+
+
 HELPS = """
 import json
 from kombu_binary_delay.cli import binary_delay
