@@ -104,8 +104,9 @@ def _figures(ask: Questions) -> list[tuple[int, _Json]]:
         ),
         (
             "Late, per hop",
-            f"sum({ask.lateness()})",
-            "From due to confirmed by the next level or the destination: a mean of five minutes.",
+            # An idle cluster has no mean.
+            f"max(({ask.lateness()}) >= 0)",
+            "From due to confirmed at the next hop: a mean of five minutes; of the latest cluster.",
             {"unit": "s", "orange": 1, "red": 10},
         ),
         (
@@ -204,10 +205,10 @@ def _hops(ask: Questions) -> _Json:
 def _held(ask: Questions, topology: Topology) -> _Json:
     return _series(
         "Due and not gone, by level",
-        f"Messages in the hands of each level's dead-letter worker and before it. A level that "
-        f"stays above the line, where the worker's hands are full ({WORKER_HOLDS}), is stuck or "
-        f"cannot keep up.",
-        [(f"{ask.level(ask.held(ask.levels))} > 0", "{{queue}}")],
+        f"Messages in the hands of each level's dead-letter worker and before it; of several "
+        f"lanes, virtual hosts or clusters, the most. A level that stays above the line, where the "
+        f"worker's hands are full ({WORKER_HOLDS}), is stuck or cannot keep up.",
+        [(f"{ask.level(ask.held(ask.levels), over='max')} > 0", "{{queue}}")],
         overrides=_levels(topology),
         line=WORKER_HOLDS,
     )

@@ -79,12 +79,15 @@ class Questions:
         held = self.held(self.levels)
         return f"{held} >= {WORKER_HOLDS}\nand resets(({held})[2m:15s]) == 0"
 
-    def level(self, expression: str) -> str:
-        """Return the sum over the queues of all lanes, under the name without lanes."""
+    def level(self, expression: str, over: str = "sum") -> str:
+        """Return the sum over the queues of all lanes, under the name without lanes.
+
+        :param over: ``max`` for the largest instead.
+        """
         names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"'
         if self.topology.mirrors:
             expression = f'label_replace({expression}, "queue", "$1$2", {names})'
-        return f"sum by (queue) ({expression})"
+        return f"{over} by (queue) ({expression})"
 
     def within(self, milliseconds: int) -> tuple[str, str]:
         """Return the messages that leave the ladder within a time: at least, and probably.
@@ -108,11 +111,11 @@ class Questions:
     def rate_in(self, window: str) -> str:
         """Return the messages published per second; RabbitMQ before 4 counts by channel only."""
         exchange, channel = (
-            f"sum(rate(rabbitmq_detailed_{by}_messages_published_total"
+            f"sum by (rabbitmq_cluster) (rate(rabbitmq_detailed_{by}_messages_published_total"
             f'{{exchange=~"{self.ways_in}"{self.more}}}[{window}]))'
             for by in ("exchange", "channel")
         )
-        return f"({exchange} or {channel} or vector(0))"
+        return f"(sum({exchange} or {channel}) or vector(0))"
 
     def rate_out(self, window: str) -> str:
         """Return the messages that leave per second: those published, less the ladder's growth."""

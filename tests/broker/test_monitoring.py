@@ -128,11 +128,13 @@ class Selectors(dict[str, set[str]]):
 def queries(topology=SMALL):
     panels = json.loads(grafana(topology))["panels"]
     asked = [target["expr"] for panel in panels for target in panel["targets"]]
-    asked = [
-        re.sub(r"\$(cluster|vhost)", ".*", expr.replace("$__rate_interval", "1m")) for expr in asked
-    ]
     (group,) = yaml.safe_load(alerts(topology))["groups"]
-    return [*asked, *(rule["expr"] for rule in group["rules"])]
+    return [*map(in_prometheus, asked), *(rule["expr"] for rule in group["rules"])]
+
+
+def in_prometheus(expr):
+    """A query of the dashboard with values for Grafana's variables."""
+    return re.sub(r"\$(cluster|vhost)", ".*", expr.replace("$__rate_interval", "1m"))
 
 
 def grouped_by(query):
@@ -352,30 +354,67 @@ def test_what_fires_within_45_minutes(tmp_path, name):
         {"labels": f'{{alertname="BinaryDelay{names.get(each, each)}"}}', "value": 1}
         for each in sorted(fires)
     ]
+    by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
+
+
+def by_promtool(folder, series, asked, **more):
+    """Let Prometheus' own tool evaluate expressions after 45 minutes of some series."""
+    tests = [
+        {"expr": expr, "eval_time": "45m", "exp_samples": expected} for expr, expected in asked
+    ]
     test = {
-        "rule_files": ["rules.yml"],
         "evaluation_interval": "15s",
-        "tests": [
-            {
-                "interval": "15s",
-                "input_series": series,
-                "promql_expr_test": [
-                    {"expr": expressions, "eval_time": "45m", "exp_samples": expected}
-                ],
-            }
-        ],
+        "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}],
+        **more,
     }
-    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    (folder / "test.yml").write_text(yaml.safe_dump(test))
 
     done = subprocess.run(
         [TOOL, "test", "rules", "test.yml"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def in_cluster(name, series):
+    """The same series with the label of a cluster."""
+    return [
+        {**each, "series": each["series"].replace("{", f'{{rabbitmq_cluster="{name}",', 1)}
+        for each in series
+    ]
+
+
+def published(by, values):
+    name = f"rabbitmq_detailed_{by}_messages_published_total"
+    return {"series": f'{name}{{vhost="v",exchange="{SMALL.level_name(0)}"}}', "values": values}
+
+
+def test_the_dashboard_mixes_up_no_clusters(tmp_path):
+    panels = {each["title"]: each["targets"] for each in json.loads(grafana(SMALL))["panels"]}
+    series = [
+        *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
+        *in_cluster("too", [*case("35x200"), published("channel", FIVE_A_SECOND)]),
+        *in_cluster("idle", case("0x200", NONE)),
+    ]
+    expected = {
+        "Late, per hop": (8, "{}"),
+        "On their way": (75, "{}"),
+        "Due and not gone, by level": (40, f'{{queue="{LEVEL}"}}'),
+        "In and out": (10, "{}"),
+    }
+
+    by_promtool(
+        tmp_path,
+        series,
+        [
+            (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
+            for title, (value, labels) in expected.items()
+        ],
+    )
 
 
 @pytest.mark.parametrize("topology", [Topology(), SMALL], ids=lambda topology: topology.prefix)
