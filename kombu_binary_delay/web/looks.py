@@ -13,6 +13,7 @@ from kombu_binary_delay.admin.reading import sources
 from kombu_binary_delay.admin.trouble import alarms
 from kombu_binary_delay.errors import AddressError, DelayError
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
@@ -168,11 +169,16 @@ def read_index(place: Open, *, hide: bool) -> Index:
 
 @dataclass(frozen=True)
 class Told:
-    """One task's story, and its route down the ladder; empty if that is unknown."""
+    """One task's story, and its route down the ladder; empty if that is unknown.
+
+    :param begins: when it was scheduled, in milliseconds since the epoch.
+    :param here: which of the ``stays`` it is in, from 0.
+    """
 
     story: admin.Story
     begins: int = 0
     stays: tuple[admin.Stay, ...] = ()
+    here: int = 0
 
 
 def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told:
@@ -182,17 +188,17 @@ def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told
     if hide and story.task is not None:
         story = replace(story, task=replace(story.task, args=None, kwargs=None))
     scheduled = next((each for each in reversed(story.events) if each.kind == "scheduled"), None)
-    if story.task is None or scheduled is None or scheduled.due is None:
+    if scheduled is None or scheduled.due is None or story.task is None or story.task.level is None:
         return Told(story)
+    # A lane, the broker's kind of queues: only the level says which ladder it is on.
+    topology = topology_of_name(story.task.level) or broker.topology()
     destination = Destination(story.task.exchange, story.task.routing_key)
     try:
-        explained = admin.explain(
-            broker.topology(),
-            max(scheduled.due - scheduled.at, 0),
-            destination,
-            scheduled.at,
-            settings=broker.settings,
-        )
+        delay = max(scheduled.due - scheduled.at, 0)
+        stays = admin.explain(topology, delay, destination, scheduled.at).stays
     except (AddressError, DelayError):
         return Told(story)
-    return Told(story, scheduled.at, explained.stays)
+    queues = [each.queue for each in stays]
+    if story.task.level not in queues:
+        return Told(story)
+    return Told(story, scheduled.at, stays, queues.index(story.task.level))

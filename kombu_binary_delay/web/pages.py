@@ -204,8 +204,7 @@ class Pages:
             _FIRST,
         )
         template = "story" if "part" in request.query_params else "task"
-        words = {"task_id": task_id, "look": look, "hide": self._hide, "now": time.time() * 1000}
-        return self._show(request, template, words)
+        return self._show(request, template, {"task_id": task_id, "look": look, "hide": self._hide})
 
     def _index(self, wait: float, since: float | None = None) -> Look:
         return self._tasks_reader.get(

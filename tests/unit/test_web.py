@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -13,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from kombu_binary_delay.admin import OperationError, WaitingTask
+from kombu_binary_delay import Topology
+from kombu_binary_delay.admin import Event, OperationError, Story, WaitingTask
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.web import asgi_app
@@ -21,6 +23,7 @@ from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.web import drawing, guard, passwords
 from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
+from kombu_binary_delay.web.looks import read_story
 from kombu_binary_delay.web.plans import Plan, Plans, to_log
 from kombu_binary_delay.web.reader import Reader
 from tests.waits import PATIENCE
@@ -231,6 +234,39 @@ def test_names_from_elsewhere_are_seen_as_they_are():
 )
 def test_durations_are_short(milliseconds, expected):
     assert drawing.short(milliseconds) == expected
+
+
+PREFIX = Topology().prefix.rstrip(".")
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "past"),
+    [
+        ({}, f"{PREFIX}.level-02.0001", [f"{PREFIX}.level-03.1110"]),
+        ({}, f"{PREFIX}-classic.level-03.1110", []),
+        ({"lanes": 3}, f"{PREFIX}-lane2.level-02.0001", [f"{PREFIX}-lane2.level-03.1110"]),
+        ({"lanes": 3}, None, None),
+        ({"queue_per_delay": True}, None, None),
+        ({"foreign_ladder": "celery"}, "celery_delayed_10", ["celery_delayed_11"]),
+        ({}, "celery_delayed_10", None),
+    ],
+)
+def test_the_way_down_the_ladder_is_that_of_the_queue_in_which_a_task_waits(
+    now, settings, level, past
+):
+    waits = replace(task("a", "pay", now + HOUR), level=level)
+    scheduled = Event("scheduled", now, now + HOUR)
+    story = Story("a", "waiting", "journal", waits, (scheduled,))
+
+    told = read_story(
+        lambda _: SimpleNamespace(story=lambda _: story), Target(given=settings), "a", hide=False
+    )
+
+    assert told.story == story
+    if past is None:
+        assert not told.stays
+    else:
+        assert [each.queue for each in told.stays[: told.here + 1]] == [*past, level]
 
 
 # --- who comes in -------------------------------------------------------------------
