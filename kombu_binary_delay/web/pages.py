@@ -30,7 +30,7 @@ from kombu_binary_delay.model.address import Destination
 from .drawing import environment
 from .guard import FIELD, Tokens, who
 from .index import Filter, Index
-from .looks import Broker, Open, Watch, read_index, read_story
+from .looks import Broker, Now, Open, Watch, read_index, read_story
 from .plans import Plan, Plans, to_log
 from .reader import FAILURES, Look, Reader
 
@@ -177,6 +177,7 @@ class Pages:
         return {
             "look": look,
             "findings": findings,
+            "troubles": _troubles(look.value, findings.value or ()) if look.value else (),
             "declares": self._declares,
             "tasks": tasks,
             "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
@@ -286,7 +287,8 @@ class Pages:
             # This finds out now whether the broker supports it.
             admin.amend(connection, action, chosen, due, dry_run=True)
         queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks if each.id})
-        return Plan(action, user, said, chosen, tuple(queues.most_common()), due)
+        most = tuple(sorted(queues.items(), key=lambda each: (-each[1], each[0])))
+        return Plan(action, user, said, chosen, most, due)
 
     def _chosen(
         self, form: Mapping[str, list[str]], words: Mapping[str, str]
@@ -415,6 +417,16 @@ def _expect(
     both = [each.within(milliseconds) for each in ladders]
     surely, probably = sum(each[0] for each in both), sum(each[1] for each in both)
     return Forecast(span, milliseconds, exact, surely, probably)
+
+
+def _troubles(now: Now, findings: Collection[admin.Verification]) -> list[str]:
+    """Return the troubles that the page shows neither as an alarm nor as a finding."""
+    shown = [f"{each.what}: {each.found}" for one in findings for each in one.differences]
+    return [
+        each
+        for each in now.status.troubles
+        if each not in now.alarms and not any(words in each for words in shown)
+    ]
 
 
 def _asked(words: Mapping[str, str]) -> Asked:
