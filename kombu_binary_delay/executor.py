@@ -27,7 +27,7 @@ from .buffering import FrameBuffer
 from .commands import Answer, AskType, Command, Delete, Ensure, Look, Pause, Steps, Unbind, Warn
 from .errors import BinaryDelayError, TopologyError
 from .model.foreign import FOREIGN_LADDERS, ForeignLadder
-from .model.parts import Binding, Part
+from .model.parts import Binding, Part, Queue
 
 logger = get_logger(__name__)
 
@@ -323,25 +323,15 @@ def is_deleted(refusal: NotFound) -> bool:
 
 def declare(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has done so."""
-    for queue in part.queues:
-        channel.queue_declare(
-            queue.name,
-            durable=True,
-            auto_delete=False,
-            arguments=dict(queue.arguments),
-            nowait=True,
-        )
-    for exchange in part.exchanges:
-        channel.exchange_declare(
-            exchange.name,
-            exchange.type,
-            durable=True,
-            auto_delete=False,
-            arguments=dict(exchange.arguments),
-            nowait=True,
-        )
-    for binding in part.bindings:
-        _bind(channel, binding)
+    for each in part.in_order():
+        if isinstance(each, Binding):
+            _bind(channel, each)
+            continue
+        arguments = {"durable": True, "auto_delete": False, "arguments": dict(each.arguments)}
+        if isinstance(each, Queue):
+            channel.queue_declare(each.name, nowait=True, **arguments)
+        else:
+            channel.exchange_declare(each.name, each.type, nowait=True, **arguments)
     wait(channel)
 
 

@@ -97,17 +97,23 @@ class SimulatedBroker:
 
     def declare(self, part: Part) -> Answer:
         """Declare all of a part up to the first binding whose ends do not exist."""
-        for queue in part.queues:
-            assert self.queues.setdefault(queue.name, queue) == queue, "inequivalent arguments"
-        for exchange in part.exchanges:
-            known = self.exchanges.setdefault(exchange.name, exchange)
-            assert known == exchange, "inequivalent arguments"
-        for binding in part.bindings:
-            ends = self.queues if binding.to_queue else self.exchanges
-            if binding.source not in self.exchanges or binding.destination not in ends:
+        for each in part.in_order():
+            if not self.declare_one(each):
                 return Answer.MISSING
-            self.bindings[binding] = None
         return Answer.DONE
+
+    def declare_one(self, each: Exchange | Queue | Binding) -> bool:
+        """Declare one thing; return False for a binding whose ends do not exist."""
+        if isinstance(each, Binding):
+            ends = self.queues if each.to_queue else self.exchanges
+            if each.source not in self.exchanges or each.destination not in ends:
+                return False
+            self.bindings[each] = None
+        elif isinstance(each, Queue):
+            assert self.queues.setdefault(each.name, each) == each, "inequivalent arguments"
+        else:
+            assert self.exchanges.setdefault(each.name, each) == each, "inequivalent arguments"
+        return True
 
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange, and all bindings from and to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from amqp.exceptions import ChannelError, NotFound, ResourceLocked
@@ -43,7 +44,8 @@ def restore(connection: Any, topology: Topology, part: Part) -> tuple[Binding, .
     """
     if _could_declare(connection, topology, part):
         return ()
-    # Which one it was, the error does not say for sure.
+    # Which one it was, the error does not say for sure; what follows it was not declared.
+    declare(connection, topology, replace(part, bindings=()))
     return tuple(
         each
         for each in part.bindings

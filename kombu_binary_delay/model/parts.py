@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Arguments = tuple[tuple[str, str | int], ...]
@@ -44,11 +45,31 @@ class Binding:
 
 @dataclass(frozen=True)
 class Part:
-    """Exchanges, queues and bindings that belong together, in the order of declaration."""
+    """Exchanges, queues and bindings that belong together; :meth:`in_order` has the order."""
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
+
+    def in_order(self) -> Iterator[Exchange | Queue | Binding]:
+        """Yield everything in the order of declaration: each binding as soon as its ends exist.
+
+        A client can ask the broker for an exchange but not for a binding, and a declaration can be
+        interrupted anywhere. In this order, an exchange proves that the exchanges before it exist
+        with all their bindings to each other, and that every queue exists.
+        """
+        places = {each.name: place for place, each in enumerate(self.exchanges)}
+        ready: dict[int, list[Binding]] = {}
+        for each in self.bindings:
+            place = places.get(each.source, -1)
+            if not each.to_queue:
+                place = max(place, places.get(each.destination, -1))
+            ready.setdefault(place, []).append(each)
+        yield from self.queues
+        yield from ready.get(-1, ())
+        for place, exchange in enumerate(self.exchanges):
+            yield exchange
+            yield from ready.get(place, ())
 
     @property
     def entry_exchanges(self) -> frozenset[str]:

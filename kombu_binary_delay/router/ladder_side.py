@@ -29,9 +29,10 @@ class LadderSide(Knowledge):
     def _raise_to(self, lane: int, wanted: int) -> Steps:
         """Declare the levels up to a height, lowest first, or up to an earlier, greater height.
 
-        A level's exchange is declared after everything below it. So if the exchanges exist, and the
-        highest level accepts its bindings again, everything else exists: a new connection needs one
-        check. If a part was deleted, all levels are declared again.
+        A level's exchange is declared after everything below it, bindings included (see
+        :meth:`.Part.in_order`). So if the exchanges exist, and the highest level accepts its
+        bindings again, everything else exists, even if the connection that declared it was cut off:
+        a new connection needs one check. If a part was deleted, all levels are declared again.
         """
         if ("level", lane, wanted) in self.existing:
             return

@@ -550,6 +550,9 @@ def test_an_interrupted_teardown_puts_back_all_that_can_be(
     for name in ("first", "mail"):
         Queue(name)(plain.channel()).declare()
     create(plain, small, small.whole + small.to_queue("first") + small.to_queue("mail"))
+    # It is put back before what comes later in the alphabet.
+    way = small.mirror_bindings("x", "direct", "first", "k", to_queue=True)
+    create(plain, small, small.mirror("x") + Part(bindings=way))
     said = []
 
     def interrupt(text):

@@ -1,5 +1,6 @@
 """What programs and connections may do meanwhile; tests/conformance shows what arrives where."""
 
+import socket
 import threading
 import time
 from functools import partial
@@ -10,6 +11,7 @@ import pytest
 from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
+from kombu_binary_delay import executor
 from kombu_binary_delay.model.envelope import HEADER
 from tests.waits import PATIENCE, wait_until
 
@@ -323,6 +325,36 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
     connection.default_channel.basic_publish(message, "", "q", timeout=PATIENCE)
 
     assert [each.body for each in collect(connection, [queue], 1)] == ["m"]
+
+
+def test_levels_whose_declaration_is_cut_off_are_made_whole_by_the_next_connection(
+    connect, vhost, topology, monkeypatch
+):
+    first = connect()
+    declare(first, Queue("q"))
+    sock = first.default_channel.connection.transport.sock
+    half, bind, bound = 30, executor._bind, []  # noqa: SLF001
+
+    def cut(channel, binding):
+        bind(channel, binding)
+        if topology.prefix in binding.source:
+            bound.append(binding)
+        if len(bound) == half:
+            # RabbitMQ forgets what it has not done yet when a connection ends.
+            executor.wait(channel)
+            sock.shutdown(socket.SHUT_WR)
+
+    monkeypatch.setattr(executor, "_bind", cut)
+    with pytest.raises(first.connection_errors):
+        publish(first, "first", key="q", delay=60_000)
+    monkeypatch.undo()
+    publish(connect(), "second", key="q", delay=60_000)
+
+    levels = topology.levels[: topology.needs(topology.ladder.digits(60_000)) + 1]
+    wanted = {(each.source, each.key) for level in levels for each in level.bindings}
+    found = vhost.broker.api("GET", f"bindings/{vhost.name}")
+    assert len(bound) < len(wanted)
+    assert wanted <= {(each["source"], each["routing_key"]) for each in found}
 
 
 def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect, collect, caplog):

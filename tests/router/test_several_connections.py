@@ -238,6 +238,55 @@ def test_an_interrupted_preparation_leaves_only_what_is_true(broker, commands, l
     assert connection.reached("k", "x") == ["q"]
 
 
+class CutOff(SimulatedBroker):
+    """A broker that loses the connection after a number of single declarations."""
+
+    left = -1
+
+    def declare_one(self, each):
+        if self.left == 0:
+            raise ConnectionError
+        self.left -= 1
+        return super().declare_one(each)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"layout": "skip"}, {"queue_type": "classic"}, {"queue_per_delay": True}]
+)
+@pytest.mark.parametrize(
+    ("made", "cut", "then"), [(0, 15, 15), (0, 15, 7), (0, 7, 15), (3, 15, 15), (3, 15, 7)]
+)
+def test_levels_whose_declaration_is_cut_off_anywhere_are_whole_for_the_next_connection(
+    settings, made, cut, then
+):
+    """It can ask the broker for exchanges and queues, and not for bindings."""
+    settings = {"radix": 2, "tick": 1000, **settings}
+    places, is_cut = 0, True
+    while is_cut:
+        broker = CutOff()
+        connection = Connection(broker, **settings)
+        connection.queue("q")
+        if made:
+            connection.publish(delay=made * SECOND)
+        broker.left = places
+        try:
+            connection.publish(delay=cut * SECOND)
+            is_cut = False
+        except ConnectionError:
+            places += 1
+        broker.left = -1
+        following = Connection(broker, **settings)
+        following.queue("q")
+        following.publish(delay=then * SECOND)
+
+        for seconds in range(1, then + 1):
+            _, plan = following.publish(delay=seconds * SECOND)
+            key, headers = plan.routing_key, plan.properties["application_headers"]
+            (rest,) = broker.follow(plan.exchange, [key], headers)
+            assert (rest.queue, rest.waited) == ("q", seconds * 1000), (places, seconds)
+    assert places > 20
+
+
 def interrupted(broker, steps, commands):
     """Do a few commands, and have the last of them interrupted: nobody learns what came of it."""
     answer = None
