@@ -47,7 +47,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp
 from .amendments.celery import BROADCASTS
 from .amendments.door import AmendingChannel
 from .amendments.record import GENERATION, KEY, REPLACES
-from .amendments.stream import Amendments
+from .amendments.stream import Amendments, is_consuming
 from .batching import PublishBatch
 from .batching.frames import SMALLER
 from .buffering import BufferingConnection, FrameBuffer
@@ -349,6 +349,14 @@ class ConnectionMixin(BufferingConnection):
     answer_limit: float | None = None
     #: Why this transport has ended the connection, if it has.
     ended: RecoverableConnectionError | None = None
+    #: Whether it consumed when it ended.
+    was_consuming = False
+
+    def collect(self) -> None:
+        """End the connection without the broker."""
+        # py-amqp then forgets its channels.
+        self.was_consuming = is_consuming(self)
+        super().collect()
 
     def drain_events(self, timeout: float | None = None) -> Any:
         """Handle the next event of the broker, or what an alarm has held up before.

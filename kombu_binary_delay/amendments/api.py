@@ -8,12 +8,17 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from amqp.exceptions import RecoverableConnectionError
+from kombu.log import get_logger
+
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
 from .record import REPLACES, Postpone, check_name, split
 from .stream import Amendments, is_consuming
+
+logger = get_logger(__package__)
 
 #: A time before this is in the past, whatever the clock says; in seconds.
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -45,15 +50,19 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
         records = split(names, now, due)
         if due is not None and len(names) == 1:
             amendments.write_ahead(records[0], due)
-            records = []
-        elif due is not None:
+            if keyed:
+                amendments.write(keyed)
+            return
+        if due is not None:
             amendments.require_remembered(due, now)
-            if amendments.rides(due, now):
-                # For the last. Others may be due long before.
+        amendments.write([*keyed, *records])
+        if due is not None and amendments.rides(due, now):
+            # Again before the last, for consumers that start after that. Others are due before.
+            try:
                 for each in records:
                     amendments.write_ahead(each, due)
-        if keyed or records:
-            amendments.write([*keyed, *records])
+            except AmendmentError as exc:
+                logger.warning("a cancellation is recorded, but for no longer than usual: %s", exc)
 
     _amend(write, connection, tasks)
 
@@ -135,12 +144,15 @@ def _names(tasks: Any) -> Iterator[Any]:
 def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> None:
     with _connected(connection, tasks) as connected:
         for attempt in range(2):
+            consumes = is_consuming(connected._connection)  # noqa: SLF001 - does not connect
+            if consumes and not connected.connected:
+                # A new connection would not consume, and its program would not notice.
+                raise RecoverableConnectionError("the connection, which consumes, is lost")
             try:
                 connected.ensure_connection(max_retries=3)
                 _amend_on(connected, write)
-            except connected.connection_errors:  # noqa: PERF203 - two attempts are no loop
-                # A new connection would not consume, and its program would not notice.
-                if attempt or is_consuming(connected._connection):  # noqa: SLF001 - as it is now
+            except connected.connection_errors:
+                if attempt or consumes:
                     raise
                 # A second copy of a record has no effect.
                 connected.collect()

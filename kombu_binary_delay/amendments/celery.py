@@ -57,7 +57,7 @@ def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
     if not isinstance(headers, Mapping):
         return
     for name, values in headers.items():
-        listed = [value for value in map(str, _listed(values)) if _is_name(value)]
+        listed = [value for value in map(str, _listed(values)) if value]
         for begin in range(0, len(listed), MAX_IDS):
             yield CancelStamped(((str(name), tuple(listed[begin : begin + MAX_IDS])),), now)
 

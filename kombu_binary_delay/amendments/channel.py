@@ -64,8 +64,11 @@ class AmendmentChannel(ConfirmChannel):
         self._marker = b""
         #: The offset and the body of each record up to which to read, in place of a marker.
         self._ends: list[tuple[int, bytes]] = []
-        #: How many deliveries have come since `begin`.
-        self.count = self._tag = 0
+        self._read = self._tag = 0
+        #: How many records were read since it was last known that the broker held none back.
+        self.backlog = 0
+        #: Whether no message was judged since the last record, and when that was.
+        self.is_alone, self._at = False, 0.0
         #: The streams that have been read to the marker and are still being read.
         self.streams: list[str] = []
         #: The streams that its consumers read, by their tags.
@@ -170,7 +173,7 @@ class AmendmentChannel(ConfirmChannel):
         """
         self.memory, self._exchange, self._marker = memory, exchange.encode(), marker
         self._ends = list(ends)
-        self.markers = self.count = 0
+        self.markers = self._read = self.backlog = 0
         self.streams = []
 
     def expect(self, marker: bytes) -> None:
@@ -206,19 +209,29 @@ class AmendmentChannel(ConfirmChannel):
         self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
         return None
 
-    def read_until(self, markers: int) -> None:
-        """Read until this number of markers has come.
+    def read_until(self, markers: int, end: float = math.inf) -> None:
+        """Read until this number of markers has come, or one of the streams is not read any more.
 
-        :raises AmendmentError: if no more frames come.
+        :param end: until when to read, at most.
+        :raises AmendmentError: if no more frames come, or not all markers until ``end``.
         """
         if self.markers >= markers:
             # There may be nothing to read.
             return
-        connection = self.connection
+        connection, streams = self.connection, len(self._reading)
+
+        def is_over() -> bool:
+            return (
+                self.markers >= markers
+                or self.has_left
+                or len(self._reading) < streams
+                or time.monotonic() > end
+            )
+
         if not bulk.is_possible(connection):
-            while self.markers < markers and not self.has_left:
+            while not is_over():
                 self.wait_for_next()
-            self._check()
+            self._check(end)
             return
         try:
             with within(connection, PATIENCE):
@@ -226,11 +239,11 @@ class AmendmentChannel(ConfirmChannel):
                     connection,
                     self.channel_id,
                     self._take,
-                    lambda: self.markers >= markers or self.has_left,
+                    is_over,
                 )
         except TimeoutError as exc:
             raise AmendmentError(f"RabbitMQ did not answer within {PATIENCE:g} s") from exc
-        self._check()
+        self._check(end)
 
     def goes_on_without(self, tag: str) -> bool:
         """Remove a consumer that the broker cancelled; return whether the others still count."""
@@ -246,9 +259,11 @@ class AmendmentChannel(ConfirmChannel):
         """Whether the channel is closed, by the broker or by us."""
         return self.is_closing or not self.is_open
 
-    def _check(self) -> None:
+    def _check(self, end: float = math.inf) -> None:
         if self.refusal is not None:
             raise self.refusal
+        if time.monotonic() > end:
+            raise AmendmentError("RabbitMQ sent more records than could be read")
         if self.has_left:
             raise AmendmentError("RabbitMQ ended the reading of the amendments")
 
@@ -259,7 +274,7 @@ class AmendmentChannel(ConfirmChannel):
         """
         self._check()
         self.streams = list(self._reading.values())
-        if self.count:
+        if self._read:
             self.basic_ack(self._tag, multiple=True)
 
     def _take(
@@ -279,10 +294,17 @@ class AmendmentChannel(ConfirmChannel):
             if end in self._ends:
                 self._ends.remove(end)
                 self.markers += 1
-        self.count += 1
+        self._read += 1
         self._tag = tag
+        if self.streams:
+            now = time.monotonic()
+            if self.is_alone and now > self._at + _QUIET:
+                # It has come as it was written: what was written before has come, too.
+                self.backlog = 0
+            self.backlog += 1
+            self.is_alone, self._at = True, now
         # RabbitMQ would close the connection for an ack on a channel that is being closed.
-        if (self.streams or self.count % (PREFETCH // 2) == 0) and not self.is_closing:
+        if (self.streams or self._read % (PREFETCH // 2) == 0) and not self.is_closing:
             self.basic_ack(tag, multiple=True)
 
 

@@ -13,6 +13,7 @@ recognised by the time in its name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .record import (
@@ -146,8 +147,9 @@ class Memory:
     def _note(self, record: Record, until: int, now: int, *, rode: bool) -> None:
         match record:
             case Cancel():
-                for name in record.names:
-                    self._cancel(name, record, until, rode=rode)
+                cancel = record if record.at <= now else replace(record, at=now)
+                for name in cancel.names:
+                    self._cancel(name, cancel, until, rode=rode)
             case CancelStamped():
                 for stamp, values in record.stamps:
                     self._stamped.update(dict.fromkeys([(stamp, each) for each in values], until))
@@ -259,7 +261,12 @@ class Memory:
             amended = self._amended.get(name)
             if amended is None:
                 self._cancelled.setdefault(name, until)
-            elif not amended.generation:
+                continue
+            amended.until = max(amended.until, until)
+            # What was read since replaces it, or only postpones it.
+            if amended.generation:
+                amended.revived = True
+            else:
                 amended.cancelled = True
         self._cancelled_at = {**before._cancelled_at, **self._cancelled_at}
         for name, amended in before._amended.items():

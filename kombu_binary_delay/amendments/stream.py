@@ -106,9 +106,11 @@ def _bounded_line(record: Record) -> str:
 
 
 def is_consuming(connection: Any) -> bool:
-    """Return whether a py-amqp connection has a program's consumers."""
-    channels = list((getattr(connection, "channels", None) or {}).values())
-    return any(getattr(each, "_consumed", None) for each in channels)
+    """Return whether a py-amqp connection has a program's consumers, or had them at its end."""
+    channels = getattr(connection, "channels", None)
+    if channels is None:
+        return bool(getattr(connection, "was_consuming", False))
+    return any(getattr(each, "_consumed", None) for each in list(channels.values()))
 
 
 class Amendments:
@@ -142,13 +144,12 @@ class Amendments:
         self._can_write = False
         #: Whether this user may append a marker, as far as this connection knows.
         self._can_mark = True
-        #: How many records had come when the last message was judged.
-        self._count = 0
         self._looked = float("-inf")
         #: Whether there was a stream that does not exist. It is not asked again: RabbitMQ logs each
         #: such question as an error.
         self._are_missing = False
-        #: Since when a stream that exists is not available; None if that is not known of any.
+        #: Since when a stream that exists is not available; None if that is not known of any. After
+        #: `_START`, it is not asked again either.
         self._away: float | None = None
         #: What to do again when the broker does not block publishers any more, or when the message
         #: is due: a heap of the due time, a number, and the action.
@@ -481,7 +482,7 @@ class Amendments:
                 self._can_mark = False
                 return None
             confirmed = time.monotonic()
-            channel.read_until(len(marked))
+            channel.read_until(len(marked), confirmed + PATIENCE)
             return time.monotonic() - confirmed
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
@@ -494,9 +495,9 @@ class Amendments:
             return None
         channel = self._channel
         if channel is not None:
-            if channel.count - self._count >= PREFETCH:
-                self._read_what_was_held_back()
-            self._count = channel.count
+            if channel.backlog >= PREFETCH:
+                self._read_what_was_held_back(channel)
+            channel.is_alone = False
         now = time.time_ns() // 1_000_000
         if self.memory.awaits_record(properties, now):
             # It was published an instant ago, and may have been cancelled since.
@@ -504,7 +505,7 @@ class Amendments:
             now = time.time_ns() // 1_000_000
         return self.memory.judge(properties, now)
 
-    def _read_what_was_held_back(self) -> None:
+    def _read_what_was_held_back(self, channel: AmendmentChannel) -> None:
         """Read all records, after so many that the broker may have waited for their acks.
 
         While a program is busy with a message, nothing reads the records.
@@ -515,6 +516,7 @@ class Amendments:
         except (amqp.ChannelError, BinaryDelayError) as exc:
             self._leave()
             self._put_off(str(exc))
+        channel.backlog = 0
 
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
         """Read until ``is_enough``, or for a second."""
@@ -564,7 +566,6 @@ class Amendments:
             channel.read(streams, self._cancelled)
             channel.read_until(len(streams) if marker else len(ends))
             channel.has_caught_up()
-            self._count = channel.count
             channel.memory.inherit(self.memory)
             self.memory = channel.memory
 
@@ -593,21 +594,22 @@ class Amendments:
             marker = json.dumps({"marker": secrets.token_hex(8)})
             streams = self._mark(marker)
             missing = [each for each in self._streams if each not in (*streams, *self._being_read)]
-            self._are_missing = bool(missing) and (
-                self._are_missing or not any(map(self._exists, missing))
-            )
-            if not missing or self._are_missing:
-                self._away = None
-                return marker, streams
             now = time.monotonic()
-            self._away = self._away or now
+            if not missing:
+                self._are_missing, self._away = False, None
+            elif not self._are_missing and (self._away is None or now <= self._away + _START):
+                self._are_missing = not any(map(self._exists, missing))
+                self._away = self._away or now
+            if not missing or self._are_missing:
+                return marker, streams
+            assert self._away is not None  # noqa: S101 - they exist
             if now > self._away + _START:
-                self._put_off(
+                self._warn(
                     f"RabbitMQ has not started {' and '.join(missing)}; "
                     f"see that the node that has them runs"
                 )
                 return marker, streams
-            if now > since + _START:
+            if since == float("-inf"):
                 return marker, streams
             time.sleep(0.2)
 

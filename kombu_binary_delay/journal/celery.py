@@ -97,25 +97,25 @@ class ConfirmedWriter:
         self._batch: PublishBatch | None = None
         self._is_unreachable = False
         self._rests_until = float("-inf")
+        #: For how long it was connected in its last try, in seconds.
+        self._took = 0.0
 
     def write(self, app: Any, event: dict[str, Any]) -> None:
         """Write an event to the journal of an app; an event that cannot be written is logged."""
         with self._lock:
-            began = time.monotonic()
-            if began < self._rests_until:
+            if time.monotonic() < self._rests_until:
                 return
             # In an outage, one task waits until it ends; each further one only checks that.
             failure = self._try(app, event)
-            took = time.monotonic() - began
-            for pause in () if self._is_unreachable or took > _LONG else (0, 1):
-                if failure is not None:
+            for pause in () if self._is_unreachable else (0, 1):
+                if failure is not None and self._took <= _LONG:
                     time.sleep(pause)
                     failure = self._try(app, event)
             self._is_unreachable = failure is not None
-            if failure is not None and took > _LONG:
+            if failure is not None and self._took > _LONG:
                 # It connects and does not answer: perhaps it is in an alarm, which may need these
                 # tasks to go on.
-                self._rests_until = time.monotonic() + _RESTS * took
+                self._rests_until = time.monotonic() + _RESTS * self._took
             if failure is not None:
                 warn_once(f"executed tasks are missing in the journal: {failure}")
 
@@ -126,15 +126,20 @@ class ConfirmedWriter:
             connection.collect()
 
     def _try(self, app: Any, event: dict[str, Any]) -> Exception | None:
+        self._took = 0.0
         try:
-            self._write(app, event)
+            self._connect(app)
+            began = time.monotonic()
+            try:
+                self._write(event)
+            finally:
+                self._took = time.monotonic() - began
         except Exception as exc:  # noqa: BLE001 - a task's result must not depend on this
             self.close()
             return exc
         return None
 
-    def _write(self, app: Any, event: dict[str, Any]) -> None:
-        self._connect(app)
+    def _write(self, event: dict[str, Any]) -> None:
         mechanism = mechanism_of(self._connection.connection)
         journal: Journal | None = mechanism.journal if mechanism else None
         if journal is None:

@@ -349,34 +349,52 @@ def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_late
 def test_a_consumer_that_was_busy_knows_all_records_before_the_next_message(
     vhost, consumer, publisher
 ):
-    for number, name in enumerate(("first", "superseded"), 1):
+    amendments = publisher.connection.delay_mechanism.amendments
+    for number, name in enumerate(("first", "second", "superseded"), 1):
         publish(publisher, name, delay=1, **{KEY: name})
         wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: number})  # noqa: B023
     arrived = []
 
+    def write(count):
+        amendments.write([Supersede("k", f"{n:x}-k", 0, 0, keyed=True) for n in range(count)])
+
     def work(body, message):
         arrived.append(body)
         if body == "first":
+            # The second message comes between these records.
+            write(PREFETCH // 2)
+            message.ack()
+            wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 1})
             # More than the broker sends to a consumer that reads none.
-            publisher.connection.delay_mechanism.amendments.write(
-                [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(5 * PREFETCH)]
-            )
+            write(5 * PREFETCH)
             publish(publisher, "last", delay=1, **{KEY: "superseded"})
-        message.ack()
+        else:
+            message.ack()
 
     with consumer.Consumer(QUEUE, callbacks=[work], prefetch_count=1):
         drain_until(consumer, lambda: "last" in arrived)
-    assert arrived == ["first", "last"]
+    assert arrived == ["first", "second", "last"]
 
 
-def test_an_amendment_by_a_consuming_connection_hides_no_end_of_it(consumer, publisher):
+def cut(connection, _):
+    connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+
+
+def close(_, vhost):
+    vhost.broker.ctl("close_all_connections", "-p", vhost.name, "a test")
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("end", [cut, close])
+def test_an_amendment_by_a_consuming_connection_hides_no_end_of_it(vhost, consumer, publisher, end):
     cancel("x", connection=publisher)
     with consumer.Consumer(QUEUE, callbacks=[lambda body, message: message.ack()]):
-        consumer.connection.transport.sock.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(consumer.connection_errors):
-            cancel("y", connection=consumer)
+        end(consumer, vhost)
+        for _ in range(2):
+            with pytest.raises(consumer.connection_errors):
+                cancel("y", connection=consumer)
     # One that does not consume connects again.
-    publisher.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    end(publisher, vhost)
     cancel("y", connection=publisher)
 
 

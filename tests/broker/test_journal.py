@@ -327,7 +327,9 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
     assert len(tries) == 1
     monkeypatch.setattr(executed, "_rests_until", 0.0)
     ended(executed, app, 9)
-    events = of_stream(vhost, "kbd.v2.journal", 2)
+    # The broker may have read the second when the alarm ended.
+    count = vhost.waiting("kbd.v2.journal")["kbd.v2.journal"]
+    events = of_stream(vhost, "kbd.v2.journal", count)
     assert {"1", "9"} <= {each["id"] for each in events} <= {"1", "2", "9"}
 
 
