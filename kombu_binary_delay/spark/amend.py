@@ -18,6 +18,8 @@ from kombu_binary_delay.mechanism import mechanism_of
 from . import schema as s
 
 if TYPE_CHECKING:
+    from kombu_binary_delay.amendments.stream import Amendments
+
     from .send import Sent
 
 _DAY = 86_400_000  # milliseconds
@@ -42,22 +44,38 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
     if moves:
         records = [Postpone(_name(each), _due(each), now) for each in moves]
         yield moves, partial(amendments.write, records)
-    soon, far = [], {}  # type: list[Sent], dict[int, list[Sent]]
+    kept_until = now + amendments.max_age
+    # A record waits on the ladder until at most half of its age before the first task of its
+    # group, and is there for the last one, too.
+    span = min(_DAY, amendments.max_age // 4)
+    near: list[Sent] = []
+    far: dict[tuple[int, bool], list[Sent]] = {}
     for each in pending:
         if each.action != s.CANCEL:
             continue
-        if _due(each) <= now + amendments.max_age:
-            soon.append(each)
+        if _due(each) <= kept_until:
+            near.append(each)
         else:
-            far.setdefault(_due(each) // _DAY, []).append(each)
-    for group in _parts(soon):
+            # What the receipts and the row say may differ, and the task may arrive at either time.
+            is_near = _first_due(each) <= kept_until
+            far.setdefault((_due(each) // span, is_near), []).append(each)
+    for group in _parts(near):
         record = _cancel(group, now)
         yield group, partial(amendments.write, [record])
-    # Records are not kept for so long: these wait on the ladder until shortly before.
-    for of_day in far.values():
-        for group in _parts(of_day):
-            first = min(map(_due, group))
-            yield group, partial(amendments.write_ahead, _cancel(group, now), first)
+    for (_, is_near), of_span in far.items():
+        for group in _parts(of_span):
+            yield group, partial(_write_far, amendments, group, now, is_near=is_near)
+
+
+def _write_far(amendments: Amendments, group: list[Sent], now: int, *, is_near: bool) -> None:
+    """Write a record that waits on the ladder, since records are not kept until the due times.
+
+    :param is_near: whether a record is needed at once as well.
+    """
+    record = _cancel(group, now)
+    if is_near:
+        amendments.write([record])
+    amendments.write_ahead(record, min(map(_due, group)))
 
 
 def _cancel(group: list[Sent], now: int) -> Cancel:
@@ -75,8 +93,14 @@ def _name(sent: Sent) -> str:
 
 
 def _due(sent: Sent) -> int:
-    """Return the due time in milliseconds since the epoch; 0 if it is not known."""
+    """Return the last known due time in milliseconds since the epoch; 0 if none is known."""
     return 0 if sent.due is None else -(-sent.due // 1000)
+
+
+def _first_due(sent: Sent) -> int:
+    """Return the first known due time: a row's ``due``, where its ``eta`` is the last one."""
+    due = sent.row.get("due")
+    return _due(sent) if due is None else due // 1000
 
 
 def _no_mechanism() -> None:

@@ -313,14 +313,14 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     }
     others = (F.when(condition, F.lit(reason)) for reason, condition in found.items())
     reasons = F.concat_ws("; ", "reason", *others)
-    known = F.greatest(F.when(due.between(FIRST, LAST), due), first, moved)
-    due = F.when(is_cancel, known).otherwise(due)
+    # The task of a cancellation may arrive at any of these times.
+    known = F.when(due.between(FIRST, LAST), due), first, moved
     return rows.withColumns(
         {
             "already": F.coalesce(already, F.lit(False)),
             "reason": F.when(reasons != "", reasons),
-            "due": due,
-            "eta": F.when(is_cancel, due).otherwise(F.col("eta")),
+            "due": F.when(is_cancel, F.least(*known)).otherwise(due),
+            "eta": F.when(is_cancel, F.greatest(*known)).otherwise(F.col("eta")),
             "countdown": F.when(action == s.PUBLISH, F.col("countdown")),
         }
     ).drop(*_DONE)

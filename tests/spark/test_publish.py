@@ -186,31 +186,33 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
 def test_a_table_cancels_and_reschedules_what_the_job_has_published(
     spark, reminders, run, receipts, vhost
 ):
-    run(reminders(4))
+    run(reminders(5))
     first = {row.key: row.due for row in read(spark, receipts).collect()}
-    hour = timedelta(hours=1)
+    hour, day = timedelta(hours=1), timedelta(days=1)
     names = "key string, action string, task string, eta timestamp"
     rows = [
         ("key-0", s.CANCEL, None, None),
         ("key-1", s.RESCHEDULE, None, FAR + hour),
         ("key-2", None, "shop.remind", FAR),
         ("key-3", s.RESCHEDULE, None, FAR - hour),
+        # As if the lake had a later time than the message.
+        ("key-4", s.CANCEL, None, FAR + 60 * day),
         ("never", s.CANCEL, None, None),
         ("new", s.PUBLISH, "shop.remind", FAR),
     ]
     changes = spark.createDataFrame(rows, names)
     asked = run(changes, resume=True, dry_run=True)
-    assert (asked.remaining, asked.to_cancel, asked.to_reschedule) == (4, 2, 1)
+    assert (asked.remaining, asked.to_cancel, asked.to_reschedule) == (5, 3, 1)
     done = run(changes, resume=True)
-    assert (done.published, done.cancelled, done.rescheduled, done.failed) == (1, 2, 1, 0)
+    assert (done.published, done.cancelled, done.rescheduled, done.failed) == (1, 3, 1, 0)
     assert (done.rejected, done.already, done.remaining) == (1, 1, 0)
     assert (done.to_cancel, done.to_reschedule) == (0, 0)
     again = run(changes, resume=True)
-    assert (again.confirmed, again.rejected, again.already) == (0, 1, 5)
+    assert (again.confirmed, again.rejected, again.already) == (0, 1, 6)
     late = [
         ("key-0", None, "shop.remind", FAR),
         ("key-1", s.RESCHEDULE, None, FAR + 2 * hour),
-        ("key-2", s.RESCHEDULE, None, FAR + timedelta(days=40)),
+        ("key-2", s.RESCHEDULE, None, FAR + 40 * day),
         ("key-3", "drop", None, FAR),
         ("never", None, "shop.remind", FAR),
     ]
@@ -229,20 +231,21 @@ def test_a_table_cancels_and_reschedules_what_the_job_has_published(
         ("never", s.CANCEL, None, s.RECORDED): 1,
         ("key-1", s.RESCHEDULE, to_local(FAR + hour), s.RECORDED): 1,
         ("key-1", s.RESCHEDULE, to_local(FAR + 2 * hour), s.RECORDED): 1,
-        ("key-2", s.RESCHEDULE, to_local(FAR + timedelta(days=40)), s.RECORDED): 1,
+        ("key-2", s.RESCHEDULE, to_local(FAR + 40 * day), s.RECORDED): 1,
+        ("key-4", s.CANCEL, to_local(FAR + 60 * day), s.RECORDED): 1,
     }
     with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
         amendments.catch_up()
         reasons = {}
-        for key in ("key-0", "key-1", "key-3", "never", "new"):
+        for key in ("key-0", "key-1", "key-3", "key-4", "never", "new"):
             headers = {"task": "shop.remind", "id": task_id("job", key)}
             found = amendments.memory.judge(
                 {"application_headers": headers}, time.time_ns() // 1_000_000
             )
             reasons[key] = found and found.reason
-    cancelled = dict.fromkeys(("key-0", "never"), "cancelled")
+    cancelled = dict.fromkeys(("key-0", "key-4", "never"), "cancelled")
     assert reasons == {**cancelled, "key-1": "postponed", "key-3": None, "new": None}
 
 
