@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
@@ -10,6 +11,12 @@ from pyspark.sql import types as t
 
 from . import schema as s
 
+#: What text must look like to be read as a type. Spark also reads 30d as the number 30, as Java
+#: does, and 12:30 as a time of today.
+_PATTERNS = {
+    "double": r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$",
+    "timestamp": r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}",
+}
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
@@ -34,6 +41,11 @@ def named(df: DataFrame, column: str) -> Column:
     return F.col(_quoted(df, column))
 
 
+def kind_of(df: DataFrame, column: str) -> t.DataType:
+    """Return the type of an existing column, ignoring case."""
+    return df.schema[find(df.columns, column) or column].dataType
+
+
 def action_of(df: DataFrame) -> Column:
     """Return the action of each row: a publish, unless it says otherwise.
 
@@ -53,7 +65,10 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
 
     A plain cast would fail the job in ANSI mode, which is Spark's default.
     """
-    return F.expr(f"try_cast({_quoted(df, column)} AS {kind})")
+    value = F.expr(f"try_cast({_quoted(df, column)} AS {kind})")
+    if kind in _PATTERNS and isinstance(kind_of(df, column), t.StringType):
+        return F.when(named(df, column).rlike(_PATTERNS[kind]), value)
+    return value
 
 
 def _quoted(df: DataFrame, column: str) -> str:
@@ -100,6 +115,14 @@ def check_time(names: Sequence[str]) -> None:
         raise ValueError(
             f"a column eta (timestamp) or countdown (seconds) is needed, got {list(names)}"
         )
+
+
+def published_micros(df: DataFrame) -> Column:
+    """Return when each row is published, in microseconds since the epoch; by default now."""
+    now = F.lit(time.time_ns() // 1000)
+    if not has(df, "published"):
+        return now
+    return F.coalesce(F.unix_micros(tried(df, "published", "timestamp")), now)
 
 
 def due_micros(df: DataFrame, published: Column) -> Column:

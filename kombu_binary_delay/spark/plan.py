@@ -8,7 +8,6 @@ must not touch a broker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,7 +21,7 @@ from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.model.topology import Topology
 
 from .checks import check_limits, check_number, check_whole
-from .columns import due_micros, has, messages, named, tried
+from .columns import due_micros, has, messages, published_micros, tried
 
 #: One row for each scope and minute in which something entered or left.
 PLAN_SCHEMA = (
@@ -130,11 +129,8 @@ def plan(
     variants = _variants(ladders)
     check_whole("every", every, unit=" s")
     check_whole("message_bytes", message_bytes, least=0)
-    now = time.time_ns() // 1000
-    published = F.lit(now)
     df = messages(df)
-    if has(df, "published"):
-        published = F.coalesce(F.unix_micros(named(df, "published")), published)
+    published = published_micros(df)
     size = tried(df, "bytes", "bigint") if has(df, "bytes") else F.lit(message_bytes)
     rows = df.select(
         published.cast("bigint").alias("published"),

@@ -17,7 +17,7 @@ from kombu_binary_delay.model.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number
-from .columns import check_key, check_needed, find, has, named, tried
+from .columns import check_key, check_needed, has, kind_of, named, tried
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
@@ -28,9 +28,9 @@ _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
 #: The reasons that apply to amendments, too.
 _OF_KEYS = ("the key is null", "the key is not unique")
-_OF_TIMES = ("due outside of the years 1900 to 9999",)
-#: The value that replaces an invalid priority.
-_NONE = -1
+_OF_TIMES = ("eta is not a time", "due outside of the years 1900 to 9999")
+#: The values that replace an invalid priority, and text that is not a time.
+_NONE, _UNREAD = -1, 1 - 2**63
 
 
 def job_uuid(job_id: str) -> UUID:
@@ -54,13 +54,12 @@ def prepare(
 ) -> DataFrame:
     """Return rows in the form that is published, each with the reason why it cannot be, if any.
 
-    :param df: ``key`` (or the column that ``key`` names), ``task``, ``eta`` (timestamp) or
-        ``countdown``
-        (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps and structs),
-        ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (timestamp) and
-        ``headers`` (JSON, or a map or struct). Column names ignore case. With ``action``, a row
-        can also be ``"cancel"``, which needs a key only, or ``"reschedule"``, which needs a key
-        and ``eta``; null is ``"publish"``.
+    :param df: ``key`` (or the column that ``key`` names), ``task``, ``eta`` (timestamp, or its
+        text) or ``countdown`` (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps
+        and structs), ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (as
+        ``eta``) and ``headers`` (JSON, or a map or struct). Column names ignore case. With
+        ``action``, a row can also be ``"cancel"``, which needs a key only, or ``"reschedule"``,
+        which needs a key and ``eta``; null is ``"publish"``.
     :param ladder: the delays must be in its range.
     :param past: ``"send"`` sends a row whose due time has passed at once; ``"reject"`` rejects it.
     :param horizon: seconds; rows due after it are left for a later run, and their delays are not
@@ -97,6 +96,7 @@ def prepare(
     )
     seconds = F.when(F.abs("countdown") < 1e12, F.col("countdown"))
     due = F.coalesce("eta", F.lit(now) + F.round(seconds * 1_000_000).cast("bigint"))
+    due = F.when(~_is_unread("eta"), due)
     later = F.lit(False)
     if horizon is not None:
         later = (due > now + round(horizon * 1_000_000)) & (F.col("action") == s.PUBLISH)
@@ -124,8 +124,11 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         "both eta and countdown": eta.isNotNull() & countdown.isNotNull(),
         "countdown is not a number of seconds": countdown.isNotNull()
         & ~F.coalesce(F.abs(countdown) < 1e12, F.lit(False)),
+        "eta is not a time": _is_unread("eta"),
+        "expires is not a time": _is_unread("expires"),
         "due outside of the years 1900 to 9999": ~F.col("due").between(FIRST, LAST),
-        "expires outside of the years 1900 to 9999": ~F.col("expires").between(FIRST, LAST),
+        "expires outside of the years 1900 to 9999": ~_is_unread("expires")
+        & ~F.col("expires").between(FIRST, LAST),
         "args is not a JSON array": F.col("args").isNotNull()
         & F.json_array_length("args").isNull(),
         "kwargs is not a JSON object": F.col("kwargs").isNotNull()
@@ -195,12 +198,16 @@ def _null(kind: str) -> Column:
 def _micros(df: DataFrame, column: str) -> Column:
     if not has(df, column):
         return _null("bigint")
-    kind = _type(df, column)
+    kind = kind_of(df, column)
+    value = named(df, column)
+    if isinstance(kind, t.StringType):
+        micros = F.unix_micros(tried(df, column, "timestamp"))
+        return F.coalesce(micros, F.when(value.isNotNull(), F.lit(_UNREAD)))
     if not isinstance(kind, (t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)):
         raise ValueError(
-            f"the column {column} must be a timestamp, got {kind.simpleString()}; use to_timestamp"
+            f"the column {column} must be a timestamp, or text such as 2030-01-31T12:00:00Z, got "
+            f"{kind.simpleString()}; use to_timestamp"
         )
-    value = named(df, column)
     micros = F.unix_micros(value.cast("timestamp"))
     if isinstance(kind, t.DateType):
         # Some dates have no timestamp.
@@ -210,6 +217,10 @@ def _micros(df: DataFrame, column: str) -> Column:
             .otherwise(micros)
         )
     return micros
+
+
+def _is_unread(column: str) -> Column:
+    return F.coalesce(F.col(column) == _UNREAD, F.lit(False))
 
 
 def _seconds(df: DataFrame, column: str) -> Column:
@@ -229,14 +240,10 @@ def _priority(df: DataFrame, column: str) -> Column:
     return F.when(named(df, column).isNotNull(), value)
 
 
-def _type(df: DataFrame, column: str) -> t.DataType:
-    return df.schema[find(df.columns, column) or column].dataType
-
-
 def _json(df: DataFrame, column: str) -> Column:
     if not has(df, column):
         return _null("string")
-    kind = _type(df, column)
+    kind = kind_of(df, column)
     if isinstance(kind, (t.StringType, t.NullType)):
         return named(df, column).cast("string")
     if isinstance(kind, (t.ArrayType, t.MapType, t.StructType)):

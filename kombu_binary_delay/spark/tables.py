@@ -28,10 +28,10 @@ from .columns import find
 FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
 #: The formats that are plain files: a schema can be given, and Hadoop's committer writes them.
 _FILES = ("avro", "csv", "json", "orc", "parquet")
-#: The formats that have no types of their own, so times would lose their microseconds.
-_UNTYPED = ("csv", "json")
-#: The columns of CSV files that are times or numbers. Others are text: a key 007 is not 7.
-_NOT_TEXT = ("at", "bytes", "countdown", "eta", "expires", "priority", "published", "waiting")
+#: The formats that have no types of their own, so times would lose their microseconds. How to read
+#: them: in CSV, a quote within quotes is doubled (RFC 4180, section 2.7), as most programs write
+#: it, while Spark itself expects and writes a backslash.
+_UNTYPED = {"csv": {"header": "true", "escape": '"'}, "json": {"primitivesAsString": "true"}}
 _TABLE = "table"
 #: Hadoop's committer keeps uncommitted files in a folder of the path, and the first job that ends
 #: moves or deletes all that is in it, also the files of other jobs. So each task moves its file
@@ -111,17 +111,18 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
     CSV files need a header line.
 
     :param schema: return these columns, null where the table does not have one. Without it, return
-        all columns.
+        all columns; those of CSV and JSON files are text.
     """
     place = _place(place)
     if place.is_table:
         # Spark keeps the list of a table's files, and knows of no rows that others append.
         session.catalog.refreshTable(place.where)
         table = session.table(place.where)
-    elif place.form == "csv":
-        table = _csv(session, place.where)
-    elif schema is not None and place.is_files:
+    elif schema is not None and place.is_files and place.form != "csv":
+        # In CSV, Spark would take the columns by their order.
         return session.read.schema(schema).format(place.form).load(place.where)
+    elif place.form in _UNTYPED:
+        table = _text(session, place)
     else:
         table = session.read.format(place.form).load(place.where)
     if schema is None:
@@ -297,16 +298,15 @@ def _assignments(options: dict[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
 
 
-def _csv(session: SparkSession, path: str) -> DataFrame:
-    # A quote within quotes is doubled (RFC 4180, section 2.7), as most programs write it. Spark
-    # itself expects and writes a backslash.
-    reader = session.read.options(header=True, inferSchema=True, escape='"')
-    inferred = reader.csv(path).schema
-    columns = [
-        each if each.name.lower() in _NOT_TEXT else StructField(each.name, StringType())
-        for each in inferred
-    ]
-    return reader.schema(StructType(columns)).csv(path)
+def _text(session: SparkSession, place: Place) -> DataFrame:
+    """Return a table with each value as it is written: any type that Spark infers changes some.
+
+    A key 007 is not 7, and the object {"a": 1} has no "b", though one in another row does.
+    """
+    reader = session.read.format(place.form).options(**_UNTYPED[place.form])
+    names = reader.load(place.where).columns
+    columns = [StructField(name, StringType()) for name in names]
+    return reader.schema(StructType(columns)).load(place.where)
 
 
 def _column(table: DataFrame, name: str) -> Column:

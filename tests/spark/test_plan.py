@@ -194,6 +194,19 @@ def test_a_countdown_from_nobody_says_when_is_from_now(spark):
     assert (summary.messages, summary.undated) == (1, 1)
 
 
+def test_text_such_as_files_have_is_planned_by_what_it_says(spark):
+    noon, later = NOON.isoformat(), (NOON + timedelta(minutes=1)).isoformat()
+    rows = [
+        (noon, None, "60", "100"),
+        (noon, later, None, None),
+        (noon, None, "30d", None),
+        (noon, "12:30", None, None),
+    ]
+    names = "published string, eta string, countdown string, bytes string"
+    [summary] = summarize(plan(spark.createDataFrame(rows, names), BINARY)).collect()
+    assert (summary.messages, summary.undated, summary.bytes) == (2, 2, 600)
+
+
 def test_limits_pass_or_fail_one_by_one(spark):
     rows = [(NOON, 3600.0)] * 120
     df = spark.createDataFrame(rows, "published timestamp, countdown double")

@@ -93,6 +93,9 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     given = {
         ("60", "5", "q" * 255, '{"tenant": "a"}'): None,
         ("abc", None, None, None): "countdown is not a number of seconds",
+        ("30d", None, None, None): "countdown is not a number of seconds",
+        ("1e3f", None, None, None): "countdown is not a number of seconds",
+        ("1", "5d", None, None): "priority is not a whole number from 0 to 255",
         ("1", "high", None, None): "priority is not a whole number from 0 to 255",
         ("1", "256", None, None): "priority is not a whole number from 0 to 255",
         ("1", "-1", None, None): "priority is not a whole number from 0 to 255",
@@ -107,6 +110,31 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     reasons = {int(row.key): row.reason for row in found}
     assert reasons == dict(enumerate(given.values()))
     assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
+
+
+def test_text_is_read_as_a_time_if_it_has_a_date(spark):
+    noon = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+    is_not = "eta is not a time"
+    given = {
+        ("publish", "2030-01-31T12:00:00Z", None): (noon, None),
+        ("publish", "2030-01-31 13:00:00+01:00", None): (noon, None),
+        ("publish", "2030-01-31 12:00", noon.isoformat()): (noon, None),
+        ("publish", "12:30", None): (None, is_not),
+        ("publish", "2030", None): (None, is_not),
+        ("publish", "2030-02-31", None): (None, is_not),
+        ("publish", "", None): (None, is_not),
+        ("reschedule", "tomorrow", None): (None, is_not),
+        ("cancel", "tomorrow", None): (None, None),
+        ("cancel", None, None): (None, None),
+        ("publish", "2030-01-31", "soon"): (noon.replace(hour=0), "expires is not a time"),
+    }
+    rows = [(f"{number:02}", "t", *row) for number, row in enumerate(given)]
+    names = "key string, task string, action string, eta string, expires string"
+    df = spark.createDataFrame(rows, names)
+    found = prepared(df, ladder=Ladder.default()).orderBy("key").collect()
+    assert [(row.due, row.reason) for row in found] == [
+        (due and round(due.timestamp() * 1_000_000), reason) for due, reason in given.values()
+    ]
 
 
 def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
@@ -197,7 +225,7 @@ def test_native_arrays_maps_and_structs_become_json_with_their_nulls(spark):
         ("'a' key, 1 countdown", "a column 'task' is needed"),
         ("'a' key, 't' task", "eta .* or countdown"),
         ("now() key, 't' task, 1 countdown", r'key must be .*timestamp; use cast\("string"\)'),
-        ("'a' key, 't' task, '2030-01-01' eta", "eta must be a timestamp, got string"),
+        ("'a' key, 't' task, 5 eta", "eta must be a timestamp, or text such as .*, got int"),
         ("'a' key, 't' task, 1 countdown, 5 args", "args must be JSON, .* got int"),
         ("'a' key, 't' task, 1 countdown, 'a' Queue, 'b' queue", "'Queue', 'queue'.* case only"),
     ],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,12 @@ from click.testing import CliRunner
 
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.asked import Asked
-from kombu_binary_delay.spark import follow
+from kombu_binary_delay.spark import columns, follow
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark.cli.audit import _depths
 from kombu_binary_delay.spark.cli.shared import given_broker
 from kombu_binary_delay.spark.follow import audit_due
-from kombu_binary_delay.spark.report import plan_page, planned
+from kombu_binary_delay.spark.report import plan_page
 
 ROOT = Path(__file__).parents[2]
 SOON = datetime.now(timezone.utc) + timedelta(days=1)
@@ -135,9 +137,10 @@ def test_depths_of_queues_that_no_plan_has_are_refused_before_anything_is_judged
     tool("plan", reminders, "--output", planned)
     spark.createDataFrame([], s.JOURNAL).write.parquet(str(journal))
     rows = spark.read.parquet(str(planned)).where("queue is not null")
-    columns = "minute AS at", "replace(queue, 'kbd', 'shop') AS queue", "waiting"
-    rows.selectExpr(*columns).write.parquet(str(tmp_path / "depths"))
-    given = ["--output", output, "--plan", planned, "--depths", tmp_path / "depths"]
+    seen = rows.selectExpr("minute AS at", "replace(queue, 'kbd', 'shop') AS queue", "waiting")
+    seen.write.option("header", "true").csv(str(tmp_path / "depths"))
+    place = f"csv:{tmp_path}/depths"
+    given = ["--output", output, "--plan", planned, "--depths", place]
 
     refused = tool("audit", "--journal", journal, *given)
 
@@ -146,6 +149,9 @@ def test_depths_of_queues_that_no_plan_has_are_refused_before_anything_is_judged
     assert "no queue of the depths is in the plan: they have such as 'shop.v2-" in text
     assert "and the plan 'kbd.v2-" in text
     assert not output.exists()
+    read = _depths(spark, place, None)
+    assert read is not None
+    assert sorted(read.collect()) == sorted(seen.collect())
 
 
 def test_a_countdown_begins_at_one_time_in_the_plan_and_in_its_report(
@@ -154,8 +160,8 @@ def test_a_countdown_begins_at_one_time_in_the_plan_and_in_its_report(
     path, found = str(tmp_path / "rows"), dict[str, Any]()
     spark.range(30).selectExpr("600.0D countdown").write.parquet(path)
     # The report is drawn much later.
-    later = time.time_ns() + 3_600 * 10**9
-    monkeypatch.setattr(planned, "time", SimpleNamespace(time_ns=lambda: later))
+    clock = count(time.time_ns(), 3_600 * 10**9)
+    monkeypatch.setattr(columns, "time", SimpleNamespace(time_ns=lambda: next(clock)))
     monkeypatch.setattr(plan_page, "plan_page", lambda given: found.update(given) or "")
     result = tool("plan", path, "--report", tmp_path / "plan.html")
     assert result.exit_code == 0, result.output

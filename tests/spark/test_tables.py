@@ -5,7 +5,9 @@ does what Spark asks of a table format, as Delta Lake and Iceberg do.
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import threading
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -166,25 +168,57 @@ def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
         append(rows, place)
     rows.write.format(form).option("header", "true").save(f"{tmp_path}/rows")
     assert [row.asDict() for row in read(spark, place).collect()] == [
-        {"key": "a", "countdown": 1.5}
+        {"key": "a", "countdown": "1.5"}
     ]
 
 
-def test_text_in_csv_stays_as_it_is_written(spark, tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text("Key,task,countdown,queue,expires\n007,t,60,0042,2030-01-31T12:00:00Z\n")
-    [row] = prepare(read(spark, f"csv:{file}"), job_id="j", ladder=Ladder.default()).collect()
-    assert (row.key, row.queue, row.countdown, row.reason) == ("007", "0042", 60.0, None)
-    assert row.expires == datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1_000_000
+#: Rows of one file, and what is published of each, or why it is not.
+WRITTEN = {
+    ("007", '[1, "a, \\"b\\"", "\\\\"]', '{"a": 1}', "0042", "60", None): (60.0, None, None),
+    ("b", None, '{"b": 2}', None, None, "2030-01-31T12:00:00Z"): (None, 1_896_091_200, None),
+    ("c", None, None, None, "30d", None): (
+        math.nan,
+        None,
+        "countdown is not a number of seconds",
+    ),
+    ("d", None, None, None, None, "31.01.2030"): (None, None, "eta is not a time"),
+}
+NAMES = ("Key", "args", "kwargs", "queue", "countdown", "eta", "task", "expires")
 
 
-def test_json_in_csv_is_read_as_most_programs_write_it(spark, tmp_path):
-    args = json.dumps([1, 'a, "b"', "\\"])
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("key", "task", "args", "countdown"), ("a", "t", args, 60)])
+def to_csv(rows):
+    text = io.StringIO()
+    csv.writer(text).writerows([NAMES, *rows])
+    return text.getvalue()
+
+
+def to_json(rows):
+    """Arguments as JSON itself, and no names of what a row has not."""
+    lines = []
+    for row in rows:
+        given = {name: each for name, each in zip(NAMES, row, strict=True) if each is not None}
+        given |= {each: json.loads(given[each]) for each in ("args", "kwargs") if each in given}
+        lines.append(json.dumps(given))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("form", "text"), [("csv", to_csv), ("json", to_json)])
+def test_values_in_text_files_are_taken_as_they_are_written(spark, tmp_path, form, text):
+    (tmp_path / "rows").write_text(text((*row, "t", None) for row in WRITTEN))
+    rows = read(spark, f"{form}:{tmp_path}/rows")
+    found = prepare(rows, job_id="j", ladder=Ladder.default()).orderBy("key").collect()
+    for row, (given, expected) in zip(found, WRITTEN.items(), strict=True):
+        countdown, eta, reason = expected
+        assert (row.key, row.args, row.kwargs, row.queue, row.reason) == (*given[:4], reason)
+        assert str(row.countdown) == str(countdown)
+        if reason is None:
+            assert (row.eta, row.expires) == (eta and eta * 1_000_000, None)
+
+
+def test_a_csv_file_without_rows_is_read_as_none(spark, tmp_path):
+    (tmp_path / "rows.csv").write_text("key,task,action,eta,expires\n")
     rows = read(spark, f"csv:{tmp_path}/rows.csv")
-    [row] = prepare(rows, job_id="j", ladder=Ladder.default()).collect()
-    assert (row.args, row.countdown, row.reason) == (args, 60.0, None)
+    assert prepare(rows, job_id="j", ladder=Ladder.default()).count() == 0
 
 
 def test_columns_of_csv_are_matched_by_name_where_a_schema_is_given(spark, tmp_path):

@@ -252,10 +252,18 @@ def _depths(session: SparkSession, table: str | None, plan: DataFrame | None) ->
 
     :raises click.UsageError: if the plan has none of their queues.
     """
-    from kombu_binary_delay.spark.report.figures import check_depths  # noqa: PLC0415 - see above
+    from kombu_binary_delay.spark.columns import tried  # noqa: PLC0415 - see above
+    from kombu_binary_delay.spark.report.figures import check_depths  # noqa: PLC0415
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
-    depths = read(session, table) if table else None
+    depths = None
+    if table:
+        rows = read(session, table)
+        depths = rows.select(
+            tried(rows, "at", "timestamp").alias("at"),
+            "queue",
+            tried(rows, "waiting", "bigint").alias("waiting"),
+        )
     with usage():
         check_depths(plan, depths)
     return depths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +137,9 @@ def _published(rows: DataFrame) -> DataFrame:
     """Return rows with the time of their publish, the same for the plan and for its report."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - see above
 
-    from kombu_binary_delay.spark.columns import has, named  # noqa: PLC0415
+    from kombu_binary_delay.spark.columns import published_micros  # noqa: PLC0415
 
-    now = F.lit(datetime.now(timezone.utc))
-    known = named(rows, "published") if has(rows, "published") else now
-    return rows.withColumn("published", F.coalesce(known, now))
+    return rows.withColumn("published", F.timestamp_micros(published_micros(rows)))
 
 
 def _report(

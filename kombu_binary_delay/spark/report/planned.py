@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kombu_binary_delay.spark.columns import due_micros, has, messages, named
+from kombu_binary_delay.spark.columns import (
+    due_micros,
+    has,
+    messages,
+    named,
+    published_micros,
+)
 from kombu_binary_delay.spark.plan import LADDER, QUEUE, Limits, summarize
 
 from .measured import ONE_QUEUE, SUSTAINED
@@ -87,12 +92,8 @@ def _span(planned: DataFrame, every: int) -> tuple[float, float]:
 
 def _coming(df: DataFrame, start: float, width: float, number: int) -> Figures:
     """Count what is due by destination and bin, and find the largest second of each bin."""
-    now = F.lit(time.time_ns() // 1000)
-    published = now
     df = messages(df)
-    if has(df, "published"):
-        published = F.coalesce(F.unix_micros(named(df, "published")), now)
-    second = F.floor(due_micros(df, published) / 1_000_000)
+    second = F.floor(due_micros(df, published_micros(df)) / 1_000_000)
     by_second = (
         df.select(_destination(df).alias("destination"), second.alias("second"))
         .where(F.col("second").isNotNull())
