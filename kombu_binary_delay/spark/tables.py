@@ -12,7 +12,8 @@ This module must not touch a broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
@@ -192,6 +193,9 @@ def append(df: DataFrame, place: str | Place) -> None:
 def overwrite(df: DataFrame, place: str | Place) -> None:
     """Replace all rows of a table. Until the new ones are stored, the old ones stay there.
 
+    So are all partitions: if ``spark.sql.sources.partitionOverwriteMode`` is "dynamic", it is
+    "static" meanwhile, for the whole session.
+
     Spark itself would first delete the old files. It still does in a table of files in its own
     catalogue, and over Spark Connect, where nothing can rename.
 
@@ -200,7 +204,8 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
     place = _place(place)
     create(df.sparkSession, place, df.schema)
     if place.is_table:
-        _insert(df, place.where, replace=True)
+        with _of_all_partitions(df.sparkSession):
+            _insert(df, place.where, replace=True)
     elif place.is_files and (found := folders(df.sparkSession)):
         # Of this run alone: if two runs end at the same time, the rows are all of one of them.
         run = place.beside(f"staged-{uuid4()}").where
@@ -213,7 +218,8 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
         found.replace(place.where, f"{run}/new", f"{run}/old")
         found.delete(run)
     else:
-        df.write.format(place.form).mode("overwrite").save(place.where)
+        with _of_all_partitions(df.sparkSession):
+            df.write.format(place.form).mode("overwrite").save(place.where)
 
 
 def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
@@ -356,6 +362,25 @@ def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
         raise ValueError(f"the table {name} has no columns {', '.join(missing)}: add them")
     ordered = df.select(*(_column(df, each).alias(each) for each in columns))
     ordered.write.insertInto(name, overwrite=replace)
+
+
+@contextmanager
+def _of_all_partitions(session: SparkSession) -> Iterator[None]:
+    """Make an overwrite replace partitions for which there are no new rows, too.
+
+    An option of the write would have no effect on a table in a catalogue.
+    """
+    name = "spark.sql.sources.partitionOverwriteMode"
+    before = str(session.conf.get(name, "static"))
+    if before.lower() != "dynamic":
+        # Not set where it need not be: a platform may allow no job to do so.
+        yield
+        return
+    session.conf.set(name, "static")
+    try:
+        yield
+    finally:
+        session.conf.set(name, before)
 
 
 def _merged(df: DataFrame, place: Place, how: str) -> bool:

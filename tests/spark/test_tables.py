@@ -25,7 +25,15 @@ from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.journal import export_journal, read_journal
 from kombu_binary_delay.spark.prepare import prepare
 from kombu_binary_delay.spark.publish import _forget_failed, _reject, publish
-from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
+from kombu_binary_delay.spark.tables import (
+    _SHARED,
+    Place,
+    append,
+    existing,
+    merge,
+    overwrite,
+    read,
+)
 from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
 
 SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
@@ -287,6 +295,22 @@ def test_rows_stay_until_those_that_replace_them_are_stored(spark, lakes, tmp_pa
     overwrite(new.unionByName(read(spark, place)), place)
     assert read(spark, place).count() == 103
     assert {each.name for each in tmp_path.iterdir()} <= {"kept"}
+
+
+def test_partitions_without_new_rows_are_replaced_as_well(spark, lakes):
+    place, mode = "table:lake.parts", "spark.sql.sources.partitionOverwriteMode"
+    options = ", ".join(f"'{name}' = '{value}'" for name, value in _SHARED.items())
+    columns = "(n bigint, part string) USING parquet"
+    spark.sql(f"CREATE TABLE lake.parts {columns} OPTIONS ({options}) PARTITIONED BY (part)")
+    rows = spark.range(3).select(F.col("id").alias("n"), F.col("id").cast("string").alias("part"))
+    overwrite(rows, place)
+    spark.conf.set(mode, "dynamic")
+    try:
+        overwrite(rows.where("n = 1"), place)
+        assert spark.conf.get(mode) == "dynamic"
+    finally:
+        spark.conf.unset(mode)
+    assert [tuple(row) for row in read(spark, place).collect()] == [(1, "1")]
 
 
 def test_jobs_that_append_to_one_table_of_sparks_catalogue_lose_nothing(spark, lakes):
