@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from .errors import TopologyError
 from .model.parts import Binding, Part
 
 
@@ -23,6 +24,10 @@ class Answer(Enum):
     MISSING = "missing"
     #: A queue in the command is exclusive to another connection.
     LOCKED = "locked"
+
+
+class OutOfReachError(TopologyError):
+    """Something in the command exists, but its node is down or just starting."""
 
 
 @dataclass(frozen=True)

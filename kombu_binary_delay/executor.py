@@ -24,7 +24,19 @@ from amqp.exceptions import (
 from kombu.log import get_logger
 
 from .buffering import FrameBuffer
-from .commands import Answer, AskType, Command, Delete, Ensure, Look, Pause, Steps, Unbind, Warn
+from .commands import (
+    Answer,
+    AskType,
+    Command,
+    Delete,
+    Ensure,
+    Look,
+    OutOfReachError,
+    Pause,
+    Steps,
+    Unbind,
+    Warn,
+)
 from .errors import BinaryDelayError, TopologyError
 from .model.foreign import FOREIGN_LADDERS, ForeignLadder
 from .model.parts import Binding, Part, Queue
@@ -174,8 +186,8 @@ class Executor:
         with self.channel(command.what, command.needs) as channel:
             try:
                 declare(channel, command.part)
-            except NotFound:
-                return Answer.MISSING
+            except NotFound as exc:
+                return _missing(exc)
             except ResourceLocked:
                 return Answer.LOCKED
         return Answer.DONE
@@ -203,8 +215,8 @@ class Executor:
                 for queue in command.queues:
                     channel.queue_declare(queue, passive=True, nowait=True)
                 wait(channel)
-            except NotFound:
-                return Answer.MISSING
+            except NotFound as exc:
+                return _missing(exc)
             except ResourceLocked:
                 return Answer.LOCKED
         return Answer.DONE
@@ -291,6 +303,11 @@ class Executor:
                 )
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
+            if isinstance(exc, NotFound) and not is_deleted(exc):
+                raise OutOfReachError(
+                    f"RabbitMQ cannot reach {what}: {exc.reply_text}; start the node that has it; "
+                    f"quorum queues stay reachable while most nodes run"
+                ) from exc
             raise TopologyError(f"RabbitMQ refused to declare {what}: {exc}") from exc
 
 
@@ -313,12 +330,17 @@ class _DeclarationChannel(amqp.Channel):
 
 
 def is_deleted(refusal: NotFound) -> bool:
-    """Whether a queue or an exchange does not exist, by RabbitMQ's refusal to a declaration.
+    """Whether a queue or exchange does not exist, by RabbitMQ's refusal of a declaration.
 
     RabbitMQ refuses it as well if it has the queue, but its node has stopped or is just starting.
     """
-    text = str(refusal.reply_text)
-    return "no queue" in text or "no exchange" in text
+    return str(refusal.reply_text).startswith(("NOT_FOUND - no queue", "NOT_FOUND - no exchange"))
+
+
+def _missing(refusal: NotFound) -> Answer:
+    if is_deleted(refusal):
+        return Answer.MISSING
+    raise refusal
 
 
 def declare(channel: Any, part: Part) -> None:

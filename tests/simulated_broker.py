@@ -11,7 +11,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Pause, Unbind, Warn
+from kombu_binary_delay.commands import (
+    Answer,
+    AskType,
+    Delete,
+    Ensure,
+    Look,
+    OutOfReachError,
+    Pause,
+    Unbind,
+    Warn,
+)
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.simulate import Wait, route_message
 
@@ -45,6 +55,8 @@ class SimulatedBroker:
         self.exchanges = {name: Exchange(name, kind) for name, kind in BUILT_IN.items()}
         self.queues: dict[str, Queue] = {}
         self.bindings: dict[Binding, None] = {}
+        #: Queues that exist on a node that is down.
+        self.out_of_reach: set[str] = set()
         #: What was done, by kind, and what was written to the log.
         self.commands: list[Command] = []
         self.warnings: list[str] = []
@@ -55,11 +67,16 @@ class SimulatedBroker:
         """Do commands, one after the other, and return them."""
         done: list[Command] = []
         answer: Any = None
+        error: OutOfReachError | None = None
         try:
             while True:
-                command = steps.send(answer)
+                command = steps.send(answer) if error is None else steps.throw(error)
                 done.append(command)
-                answer = self.do(command)
+                answer = error = None
+                try:
+                    answer = self.do(command)
+                except OutOfReachError as exc:
+                    error = exc
         except StopIteration:
             self.commands += done
             return done
@@ -74,6 +91,7 @@ class SimulatedBroker:
             exchange = self.exchanges.get(command.exchange)
             return Answer.MISSING if exchange is None else exchange.type
         elif isinstance(command, Look):
+            self._reach(*command.queues)
             there = self.exchanges.keys() >= {*command.exchanges}
             return (
                 Answer.DONE
@@ -105,15 +123,21 @@ class SimulatedBroker:
     def declare_one(self, each: Exchange | Queue | Binding) -> bool:
         """Declare one thing; return False for a binding whose ends do not exist."""
         if isinstance(each, Binding):
+            self._reach(each.destination)
             ends = self.queues if each.to_queue else self.exchanges
             if each.source not in self.exchanges or each.destination not in ends:
                 return False
             self.bindings[each] = None
         elif isinstance(each, Queue):
+            self._reach(each.name)
             assert self.queues.setdefault(each.name, each) == each, "inequivalent arguments"
         else:
             assert self.exchanges.setdefault(each.name, each) == each, "inequivalent arguments"
         return True
+
+    def _reach(self, *queues: str) -> None:
+        for name in self.out_of_reach.intersection(queues):
+            raise OutOfReachError(name)
 
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange, and all bindings from and to it."""

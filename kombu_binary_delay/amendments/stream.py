@@ -27,7 +27,7 @@ from kombu.log import get_logger
 
 from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
-from kombu_binary_delay.commands import Answer, Ensure, Steps
+from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
 from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.model.envelope import HEADER
@@ -352,12 +352,14 @@ class Amendments:
             amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
         )
         end = time.monotonic() + PATIENCE
-        while (yield command) is Answer.LOCKED:
-            if time.monotonic() > end:
-                raise AmendmentError(
-                    f"{self._exchange!r} is being declared elsewhere for {PATIENCE:g} s"
-                )
-            time.sleep(0.02)
+        # A node that is just starting may take the records nevertheless.
+        with suppress(OutOfReachError):
+            while (yield command) is Answer.LOCKED:
+                if time.monotonic() > end:
+                    raise AmendmentError(
+                        f"{self._exchange!r} is being declared elsewhere for {PATIENCE:g} s"
+                    )
+                time.sleep(0.02)
 
     def publish(self, message: Any, exchange: str, routing_key: str) -> None:
         """Publish a message that is not an amendment; return when it is confirmed.

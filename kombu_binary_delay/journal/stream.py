@@ -8,7 +8,7 @@ from typing import Any
 import amqp
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.commands import Answer, Ensure
+from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, declare, is_deleted, wait
 from kombu_binary_delay.model.parts import Part, Queue
@@ -132,5 +132,9 @@ class Stream:
 
     def _declare_alone(self) -> bool:
         """Declare the stream, unless another program does at the moment."""
-        answer = self._executor.do(Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock"))
-        return answer is Answer.DONE
+        command = Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock")
+        try:
+            return self._executor.do(command) is Answer.DONE
+        except OutOfReachError:
+            # Its node may be starting.
+            return False

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from kombu_binary_delay.commands import Answer, AskType, Delete, Ensure, Look, Steps, Unbind, Warn
+from kombu_binary_delay.commands import (
+    Answer,
+    AskType,
+    Delete,
+    Ensure,
+    Look,
+    OutOfReachError,
+    Steps,
+    Unbind,
+    Warn,
+)
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE
@@ -60,32 +70,44 @@ class DeliverySide(LadderSide):
                 answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
             what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
-            answer = yield from self._on_the_base(Ensure(way, what, needs))
+            yield from self._lay_base()
+            try:
+                answer = yield from self._on_the_base(Ensure(way, what, needs))
+            except OutOfReachError:
+                if not self.topology.parking:
+                    raise
+                why = f"the queue {queue!r} cannot be reached, since its node is down or starting"
+                yield from self._warn_parked(queue, why, "it can be bound")
+                return
         if answer is Answer.DONE:
             self.existing.add(("way", queue))
             if by_relay or not self.topology.can_have_relays:
                 self.existing.add(("relay", queue))
             self._warned.pop(queue, None)
-        elif answer is Answer.LOCKED:
+        else:
+            yield from self._without_way(queue, answer, beside_others=beside_others)
+
+    def _without_way(self, queue: str, answer: Answer, *, beside_others: bool) -> Steps:
+        """Refuse a message for a queue that cannot be bound, or warn of what becomes of it."""
+        if answer is Answer.LOCKED:
             raise TopologyError(
                 f"the queue {queue!r} is exclusive to another connection, and only that connection "
                 f"can bind it; delay to a queue that is not exclusive"
             )
-        elif not self.topology.parking:
+        if not self.topology.parking:
             raise TopologyError(
                 f"the queue {queue!r} does not exist, and this ladder has no parking queue for "
                 f"messages without a destination; declare the queue first"
             )
-        elif beside_others:
+        self._queues.pop(queue, None)
+        if beside_others:
             # The alternate exchanges do not see a message that has reached one of its queues.
-            self._queues.pop(queue, None)
             yield from self._warn_once(
                 queue,
                 f"the queue {queue!r} does not exist: a delayed message that reaches another "
                 f"queue, by CC or BCC, may not reach this one, even if it is declared before then",
             )
         else:
-            self._queues.pop(queue, None)
             yield from self._warn_parked(
                 queue, f"the queue {queue!r} does not exist", "it is declared and bound"
             )

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from kombu_binary_delay import AddressError, DelayError, Settings, TopologyError
-from kombu_binary_delay.commands import Answer, AskType, Ensure, Look, Pause, Unbind, Warn
+from kombu_binary_delay.commands import (
+    Answer,
+    AskType,
+    Ensure,
+    Look,
+    OutOfReachError,
+    Pause,
+    Unbind,
+    Warn,
+)
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
@@ -232,6 +241,36 @@ def test_what_is_deleted_of_the_ladder_is_made_again_at_the_next_look(broker, ba
         assert Pause(SETTLE) in done, "whoever deletes it may delete more"
         assert connection.reached(delay=60 * SECOND) == ["q"], name
         assert {*broker.exchanges, *broker.queues} == before
+
+
+def test_a_level_whose_node_is_down_is_not_taken_for_deleted(broker):
+    connection = Connection(broker, queue_type="classic")
+    connection.queue("q")
+    connection.publish()
+    broker.out_of_reach.add(connection.topology.levels[0].queues[0].name)
+    connection.now += LOOK_AGAIN
+    for publisher in (connection, connection, Connection(broker, queue_type="classic")):
+        with pytest.raises(OutOfReachError):
+            publisher.publish()
+    broker.out_of_reach.clear()
+
+    assert connection.reached() == ["q"]
+    assert not [each for each in broker.commands if isinstance(each, Pause)]
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_queue_whose_node_is_down_is_bound_as_soon_as_that_is_possible(broker, queue_type):
+    connection = Connection(broker, queue_type=queue_type)
+    broker.declare(Part(queues=(Queue("q", ()),)))
+    broker.out_of_reach.add("q")
+
+    for _ in range(2):
+        connection.publish()
+
+    (warning,) = broker.warnings
+    assert "its node is down or starting: delayed messages for it are parked" in warning
+    broker.out_of_reach.clear()
+    assert connection.reached() == ["q"]
 
 
 def test_a_deleted_mirror_is_made_again_with_its_bindings_at_the_next_look(broker):

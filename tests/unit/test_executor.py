@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from amqp.exceptions import AccessRefused, PreconditionFailed
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
 from kombu_binary_delay import TopologyError
-from kombu_binary_delay.commands import Warn
+from kombu_binary_delay.commands import Answer, Ensure, Look, OutOfReachError, Warn
 from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.model.parts import Part
 
 
 def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeypatch):
@@ -23,6 +24,34 @@ def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeyp
 
     with pytest.raises(StopIteration):
         Executor(object(), "kbd").run(steps())
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("no queue 'q' in vhost '/'", Answer.MISSING),
+        ("no exchange 'x' in vhost '/'", Answer.MISSING),
+        ("home node 'a@b' of durable queue 'no queue' in vhost '/' is down or inaccessible", None),
+        ("failed to perform operation on queue 'q' in vhost '/' due to timeout", None),
+    ],
+)
+def test_a_queue_whose_node_is_down_is_not_missing(monkeypatch, text, answer):
+    """These are RabbitMQ's texts, of 3.10 and of 4.3; only a cluster has all of them."""
+
+    def refuse(*_):
+        raise NotFound(f"NOT_FOUND - {text}")
+
+    monkeypatch.setattr("kombu_binary_delay.executor.declare", refuse)
+    monkeypatch.setattr("kombu_binary_delay.executor.wait", refuse)
+    executor = Executor(object(), "kbd")
+    monkeypatch.setattr(executor, "_open", object)
+    for command in (Ensure(Part(), "the levels up to 2"), Look()):
+        if answer:
+            assert executor.do(command) is answer
+            continue
+        with pytest.raises(OutOfReachError, match="cannot reach the l") as raised:
+            executor.do(command)
+        assert text in str(raised.value)
 
 
 @pytest.mark.parametrize(
