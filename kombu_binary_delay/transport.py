@@ -277,7 +277,7 @@ class ChannelMixin(AmendingChannel):
         return result
 
     def _after_publish(self, action: Callable[[], object]) -> None:
-        """Call ``action`` now or, while a publish waits for its confirm, after that."""
+        """Call ``action`` now, after the confirm that a publish waits for, or after a commit."""
         if self._afterwards is not None:
             self._afterwards.append(action)
         else:
@@ -291,9 +291,26 @@ class ChannelMixin(AmendingChannel):
         """Begin transactions; batches use another channel and cannot take part in them."""
         result = super().tx_select()
         self.supports_batch_publish = False
+        self._afterwards = []
+        return result
+
+    def tx_commit(self) -> Any:
+        """Commit a transaction, and record in the journal what it published."""
+        result = super().tx_commit()
+        actions, self._afterwards = self._afterwards, []
+        for action in actions or ():
+            action()
+        return result
+
+    def tx_rollback(self) -> Any:
+        """Roll back a transaction: the journal records nothing of it."""
+        result = super().tx_rollback()
+        self._afterwards = []
         return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
+        # A transaction ends with its channel; py-amqp opens the channel again without one.
+        self._afterwards = None
         mechanism = mechanism_of(self.connection)
         if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
@@ -333,7 +350,7 @@ class ChannelMixin(AmendingChannel):
     _reads_bodies = False
     #: How long the publish that waits for its confirm may wait, in seconds.
     _confirm_timeout: float | None = None
-    #: Actions for after the confirm; None while no publish waits for one.
+    #: Actions for after the confirm or the commit; None while no publish waits for one.
     _afterwards: list[Callable[[], object]] | None = None
 
 

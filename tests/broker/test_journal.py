@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import amqp
 import pytest
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import NotFound, RecoverableConnectionError
 from celery import Celery
 from click.testing import CliRunner
 from kombu import Queue
@@ -117,6 +117,38 @@ def test_a_delayed_message_is_scheduled_and_released(  # noqa: PLR0913, PLR0917
     prefix = Settings().topology(can_quorum=broker.release >= (3, 10)).prefix
     assert scheduled == {"event": "scheduled", "ladder": ladder, "levels": prefix, **same}
     assert released == {"event": "released", **same}
+
+
+def test_what_is_published_in_a_transaction_is_recorded_when_that_is_committed(connect, tmp_path):
+    connection = connect(binary_delay={"journal": str(tmp_path)})
+    channel = connection.default_channel
+    queue = Queue("mail")(channel)
+    queue.declare()
+
+    def publish(text):
+        connection.Producer().publish(
+            text, routing_key="mail", headers={"x-delay": 3_600_000}, message_id=text
+        )
+
+    def recorded():
+        files = tmp_path.glob("*.jsonl*")
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        return [json.loads(line)["id"] for line in lines]
+
+    channel.tx_select()
+    publish("rolled back")
+    channel.tx_rollback()
+    publish("first")
+    publish("second")
+    assert recorded() == []
+    channel.tx_commit()
+    assert recorded() == ["first", "second"]
+    publish("lost with the channel")
+    with pytest.raises(NotFound):
+        channel.queue_declare("nowhere", passive=True)
+    # py-amqp has opened it again, without a transaction.
+    publish("third")
+    assert recorded() == ["first", "second", "third"]
 
 
 def task(connection, **asked):
