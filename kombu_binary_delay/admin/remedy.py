@@ -66,7 +66,9 @@ def unbind(place: Place, binding: Binding) -> str:
 def narrow(vhost: str, policy: Mapping[str, Any], prefix: str, *, operator: bool) -> str:
     """Return how to change a policy so that it does not match names with a prefix."""
     ours, given, kind = re.escape(prefix), policy["pattern"], "operator_" if operator else ""
-    if given.startswith(f"^{ours}") and "|" not in given:
+    rest = given.removeprefix(f"^{ours}")
+    # With an alternative, or a quantifier after the prefix, it may match other names.
+    if rest != given and "|" not in given and not rest.startswith(("*", "?", "{")):
         words = [f"clear_{kind}policy", "-p", vhost, str(policy["name"])]
         return f"it is for the ladder's names alone, so remove it: rabbitmqctl {shlex.join(words)}"
     pattern = f"^(?!{ours}).*(?:{given})"

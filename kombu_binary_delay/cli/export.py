@@ -153,20 +153,12 @@ def _write_files(printer: Printer, output: Path, texts: Mapping[str, str]) -> No
                 f"{output} has {' and '.join(there)} already; write to another folder, and copy "
                 f"the settings from there"
             )
-        try:
-            output.mkdir(exist_ok=True)
-        except OSError as exc:
-            raise click.FileError(str(output), exc.strerror or str(exc)) from exc
+        output.mkdir(exist_ok=True)
         for name, text in texts.items():
             _write(output / name, text)
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        with click.open_file(str(path), "w") as file:
-            file.write(text)
-            file.flush()
-    except OSError as exc:
-        if str(path) == "-":
-            raise
-        raise click.FileError(str(path), exc.strerror or str(exc)) from exc
+    with click.open_file(str(path), "w") as file:
+        file.write(text)
+        file.flush()

@@ -130,19 +130,25 @@ def _serve(app: Any, host: str, port: int) -> None:
     """
     import uvicorn  # noqa: PLC0415 - it comes with the extra `web`
 
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # The client is the address that connects; a proxy's headers about it are ignored.
+        proxy_headers=False,
+        timeout_graceful_shutdown=3,
+    )
+    server = uvicorn.Server(config)
     try:
-        uvicorn.run(
-            app,
-            host=host,
-            port=port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # The client is the address that connects; a proxy's headers about it are ignored.
-            proxy_headers=False,
-            timeout_graceful_shutdown=3,
-        )
+        server.run()
+    except KeyboardInterrupt:
+        return
     except SystemExit as exc:
+        if server.started:
+            raise
         # Uvicorn has logged the reason. Its code, 3, is one of ours for something else.
         raise click.UsageError(
             f"cannot listen on {host}, port {port}, as the log says: give another --port, or as "

@@ -144,7 +144,7 @@ def _waiting(ask: Questions, topology: Topology) -> _Json:
         "Waiting, by level",
         "Messages on each level, the longest wait below. Queues of other ladders in the namespace "
         "are shown by their names.",
-        [(expr, "{{queue}}")],
+        [(expr, "{{level}}")],
         stack=True,
         overrides=_levels(topology),
     )
@@ -208,7 +208,7 @@ def _held(ask: Questions, topology: Topology) -> _Json:
         f"Messages in the hands of each level's dead-letter worker and before it; of several "
         f"lanes, virtual hosts or clusters, the most. A level that stays above the line, where the "
         f"worker's hands are full ({WORKER_HOLDS}), is stuck or cannot keep up.",
-        [(f"{ask.level(ask.held(ask.levels), over='max')} > 0", "{{queue}}")],
+        [(f"{ask.level(ask.held(ask.levels), over='max')} > 0", "{{level}}")],
         overrides=_levels(topology),
         line=WORKER_HOLDS,
     )

@@ -80,14 +80,16 @@ class Questions:
         return f"{held} >= {WORKER_HOLDS}\nand resets(({held})[2m:15s]) == 0"
 
     def level(self, expression: str, over: str = "sum") -> str:
-        """Return the sum over the queues of all lanes, under the name without lanes.
+        """Return the sum over the queues of all lanes, with the name without lanes as ``level``.
 
         :param over: ``max`` for the largest instead.
         """
-        names = r'"queue", "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"'
-        if self.topology.mirrors:
-            expression = f'label_replace({expression}, "queue", "$1$2", {names})'
-        return f"{over} by (queue) ({expression})"
+        names = "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"
+        if not self.topology.mirrors:
+            names = "(.+)()"
+        # Not as another queue: series of several lanes must not become the same.
+        named = f'label_replace({expression}, "level", "$1$2", "queue", "{names}")'
+        return f"{over} by (level) ({named})"
 
     def within(self, milliseconds: int) -> tuple[str, str]:
         """Return the messages that leave the ladder within a time: at least, and probably.

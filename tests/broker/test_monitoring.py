@@ -393,17 +393,20 @@ def published(by, values):
     return {"series": f'{name}{{vhost="v",exchange="{SMALL.level_name(0)}"}}', "values": values}
 
 
-def test_the_dashboard_mixes_up_no_clusters(tmp_path):
+def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
+    in_lane = f"{SMALL.lanes(2)[1].level_name(0)}.1"
     panels = {each["title"]: each["targets"] for each in json.loads(grafana(SMALL))["panels"]}
     series = [
         *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
+        *in_cluster("late", case("5x200", ready=NONE, queue=in_lane)[:3]),
         *in_cluster("too", [*case("35x200"), published("channel", FIVE_A_SECOND)]),
         *in_cluster("idle", case("0x200", NONE)),
     ]
     expected = {
-        "Late, per hop": (8, "{}"),
-        "On their way": (75, "{}"),
-        "Due and not gone, by level": (40, f'{{queue="{LEVEL}"}}'),
+        "Late, per hop": (9, "{}"),
+        "On their way": (80, "{}"),
+        "Waiting, by level": (380, f'{{level="{LEVEL}"}}'),
+        "Due and not gone, by level": (40, f'{{level="{LEVEL}"}}'),
         "In and out": (10, "{}"),
     }
 

@@ -67,7 +67,7 @@ def test_the_files_are_written_into_a_folder_and_never_over_others(tmp_path):
     assert again.exit_code == 2
     assert "has rabbitmq.conf and advanced.config already" in again.output
     nowhere = export("-o", str(tmp_path / "no" / "where"))
-    assert nowhere.exit_code == 1
+    assert nowhere.exit_code == 2
     assert "No such file" in nowhere.output
 
 
@@ -81,7 +81,7 @@ def test_the_files_are_printed_with_their_names_or_as_json(tmp_path):
     assert (written.exit_code, written.output) == (0, "")
     assert json.loads((tmp_path / "config.json").read_text())["files"] == files
     into_a_folder = export("--json", "-o", str(tmp_path))
-    assert into_a_folder.exit_code == 1
+    assert into_a_folder.exit_code == 2
     assert "Is a directory" in into_a_folder.output
 
 

@@ -287,6 +287,7 @@ JOURNAL = stream_part(Settings(journal="stream"), {"product": "RabbitMQ", "versi
         ),
         ("ids", {"max-age": "1D"}, "warning", r" '^(?!kbd\.).*(?:ids)' "),
         (r"^kbd\.|ids", {"max-length-bytes": 9}, "warning", r" '^(?!kbd\.).*(?:^kbd\.|ids)' "),
+        (r"^kbd\.*", {"max-length-bytes": 9}, "warning", r" '^(?!kbd\.).*(?:^kbd\.*)' "),
     ],
 )
 def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import UnconfirmedError
 
 USAGE, UNREACHABLE = 2, 4
@@ -248,7 +248,8 @@ def _in_words(exc: Exception) -> tuple[str, int, bool]:
     elif isinstance(exc, OSError) and exc.filename is not None:
         text = f"{exc.filename}: {exc.strerror}"
     elif isinstance(exc, BROKER_ERRORS):
-        text, code = in_words(exc), UNREACHABLE
+        text = in_words(exc)
+        code = UNREACHABLE if of_this_machine(exc) is None else USAGE
     elif not isinstance(exc, (ValueError, RuntimeError)):
         text, known = f"{type(exc).__name__}: {text}", False
     return text, code, known
