@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kombu import Connection
-from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
+from kombu.transport import TRANSPORT_ALIASES, get_transport_cls, pyamqp
 from kombu.utils.url import as_url, parse_url
 
 from kombu_binary_delay.errors import SettingsError
@@ -98,27 +98,66 @@ def _read_url(init_params: Any) -> Any:
         if not _delays(transport):
             init_params(client, **params)
             return
+        given = initial["ssl"]
         if is_new:
             read = {name: value for name, value in parse_url(params["hostname"]).items() if value}
             scheme = read.pop("transport")
+            options = read.pop("ssl", None)
             read["hostname"] = read.get("hostname")
             initial.update(read)
             params.update(read)
         else:
             scheme = params["transport"]
+            options = params["ssl"] if params["ssl"] is not given else None
         aliases = _aliases(transport)
-        if isinstance(params["ssl"], dict):
-            params["ssl"] = {_option(name): value for name, value in params["ssl"].items()}
-        if scheme != named:
-            params["ssl"] = params["ssl"] or _is_tls(scheme, transport)
-        elif scheme not in aliases:
-            # A host name in a list of URLs uses TLS if the URL before it does.
-            params["ssl"] = params["ssl"] or client.ssl
+        # Kombu gives a host name in a list of URLs the transport of the connection.
+        is_url = is_new or scheme != named or scheme in aliases
         if is_new or scheme not in aliases or named not in aliases:
             params["transport"] = named
+        if is_url:
+            is_secure = issubclass(get_transport_cls(params["transport"]), pyamqp.SSLTransport)
+            asks = (scheme != named and _is_tls(scheme, transport)) or is_secure
+            params["ssl"] = _tls_of_url(options, given, asks=asks)
+            if not is_new:
+                # Otherwise, Kombu keeps that of the URL before it.
+                client.port = params["port"]
+        else:
+            # It uses TLS if the URL before it does.
+            params["ssl"] = client.ssl
+        if is_new:
+            initial["ssl"] = params["ssl"]
         init_params(client, **params)
 
     return read_url
+
+
+class _UrlsTLS(dict[str, Any]):
+    """The TLS options of a URL, true if it asks for TLS.
+
+    A copy of a connection gets it as a parameter, and must not take it for one of the user's, who
+    asks for TLS at every URL.
+    """
+
+    asks = False
+
+    def __bool__(self) -> bool:
+        return self.asks
+
+
+def _tls_of_url(options: dict[str, Any] | None, given: Any, *, asks: bool) -> Any:
+    """Return the parameter ``ssl`` for a URL.
+
+    :param options: in its query. A URL without any uses those of the first URL, if it asks for TLS.
+    :param given: the parameter of the connection, or that of its first URL.
+    :param asks: whether the scheme or the transport asks for TLS.
+    """
+    found = options or (given if isinstance(given, dict) else {})
+    found = {_option(name): value for name, value in found.items()}
+    if given and not isinstance(given, _UrlsTLS):
+        return found or given
+    tls = _UrlsTLS(found)
+    tls.asks = asks or bool(options)
+    return tls
 
 
 def _delays(transport: Any) -> bool:

@@ -88,6 +88,44 @@ def test_a_host_name_after_an_amqps_url_is_reached_over_tls_as_by_kombus_transpo
         assert connection.as_uri().startswith("amqps://")
 
 
+CA = {"ca_certs": "ca.pem"}
+
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["original", "copy"])
+@pytest.mark.parametrize(
+    ("url", "given", "expected"),
+    [
+        ("amqps://a:1;amqp://b:2", False, [(1, True, {}), (2, False, {})]),
+        ("amqps://a;amqp://b", False, [(5671, True, {}), (5672, False, {})]),
+        ("amqps://a;b;amqp://c", False, [(5671, True, {}), (5671, True, {}), (5672, False, {})]),
+        ("amqps://a?ssl_ca_certs=ca.pem;amqp://b", False, [(5671, True, CA), (5672, False, CA)]),
+        ("amqps://a?ssl_ca_certs=ca.pem;amqps://b", False, [(5671, True, CA)] * 2),
+        ("amqp://a;amqp://b?ssl_ca_certs=ca.pem", False, [(5672, False, {}), (5671, True, CA)]),
+        ("amqps://a;amqp://b", True, [(5671, True, {})] * 2),
+        ("amqp://a;amqp://b", CA, [(5671, True, CA)] * 2),
+    ],
+)
+@pytest.mark.parametrize("way", [PATH, Transport, "alias"])
+def test_each_url_of_a_connection_and_of_its_copies_has_its_own_tls_and_port(
+    way, url, given, expected, is_copy
+):
+    register()
+    if way == "alias":
+        connection = Connection(with_alias(url), ssl=given)
+    else:
+        connection = Connection(url, transport=way, ssl=given)
+    if is_copy:
+        connection = connection.clone()
+    for port, is_tls, options in expected * 2:
+        restored = pickle.loads(pickle.dumps(connection))  # noqa: S301 - our own
+        for each in (connection, connection.clone(), restored):
+            found = each.ssl if isinstance(each.ssl, dict) else {}
+            # As py-amqp does when it connects.
+            each.port = each.port or each.transport.default_connection_params["port"]
+            assert (each.port, bool(each.ssl), found) == (port, is_tls, options)
+        connection.maybe_switch_next()
+
+
 @pytest.mark.parametrize("scheme", ["amqp", "amqps", "binary-delay", "binary-delays"])
 def test_a_transport_named_by_its_tls_alias_beside_the_url_is_tls_for_every_url(scheme):
     register()
