@@ -152,10 +152,12 @@ class Router(DeliverySide):
             lambda each: ladder.address(digits, each, topic=topic),
             ladder.owns,
         )
-        exchange = destination.exchange
-        if exchange and not topic and has_digest(key) and self._leads_to_topic(exchange):
-            # A topic exchange cannot read a digest.
-            ladder.address(digits, destination, topic=True)
+        if destination.exchange and not topic:
+            copies = further_keys(headers)
+            if (copies or has_digest(key)) and self._leads_to_topic(destination.exchange):
+                # A topic exchange cannot read a digest.
+                for each in (destination.routing_key, *copies):
+                    ladder.address(digits, Destination(destination.exchange, each), topic=True)
         if ladder.delay_header:
             properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)

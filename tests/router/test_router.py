@@ -380,8 +380,9 @@ def test_a_long_key_is_refused_where_a_topic_exchange_behind_would_not_find_its_
     connection.bind("q", "t", "#")
 
     assert connection.reached("k", "f") == ["q"]
-    with pytest.raises(AddressError, match="use a shorter key"):
-        connection.publish(LONG_KEY, "f")
+    for key, headers in ((LONG_KEY, {}), ("k", {"CC": [LONG_KEY]}), ("k", {"BCC": [LONG_KEY]})):
+        with pytest.raises(AddressError, match="use a shorter key"):
+            connection.publish(key, "f", application_headers=headers)
 
 
 def test_a_type_that_reads_keys_in_its_own_way_is_refused_before_anything_is_declared(broker):
