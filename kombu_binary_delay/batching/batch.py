@@ -240,19 +240,10 @@ class PublishBatch:
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
             headers = asked and asked(message)
-            if headers:
-                message, headers = self.channel.with_jitter(message, headers)
-                pending.message = message
-            if asked and self.channel.begins_generation(message.properties.get(_HEADERS)):
-                pending.message, pending.records = self.channel.begin_generation(
-                    message, headers or {}
-                )
-            if headers:
-                now = time.time_ns() // 1000
-                # With a delay of zero, the message is due now, and still loses its header.
-                pending.due = self.channel.due(pending.message.properties, headers, now) or 0
-                # Raise an error about the message here, not when it is sent.
-                self._pack(pending, now)
+            if headers or (
+                asked and self.channel.begins_generation(message.properties.get(_HEADERS))
+            ):
+                self._plan(pending, headers or {})
             self._buffer.append(pending)
             if pending.records:
                 self._to_record.append(pending)
@@ -326,6 +317,33 @@ class PublishBatch:
 
     # -- sending and waiting -------------------------------------------------------------------
 
+    def _plan(self, pending: _Pending, headers: dict[str, Any]) -> None:
+        """Write the delay of a new message, and begin its generation, if it asks for them.
+
+        :param headers: those that ask for a delay.
+        """
+        channel = self.channel
+        try:
+            if headers:
+                pending.message, headers = channel.with_jitter(pending.message, headers)
+            message = pending.message
+            if channel.begins_generation(message.properties.get(_HEADERS)):
+                begun = channel.begin_generation(message, headers)
+                pending.message, pending.records = begun
+            if headers:
+                now = time.time_ns() // 1000
+                # With a delay of zero, the message is due now, and still loses its header.
+                pending.due = channel.due(pending.message.properties, headers, now) or 0
+                # Raise an error about the message here, not when it is sent.
+                self._pack(pending, now)
+        except BinaryDelayError:
+            raise
+        except BaseException as exc:
+            if self._is_cut_off(exc):
+                self._buffer.append(pending)
+                self._fail(exc)
+            raise
+
     def _send_all(self) -> None:
         busy, self._busy = self._busy, True
         try:
@@ -353,7 +371,7 @@ class PublishBatch:
                 for pending in [each for each in islice(self._buffer, room) if each.until <= now]:
                     self._pack_again(pending)
         except BaseException as exc:
-            if self._is_lost():
+            if self._is_cut_off(exc):
                 self._fail(exc)
             # It comes from a callback, and the batch can go on.
             raise
@@ -557,6 +575,10 @@ class PublishBatch:
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
         return gone or not self._connection.connected
+
+    def _is_cut_off(self, error: BaseException) -> bool:
+        """Whether an error ends the connection, now or by Kombu, which then connects again."""
+        return self._is_lost() or isinstance(error, RecoverableConnectionError)
 
     def _fail_if_lost(self) -> None:
         if self._is_lost():

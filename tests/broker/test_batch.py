@@ -295,6 +295,41 @@ def test_a_batch_that_is_cut_off_in_a_callback_ends_the_connection_for_its_consu
             connection.drain_events(timeout=PATIENCE)
 
 
+@pytest.mark.parametrize("by_kombu", [False, pytest.param(True, marks=needs_kombu_batch)])
+def test_a_connection_lost_before_a_delay_is_declared_leaves_all_of_the_batch_named(
+    connect, channel, by_kombu
+):
+    """Kombu would connect again for an error of the connection, and forget the batch."""
+    connection = channel.connection.client
+
+    def send_one(body, key="q"):
+        if by_kombu:
+            options = {"headers": DELAYED, "message_id": body, "retry": True}
+            producer.publish(body, routing_key=key, **options)
+        else:
+            batch.publish(message(channel, body, DELAYED), routing_key=key, tag=body)
+
+    def publish():
+        send_one("a")
+        send_one("b")
+        channel.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+        send_one("c", key="another queue")
+
+    producer = Producer(connection)
+    batch = PublishBatch(channel, max_size=2)
+    with pytest.raises(UnconfirmedError) as caught:  # noqa: PT012 - by either
+        if by_kombu:
+            with producer.batch(max_size=2):
+                publish()
+        else:
+            publish()
+
+    assert [each.state for each in caught.value.outcomes] == ["unknown", "unknown", "discarded"]
+    assert all(f"'{body}'" in str(caught.value) for body in "abc")
+    assert isinstance(caught.value.__cause__, OSError | RecoverableConnectionError)
+    batch.close()
+
+
 @pytest.mark.own_broker
 @pytest.mark.parametrize(
     "case",
