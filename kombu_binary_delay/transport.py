@@ -291,7 +291,8 @@ class ChannelMixin(AmendingChannel):
         """Begin transactions; batches use another channel and cannot take part in them."""
         result = super().tx_select()
         self.supports_batch_publish = False
-        self._afterwards = []
+        # Within a transaction, RabbitMQ takes it as well, and changes nothing.
+        self._afterwards = self._afterwards or []
         return result
 
     def tx_commit(self) -> Any:

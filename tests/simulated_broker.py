@@ -78,8 +78,9 @@ class SimulatedBroker:
                 except OutOfReachError as exc:
                     error = exc
         except StopIteration:
-            self.commands += done
             return done
+        finally:
+            self.commands += done
 
     def do(self, command: Command) -> Any:
         """Do one command, and return its answer."""

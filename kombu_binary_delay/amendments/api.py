@@ -62,6 +62,7 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
                 for each in records:
                     amendments.write_ahead(each, due)
             except AmendmentError as exc:
+                amendments.end_if_unanswered(exc)
                 logger.warning("a cancellation is recorded, but for no longer than usual: %s", exc)
 
     _amend(write, connection, tasks)

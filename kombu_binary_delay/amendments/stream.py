@@ -485,7 +485,8 @@ class Amendments:
                 return None
             confirmed = time.monotonic()
             channel.read_until(len(marked), confirmed + PATIENCE)
-            return time.monotonic() - confirmed
+            # Otherwise one of the streams is not read any more.
+            return time.monotonic() - confirmed if channel.markers >= len(marked) else None
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what happens to a message that arrives; None if it passes."""

@@ -55,21 +55,22 @@ class Part:
         """Yield everything in the order of declaration: each binding as soon as its ends exist.
 
         A client can ask the broker for an exchange but not for a binding, and a declaration can be
-        interrupted anywhere. In this order, an exchange proves that the exchanges before it exist
-        with all their bindings to each other, and that every queue exists.
+        interrupted anywhere. In this order, an exchange that was not there before proves that the
+        exchanges before it exist with all their bindings to each other, and that every queue
+        exists. Bindings from other exchanges come last: what they lead to is whole by then.
         """
         places = {each.name: place for place, each in enumerate(self.exchanges)}
         ready: dict[int, list[Binding]] = {}
         for each in self.bindings:
-            place = places.get(each.source, -1)
+            place = places.get(each.source, len(places))
             if not each.to_queue:
                 place = max(place, places.get(each.destination, -1))
             ready.setdefault(place, []).append(each)
         yield from self.queues
-        yield from ready.get(-1, ())
         for place, exchange in enumerate(self.exchanges):
             yield exchange
             yield from ready.get(place, ())
+        yield from ready.get(len(places), ())
 
     @property
     def entry_exchanges(self) -> frozenset[str]:

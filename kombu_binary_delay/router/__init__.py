@@ -346,7 +346,7 @@ class Router(DeliverySide):
             tuple(Queue(each, ()) for each in relays),
         )
         look = self._look_at(self._heights, topology.base + part)
-        if self._heights and (yield look) is Answer.MISSING:
+        if self._heights and (yield from self._past_parking(look)) is Answer.MISSING:
             self.lost()
         self._looked = now
         # Another program may have deleted and recreated a queue, without its bindings. So the route

@@ -233,7 +233,8 @@ class DeliverySide(LadderSide):
         sources = {each.source for each in command.part.bindings}
         declared = {each.name for each in command.part.exchanges}
         exchanges += [name for name in sources - declared if self.topology.owns(name)]
-        if (yield Look(tuple(dict.fromkeys(exchanges)), tuple(queues))) is Answer.DONE:
+        look = Look(tuple(dict.fromkeys(exchanges)), tuple(queues))
+        if (yield from self._past_parking(look)) is Answer.DONE:
             return Answer.MISSING
         self.lost()
         yield from self._settle()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kombu_binary_delay.commands import Delete, Look, Pause, Steps, Warn
+from kombu_binary_delay.commands import Delete, Ensure, Look, OutOfReachError, Pause, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
@@ -125,6 +126,27 @@ class Knowledge:
         if self._disturbed:
             yield Pause(SETTLE)
             self._disturbed = False
+
+    def _past_parking(self, command: Ensure | Look) -> Any:
+        """Do a command; without the parking queue if its node is down, as all else works without.
+
+        :returns: the answer.
+        """
+        try:
+            return (yield command)
+        except OutOfReachError as exc:
+            parking = self.topology.parking
+            queues = command.queues if isinstance(command, Look) else names_of(command.part)[1]
+            if parking not in queues:
+                raise
+            rest: Ensure | Look
+            if isinstance(command, Look):
+                rest = replace(command, queues=tuple(each for each in queues if each != parking))
+            else:
+                rest = replace(command, part=Part(command.part.exchanges))
+            answer = yield rest
+            yield Warn(f"messages that should be parked can be lost: {exc}")
+            return answer
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
         """Return the command that checks whether levels, and what they need, exist.

@@ -23,7 +23,8 @@ class LadderSide(Knowledge):
 
     def _lay_base(self) -> Steps:
         if BASE not in self.existing:
-            yield Ensure(self.topology.base, "the delivery exchange and the parking queue")
+            what = "the delivery exchange and the parking queue"
+            yield from self._past_parking(Ensure(self.topology.base, what))
             self.existing.add(BASE)
 
     def _raise_to(self, lane: int, wanted: int) -> Steps:
@@ -32,7 +33,8 @@ class LadderSide(Knowledge):
         A level's exchange is declared after everything below it, bindings included (see
         :meth:`.Part.in_order`). So if the exchanges exist, and the highest level accepts its
         bindings again, everything else exists, even if the connection that declared it was cut off:
-        a new connection needs one check. If a part was deleted, all levels are declared again.
+        a new connection needs one check. If a part was deleted, all levels are declared again; a
+        connection that is cut off in that can leave a binding out.
         """
         if ("level", lane, wanted) in self.existing:
             return
@@ -44,7 +46,7 @@ class LadderSide(Knowledge):
         found: Any = Answer.MISSING
         if self._trusts:
             base = Part() if BASE in self.existing else self.topology.base
-            found = yield self._look_at({lane: height}, base)
+            found = yield from self._past_parking(self._look_at({lane: height}, base))
             if found is Answer.DONE and height >= 0:
                 # The lowest level, too: the delivery exchange alone may have been recreated.
                 bindings = levels[0].bindings + levels[height].bindings

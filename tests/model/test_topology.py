@@ -74,6 +74,14 @@ def test_factor_n_waits_once_in_place_value():
     assert [wait.milliseconds for wait in path.waits] == [2 * 128_000]
 
 
+def test_a_relay_is_whole_before_a_message_can_come_into_it():
+    topology = Topology()
+    part = topology.queue_relay("q")
+    *before, last = part.in_order()
+    assert last == next(each for each in part.bindings if each.source == topology.delivery)
+    assert {*before} == {*part.queues, *part.exchanges, *part.bindings} - {last}
+
+
 def test_a_delay_with_a_direct_queue_waits_in_one_place_and_one_without_on_the_levels():
     digits = SECONDS.ladder.digits(11_000)
     part = (

@@ -258,6 +258,26 @@ def test_a_level_whose_node_is_down_is_not_taken_for_deleted(broker):
     assert not [each for each in broker.commands if isinstance(each, Pause)]
 
 
+def test_a_parking_queue_whose_node_is_down_keeps_nobody_from_the_rest(broker):
+    first = Connection(broker, queue_type="classic")
+    first.queue("q")
+    first.exchange("x", "topic")
+    first.bind("q", "x", "a.*")
+    first.publish()
+    broker.out_of_reach.add(first.topology.parking)
+    first.now += LOOK_AGAIN
+    second = Connection(broker, queue_type="classic")
+    second.exchange("x", "topic")
+    second.queue("late")
+    second.bind("late", "x", "b.*")
+
+    assert first.reached("a.b", "x") == ["q"]
+    assert second.reached("b.b", "x") == ["late"]
+    assert {each.split(":")[0] for each in broker.warnings} == {
+        "messages that should be parked can be lost"
+    }
+
+
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_a_queue_whose_node_is_down_is_bound_as_soon_as_that_is_possible(broker, queue_type):
     connection = Connection(broker, queue_type=queue_type)
