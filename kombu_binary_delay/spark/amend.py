@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .send import Sent
 
 _DAY = 86_400_000  # milliseconds
+#: In place of the number of a span: now.
+_NEAR = -1
 
 #: Rows, and the function that writes their records and waits for the broker's confirms.
 Group = tuple[list["Sent"], Callable[[], None]]
@@ -49,7 +51,7 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
     # group, and is there for the last one, too.
     span = min(_DAY, amendments.max_age // 4)
     near: list[Sent] = []
-    far: dict[tuple[int, bool], list[Sent]] = {}
+    far: dict[tuple[int, int], list[Sent]] = {}
     for each in pending:
         if each.action != s.CANCEL:
             continue
@@ -57,25 +59,35 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
             near.append(each)
         else:
             # What the receipts and the row say may differ, and the task may arrive at either time.
-            is_near = _first_due(each) <= kept_until
-            far.setdefault((_due(each) // span, is_near), []).append(each)
+            first = _first_due(each)
+            times = _due(each) // span, first // span if first > kept_until else _NEAR
+            far.setdefault(times, []).append(each)
     for group in _parts(near):
         record = _cancel(group, now)
         yield group, partial(amendments.write, [record])
-    for (_, is_near), of_span in far.items():
+    for (last, first), of_span in far.items():
         for group in _parts(of_span):
-            yield group, partial(_write_far, amendments, group, now, is_near=is_near)
+            dues = [min(map(_due, group))]
+            if first not in (_NEAR, last):
+                dues.append(min(map(_first_due, group)))
+            write = partial(_write_far, amendments, group, now, dues, is_near=first == _NEAR)
+            yield group, write
 
 
-def _write_far(amendments: Amendments, group: list[Sent], now: int, *, is_near: bool) -> None:
-    """Write a record that waits on the ladder, since records are not kept until the due times.
+def _write_far(
+    amendments: Amendments, group: list[Sent], now: int, dues: list[int], *, is_near: bool
+) -> None:
+    """Write records that wait on the ladder, since records are not kept until the due times.
 
+    :param dues: the times before which a record is needed, in milliseconds since the epoch.
     :param is_near: whether a record is needed at once as well.
     """
     record = _cancel(group, now)
+    for due in dues:
+        # It can be refused, so it is first.
+        amendments.write_ahead(record, due)
     if is_near:
         amendments.write([record])
-    amendments.write_ahead(record, min(map(_due, group)))
 
 
 def _cancel(group: list[Sent], now: int) -> Cancel:

@@ -17,6 +17,7 @@ _PATTERNS = {
     "double": r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$",
     "timestamp": r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}",
 }
+_WHOLE = ("int", "bigint")
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
@@ -66,8 +67,15 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
     A plain cast would fail the job in ANSI mode, which is Spark's default.
     """
     value = F.expr(f"try_cast({_quoted(df, column)} AS {kind})")
-    if kind in _PATTERNS and isinstance(kind_of(df, column), t.StringType):
+    if not isinstance(kind_of(df, column), t.StringType):
+        return value
+    if kind in _PATTERNS:
         return F.when(named(df, column).rlike(_PATTERNS[kind]), value)
+    if kind in _WHOLE:
+        # pandas writes 5.0 where others of the column are missing.
+        number = f"try_cast({_quoted(df, column)} AS double)"
+        is_whole = tried(df, column, "double") % 1 == 0
+        return F.coalesce(value, F.when(is_whole, F.expr(f"try_cast({number} AS {kind})")))
     return value
 
 

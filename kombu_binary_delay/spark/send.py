@@ -197,6 +197,8 @@ class _Producer(kombu.Producer):
     patience: float
     #: Declared entities by id, each with the broker's refusal if it refused.
     declared: dict[int, tuple[Any, _Refusal | None]]
+    #: Sends all that is held; it is called before a wait.
+    settle: Callable[[], None]
     #: Until when it waits for the nodes of queues, since the first was missing.
     waits_until: float = math.inf
 
@@ -257,6 +259,7 @@ class _Producer(kombu.Producer):
         A refusal closes the channel, which reopens itself. The messages use another channel. A
         queue whose node is down is waited for, until the patience ends.
         """
+        has_waited = False
         while True:
             try:
                 self.maybe_declare(entity)
@@ -268,12 +271,17 @@ class _Producer(kombu.Producer):
                         f"has it, whose queues are declared as they are there"
                     )
                 now = time.monotonic()
-                self.waits_until = min(self.waits_until, now + self.patience)
+                if self.waits_until == math.inf:
+                    self.settle()
+                    self.waits_until = now + self.patience
                 if now > self.waits_until:
                     return _Refusal(f"{reason}; start its node, and publish again", now + _PAUSE)
                 logger.warning("%s; it is tried again in %g s", reason, _PAUSE)
             else:
+                if has_waited:
+                    self.waits_until = math.inf
                 return None
+            has_waited = True
             time.sleep(_PAUSE)
 
 
@@ -517,6 +525,7 @@ class Sender:
             self._producer = _Producer(channel)
             self._producer.patience = target.patience
             self._producer.declared = {}
+            self._producer.settle = self._flush
             window = WINDOW if target.rate is None else max(1, min(WINDOW, int(target.rate / 10)))
             self._producer.batch = PublishBatch(channel, window, self._on_outcome)
         producer: _Producer = self._producer

@@ -91,7 +91,7 @@ def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
 def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     names = "key string, task string, countdown string, priority string, queue string"
     given = {
-        ("60", "5", "q" * 255, '{"tenant": "a"}'): None,
+        ("60", "5.0", "q" * 255, '{"tenant": "a"}'): None,
         ("abc", None, None, None): "countdown is not a number of seconds",
         ("30d", None, None, None): "countdown is not a number of seconds",
         ("1e3f", None, None, None): "countdown is not a number of seconds",

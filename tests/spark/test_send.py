@@ -211,8 +211,11 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
 
     def rows():
         row = {"task": "t", "countdown": 60.0, "queue": "mail"}
-        start.start()
+        if is_patient:
+            start.start()
         yield {**row, "task_id": "1"}
+        if not is_patient:
+            start.start()
         start.join()
         time.sleep(_PAUSE)
         yield {**row, "task_id": "2"}
@@ -464,6 +467,24 @@ def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(v
 
     # A record is there from half of that time before its first task, so for the last one, too.
     wait_until(lambda: waiting() in (4, 5))
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize(
+    ("first", "last", "ahead", "at_once"),
+    [(5, 60, [60], 1), (60, 90, [90, 60], 0), (60, 60, [60], 0), (5, 20, [], 1)],
+)
+def test_a_cancellation_is_there_before_each_due_time_that_is_known(
+    vhost, monkeypatch, first, last, ahead, at_once
+):
+    aheads: list[int] = []
+    writes: list[object] = []
+    monkeypatch.setattr(Amendments, "write_ahead", lambda _, __, due: aheads.append(due))
+    monkeypatch.setattr(Amendments, "write", lambda _, records: writes.append(records))
+    row = {"task_id": "a", "action": s.CANCEL, "due": micros(first * 86400)}
+    send(vhost, [{**row, "eta": micros(last * 86400)}])
+    assert [round((due / 1000 - time.time()) / 86400) for due in aheads] == ahead
+    assert len(writes) == at_once
 
 
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
