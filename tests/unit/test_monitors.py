@@ -165,7 +165,7 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
         for each in waiting["fieldConfig"]["overrides"]
     }
     relabel = re.search(
-        r'label_replace\(.*, "queue", "\$1\$2", "queue", "(.*)"\)', waiting["targets"][0]["expr"]
+        r'label_replace\(.*, "level", "\$1\$2", "queue", "(.*)"\)', waiting["targets"][0]["expr"]
     )
 
     assert list(named.values()) == ["1 s", "2 s", "4 s"]
