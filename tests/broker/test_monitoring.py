@@ -160,6 +160,8 @@ def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrap
         for query in queries():
             asked = Selectors(query)
             known = set().union(*(found.get(name, set()) for name in asked))
+            # And what the query makes itself.
+            known |= set(re.findall(r', "(\w+)", "\$1\$2", ', query))
             wanted = {**asked, "any of them": grouped_by(query)}
             there = {**found, "any of them": known}
             missing.extend(
