@@ -16,6 +16,15 @@ from .mechanism import Mechanism, mechanism_of
 from .model.delay import PLUGIN_TYPE, plain_exchange
 from .router import Router
 
+
+def is_consuming(connection: Any) -> bool:
+    """Return whether a py-amqp connection has a program's consumers, or had them at its end."""
+    channels = getattr(connection, "channels", None)
+    if channels is None:
+        return bool(getattr(connection, "was_consuming", False))
+    return any(getattr(each, "_consumed", None) for each in list(channels.values()))
+
+
 #: The base of the mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
 

@@ -47,7 +47,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp
 from .amendments.celery import BROADCASTS
 from .amendments.door import AmendingChannel
 from .amendments.record import GENERATION, KEY, REPLACES
-from .amendments.stream import Amendments, is_consuming
+from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .batching.frames import SMALLER
 from .buffering import BufferingConnection, FrameBuffer
@@ -59,6 +59,7 @@ from .compat.worker_log import log_at_worker_start
 from .draining import raise_if_aborted, within
 from .errors import AddressError, DelayError, TopologyError
 from .executor import Executor
+from .follow import is_consuming
 from .header_frames import leave_out_deaths
 from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of

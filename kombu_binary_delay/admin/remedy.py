@@ -27,6 +27,8 @@ class Place:
 HERE = Place()
 MAKE = "'verify --fix' makes it"
 MEND = "'verify --fix' mends it"
+#: In the order in which rabbitmqctl takes them.
+PERMISSIONS = ("configure", "write", "read")
 
 
 def remake(topology: Topology) -> str:
@@ -93,11 +95,10 @@ def grant(
     """Return how to add missing permissions to those that a user has.
 
     :param row: the permissions that the user has; None for none.
-    :param lacking: by ``configure``, ``write`` and ``read``, the prefixes of names that each of
-        them lacks.
+    :param lacking: by each of :data:`PERMISSIONS`, the prefixes of names that it lacks.
     """
     patterns = []
-    for each in ("configure", "write", "read"):
+    for each in PERMISSIONS:
         has = str((row or {}).get(each) or "")
         parts = ["" if has == "^$" else has, *(f"^{re.escape(p)}" for p in lacking.get(each, ()))]
         patterns.append("|".join(filter(None, dict.fromkeys(parts))) or "^$")

@@ -19,7 +19,18 @@ from kombu_binary_delay.settings import milliseconds
 from .delivery import faults
 from .errors import UnreachableError
 from .management import Management
-from .remedy import HERE, MAKE, Place, grant, narrow, prefix_of, remake, stop_consumers, unbind
+from .remedy import (
+    HERE,
+    MAKE,
+    PERMISSIONS,
+    Place,
+    grant,
+    narrow,
+    prefix_of,
+    remake,
+    stop_consumers,
+    unbind,
+)
 from .snapshot import Snapshot, arguments
 
 #: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
@@ -589,15 +600,12 @@ def _limits(definition: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator
 # -- permissions ---------------------------------------------------------------------------------
 
 
-_PERMISSIONS = ("configure", "write", "read")
-
-
 def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, list[str]]:
     """Return the names on which a publisher needs each permission."""
     if declares:
         names = [each.name for each in topology.whole.exchanges]
         names += [each.name for each in topology.whole.queues]
-        return dict.fromkeys(_PERMISSIONS, names)
+        return dict.fromkeys(PERMISSIONS, names)
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     return {"write": [topology.direct] if direct else levels}
 
@@ -623,7 +631,7 @@ def _permissions(
             f"permissions of {user}",
             "none in this virtual host",
             "it cannot connect",
-            grant(management.vhost, user, None, dict.fromkeys(_PERMISSIONS, (prefix,))),
+            grant(management.vhost, user, None, dict.fromkeys(PERMISSIONS, (prefix,))),
         )
         return
     give = partial(grant, management.vhost, user, mine[0])

@@ -12,11 +12,12 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
 from .record import REPLACES, Postpone, check_name, split
-from .stream import Amendments, is_consuming
+from .stream import Amendments
 
 logger = get_logger(__package__)
 

@@ -228,22 +228,18 @@ class AmendmentChannel(ConfirmChannel):
                 or time.monotonic() > end
             )
 
-        if not bulk.is_possible(connection):
+        if bulk.is_possible(connection):
+            try:
+                with within(connection, PATIENCE):
+                    bulk.read(connection, self.channel_id, self._take, is_over)
+            except TimeoutError as exc:
+                raise AmendmentError(f"RabbitMQ did not answer within {PATIENCE:g} s") from exc
+        else:
             while not is_over():
                 self.wait_for_next()
-            self._check(end)
-            return
-        try:
-            with within(connection, PATIENCE):
-                bulk.read(
-                    connection,
-                    self.channel_id,
-                    self._take,
-                    is_over,
-                )
-        except TimeoutError as exc:
-            raise AmendmentError(f"RabbitMQ did not answer within {PATIENCE:g} s") from exc
-        self._check(end)
+        self._check()
+        if self.markers < markers and time.monotonic() > end:
+            raise AmendmentError("RabbitMQ sent more records than could be read")
 
     def goes_on_without(self, tag: str) -> bool:
         """Remove a consumer that the broker cancelled; return whether the others still count."""
@@ -259,11 +255,9 @@ class AmendmentChannel(ConfirmChannel):
         """Whether the channel is closed, by the broker or by us."""
         return self.is_closing or not self.is_open
 
-    def _check(self, end: float = math.inf) -> None:
+    def _check(self) -> None:
         if self.refusal is not None:
             raise self.refusal
-        if time.monotonic() > end:
-            raise AmendmentError("RabbitMQ sent more records than could be read")
         if self.has_left:
             raise AmendmentError("RabbitMQ ended the reading of the amendments")
 

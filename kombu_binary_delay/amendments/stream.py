@@ -13,6 +13,7 @@ user that may write to that exchange can amend.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
 from kombu_binary_delay.executor import Executor, is_deleted
+from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
@@ -105,14 +107,6 @@ def _bounded_line(record: Record) -> str:
     return line
 
 
-def is_consuming(connection: Any) -> bool:
-    """Return whether a py-amqp connection has a program's consumers, or had them at its end."""
-    channels = getattr(connection, "channels", None)
-    if channels is None:
-        return bool(getattr(connection, "was_consuming", False))
-    return any(getattr(each, "_consumed", None) for each in list(channels.values()))
-
-
 class Amendments:
     """The amendments that one connection writes and reads.
 
@@ -148,9 +142,9 @@ class Amendments:
         #: Whether there was a stream that does not exist. It is not asked again: RabbitMQ logs each
         #: such question as an error.
         self._are_missing = False
-        #: Since when a stream that exists is not available; None if that is not known of any. After
-        #: `_START`, it is not asked again either.
-        self._away: float | None = None
+        #: Since when a stream that exists is not available. After `_START`, it is not asked again
+        #: either.
+        self._away = math.inf
         #: What to do again when the broker does not block publishers any more, or when the message
         #: is due: a heap of the due time, a number, and the action.
         self._held: list[tuple[int, int, Callable[[], object]]] = []
@@ -597,15 +591,15 @@ class Amendments:
             marker = json.dumps({"marker": secrets.token_hex(8)})
             streams = self._mark(marker)
             missing = [each for each in self._streams if each not in (*streams, *self._being_read)]
-            now = time.monotonic()
             if not missing:
-                self._are_missing, self._away = False, None
-            elif not self._are_missing and (self._away is None or now <= self._away + _START):
-                self._are_missing = not any(map(self._exists, missing))
-                self._away = self._away or now
-            if not missing or self._are_missing:
+                self._are_missing, self._away = False, math.inf
                 return marker, streams
-            assert self._away is not None  # noqa: S101 - they exist
+            now = time.monotonic()
+            if not self._are_missing and now <= self._away + _START:
+                self._are_missing = not any(map(self._exists, missing))
+                self._away = min(self._away, now)
+            if self._are_missing:
+                return marker, streams
             if now > self._away + _START:
                 self._warn(
                     f"RabbitMQ has not started {' and '.join(missing)}; "

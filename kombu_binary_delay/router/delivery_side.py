@@ -70,7 +70,6 @@ class DeliverySide(LadderSide):
                 answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
             what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
-            yield from self._lay_base()
             try:
                 answer = yield from self._on_the_base(Ensure(way, what, needs))
             except OutOfReachError:

@@ -245,8 +245,6 @@ def _in_words(exc: Exception) -> tuple[str, int, bool]:
         )
     elif isinstance(exc, UnconfirmedError):
         code = UNREACHABLE
-    elif isinstance(exc, OSError) and exc.filename is not None:
-        text = f"{exc.filename}: {exc.strerror}"
     elif isinstance(exc, BROKER_ERRORS):
         text = in_words(exc)
         code = UNREACHABLE if of_this_machine(exc) is None else USAGE
