@@ -76,7 +76,8 @@ class DeliverySide(LadderSide):
                 if not self.topology.parking:
                     raise
                 why = f"the queue {queue!r} cannot be reached, since its node is down or starting"
-                yield from self._warn_parked(queue, why, "it can be bound")
+                unless = "it can be bound"
+                yield from self._warn_lost_way(queue, why, unless, beside_others=beside_others)
                 return
         if answer is Answer.DONE:
             self.existing.add(("way", queue))
@@ -99,17 +100,20 @@ class DeliverySide(LadderSide):
                 f"messages without a destination; declare the queue first"
             )
         self._queues.pop(queue, None)
-        if beside_others:
-            # The alternate exchanges do not see a message that has reached one of its queues.
-            yield from self._warn_once(
-                queue,
-                f"the queue {queue!r} does not exist: a delayed message that reaches another "
-                f"queue, by CC or BCC, may not reach this one, even if it is declared before then",
-            )
-        else:
-            yield from self._warn_parked(
-                queue, f"the queue {queue!r} does not exist", "it is declared and bound"
-            )
+        why = f"the queue {queue!r} does not exist"
+        unless = "it is declared and bound"
+        yield from self._warn_lost_way(queue, why, unless, beside_others=beside_others)
+
+    def _warn_lost_way(self, queue: str, why: str, unless: str, *, beside_others: bool) -> Steps:
+        if not beside_others:
+            yield from self._warn_parked(queue, why, unless)
+            return
+        # The alternate exchanges do not see a message that has reached one of its queues.
+        yield from self._warn_once(
+            queue,
+            f"{why}: a delayed message that reaches another queue, by CC or BCC, may not reach "
+            f"this one, unless {unless} before then",
+        )
 
     def _reach(self, exchange: str) -> Steps:
         """Check that an exchange exists, and make a relay if it is a headers exchange."""
@@ -166,9 +170,23 @@ class DeliverySide(LadderSide):
         self.existing.add(("mirror", exchange))
 
     def _mirror_binding(self, bound: Bound) -> Steps:
-        """Repeat a binding of the user's on the mirror of its exchange."""
+        """Repeat a binding of the user's on the mirror of its exchange.
+
+        If the node of a queue is down, that is tried again at each check.
+        """
         if bound in self.existing:
             return
+        try:
+            yield from self._repeat(bound)
+        except OutOfReachError as exc:
+            self._unreached.add(bound)
+            yield from self._warn_once(
+                bound.destination,
+                f"delayed messages by the exchange {bound.exchange!r} do not reach "
+                f"{bound.destination!r} until it can be bound: {exc}",
+            )
+
+    def _repeat(self, bound: Bound) -> Steps:
         for each in (bound.exchange, *(() if bound.to_queue else (bound.destination,))):
             gone = ("mirror", each) not in self.existing and (yield from self._is_gone(each))
             if gone or (yield from self._type_of(each)) is Answer.MISSING:

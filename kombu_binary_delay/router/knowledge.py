@@ -97,6 +97,8 @@ class Knowledge:
         #: The queues and bindings that this connection made, in order; mailboxes are left out.
         self._queues: dict[str, None] = {}
         self._bound: dict[Bound, None] = {}
+        #: Those of them that could not be repeated, since a node was down.
+        self._unreached: set[Bound] = set()
         #: The queues that the broker deletes when their last consumer leaves.
         self._temporary: set[str] = set()
         #: The queues that no other connection addresses by their names.
@@ -143,7 +145,11 @@ class Knowledge:
             if isinstance(command, Look):
                 rest = replace(command, queues=tuple(each for each in queues if each != parking))
             else:
-                rest = replace(command, part=Part(command.part.exchanges))
+                # Without its exchange, too, which proves to others that all of it is whole.
+                exchanges = command.part.exchanges
+                rest = replace(
+                    command, part=Part(tuple(each for each in exchanges if each.name != parking))
+                )
             answer = yield rest
             yield Warn(f"messages that should be parked can be lost: {exc}")
             return answer

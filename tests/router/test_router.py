@@ -293,6 +293,40 @@ def test_a_queue_whose_node_is_down_is_bound_as_soon_as_that_is_possible(broker,
     assert connection.reached() == ["q"]
 
 
+def test_a_binding_to_a_queue_whose_node_is_down_is_repeated_at_the_look_after_its_return(broker):
+    connection = Connection(broker)
+    connection.exchange("x", "topic")
+    for queue, key in (("q", "a.*"), ("other", "#")):
+        connection.queue(queue)
+        connection.bind(queue, "x", key)
+    broker.out_of_reach.add("q")
+
+    assert connection.reached("a.b", "x") == ["other"]
+    connection.now += LOOK_AGAIN
+    assert connection.reached("a.b", "x") == ["other"]
+    assert len([each for each in broker.warnings if "'q' until it can be bound" in each]) == 1
+    broker.out_of_reach.clear()
+    connection.now += LOOK_AGAIN
+
+    assert connection.reached("a.b", "x") == ["other", "q"]
+
+
+def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_return(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish()
+    parking = connection.topology.parking
+    broker.delete_exchange(parking)
+    broker.out_of_reach.add(parking)
+    connection.now += LOOK_AGAIN
+    assert connection.reached() == ["q"]
+    broker.out_of_reach.clear()
+    connection.now += LOOK_AGAIN
+
+    for each in (connection, Connection(broker)):
+        assert each.reached("nowhere") == [parking]
+
+
 def test_a_deleted_mirror_is_made_again_with_its_bindings_at_the_next_look(broker):
     connection = Connection(broker)
     connection.exchange("x", "topic")
@@ -587,9 +621,13 @@ def test_a_relay_behind_an_exchange_that_is_deleted_is_made_again(broker, kind):
     assert connection.reached("k", "events") == ["q"]
 
 
-def test_a_copy_for_a_queue_that_does_not_exist_is_not_promised(broker):
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_copy_for_a_queue_that_cannot_be_bound_is_not_promised(broker, is_down):
     connection = Connection(broker)
     connection.queue("q")
+    if is_down:
+        broker.declare(Part(queues=(Queue("late", ()),)))
+        broker.out_of_reach.add("late")
 
     first, _ = connection.publish("late")
     second, _ = connection.publish("q", application_headers={"CC": ["late"]})
