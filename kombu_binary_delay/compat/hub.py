@@ -9,7 +9,7 @@ The callbacks are not run before the poll: one of them may receive a message or 
 would then wait instead.
 
 The loop reads from a connection when the broker has sent something. A message that is held in an
-alarm can be due before.
+alarm can be due before. And a connection that this transport has ended sends nothing more.
 """
 
 from __future__ import annotations
@@ -41,8 +41,20 @@ def release_in_time(loop: Any, connection: Any) -> None:
         # Not every Celery removes the timers of a lost connection.
         if not connection.connected:
             timer.cancel()
+            if connection.ended is not None and _reads(loop, connection):
+                # Celery hides the errors of its first read, and would wait for messages forever.
+                loop.call_soon(_raise, connection.ended)
         elif connection.is_held_up:
             # The loop only logs the errors of a timer.
             loop.call_soon(connection.release_held)
 
     timer = loop.call_repeatedly(1, look)
+
+
+def _reads(loop: Any, connection: Any) -> bool:
+    """Whether a loop still takes a connection for one that it reads from."""
+    return any(connection in arguments for _, arguments in loop.readers.values())
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -122,7 +122,9 @@ def holding(hub):
     """Let a loop look after a connection, and run that once."""
 
     def holding(release, **state):
-        connection = SimpleNamespace(release_held=release, **state)
+        connection = SimpleNamespace(release_held=release, **{"ended": None, **state})
+        if connection.ended:
+            hub.readers[7] = (print, (connection, hub))
         release_in_time(hub, connection)
         (timer,) = hub.timer.queue
         timer.entry()
@@ -149,6 +151,14 @@ def test_an_error_of_that_ends_the_loop_so_that_its_program_connects_again(holdi
 
     with pytest.raises(RecoverableConnectionError, match="an alarm"):
         holding(end, connected=True, is_held_up=True)
+
+
+def test_a_connection_that_was_ended_unseen_ends_its_loop_and_no_later_one(hub, holding):
+    ended = RecoverableConnectionError("an alarm")
+    with pytest.raises(RecoverableConnectionError, match="an alarm"):
+        holding(None, connected=False, ended=ended)
+    hub.reset()
+    hub.run_once()
 
 
 def test_a_connection_that_has_ended_leaves_no_timer_in_the_loop(holding):
