@@ -20,7 +20,8 @@ from .router import Router
 def is_consuming(connection: Any) -> bool:
     """Return whether a py-amqp connection has a program's consumers, or had them at its end."""
     channels = getattr(connection, "channels", None)
-    if channels is None:
+    if not isinstance(channels, dict):
+        # It has ended, or is of another kind of broker.
         return bool(getattr(connection, "was_consuming", False))
     return any(getattr(each, "_consumed", None) for each in list(channels.values()))
 

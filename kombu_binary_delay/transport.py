@@ -36,6 +36,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from .amendments.celery import BROADCASTS
 from .amendments.door import AmendingChannel
-from .amendments.record import GENERATION, KEY, REPLACES
+from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
 from .batching.frames import SMALLER
@@ -108,8 +109,7 @@ class ChannelMixin(AmendingChannel):
         asked = (headers or self._reads_bodies) and self.asked(msg)
         if asked:
             msg, asked = self.with_jitter(msg, asked)
-        # A message with a generation is a retry of the same task, not a new generation.
-        if headers and (KEY in headers or REPLACES in headers) and GENERATION not in headers:
+        if headers and (KEY in headers or REPLACES in headers) and self.begins_generation(headers):
             msg, records = self.begin_generation(msg, asked or {})
             options = (mandatory, immediate, timeout, confirm_timeout, argsig)
             result = self._basic_publish(msg, exchange, routing_key, *options)
@@ -164,15 +164,15 @@ class ChannelMixin(AmendingChannel):
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Return the headers that ask for a delay; None or empty if the message asks for none."""
-        headers: dict[str, Any] | None = msg.properties.get(_HEADERS)
-        if headers and (headers.get(ETA) is not None or X_DELAY in headers):
-            return headers
-        if not self._reads_bodies:
-            return None
-        asked = headers_of_body(msg.properties, msg.body)
-        if asked and headers and JITTER in headers:
-            asked[JITTER] = headers[JITTER]
-        return asked
+        headers: dict[str, Any] = msg.properties.get(_HEADERS) or {}
+        if self._reads_bodies and TASK not in headers:
+            asked = headers_of_body(msg.properties, msg.body)
+            if asked:
+                # Of such a task's headers, these are ours.
+                return asked | {
+                    name: headers[name] for name in (X_DELAY, JITTER) if name in headers
+                }
+        return headers if headers.get(ETA) is not None or X_DELAY in headers else None
 
     def with_jitter(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return a delayed message, and its headers, with the jitter of the settings.
@@ -298,17 +298,17 @@ class ChannelMixin(AmendingChannel):
 
     def tx_commit(self) -> Any:
         """Commit a transaction, and record in the journal what it published."""
-        result = super().tx_commit()
+        # While the answer is awaited, a callback may publish, into the next transaction.
         actions, self._afterwards = self._afterwards, []
+        result = super().tx_commit()
         for action in actions or ():
             action()
         return result
 
     def tx_rollback(self) -> Any:
         """Roll back a transaction: the journal records nothing of it."""
-        result = super().tx_rollback()
         self._afterwards = []
-        return result
+        return super().tx_rollback()
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         # A transaction ends with its channel; py-amqp opens the channel again without one.
@@ -516,7 +516,7 @@ class TransportMixin(_Above):
         for url in self.client.alt:
             check_scheme(url, type(self))
         settings = Settings.from_transport_options(self.client.transport_options)
-        connection = super().establish_connection()
+        connection = self._connect()
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
         executor = Executor(connection, settings.namespace)
@@ -533,6 +533,15 @@ class TransportMixin(_Above):
             reading = {"_reads_bodies": True}
             connection.Channel = type("Protocol1Channel", (connection.Channel,), reading)
         return connection
+
+    def _connect(self) -> Any:
+        # Kombu writes the host's name into TLS options without one; the next URL has another host.
+        options = self.client.ssl
+        self.client.ssl = copy(options)
+        try:
+            return super().establish_connection()
+        finally:
+            self.client.ssl = options
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Read from the connection in an event loop, which does not wait while it has work."""

@@ -146,7 +146,8 @@ def _names(tasks: Any) -> Iterator[Any]:
 def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> None:
     with _connected(connection, tasks) as connected:
         for attempt in range(2):
-            consumes = is_consuming(connected._connection)  # noqa: SLF001 - does not connect
+            # A pooled one has no program's consumers, though `inspect` may have left one in it.
+            consumes = connection is not None and is_consuming(connected._connection)  # noqa: SLF001 - does not connect
             if consumes and not connected.connected:
                 # A new connection would not consume, and its program would not notice.
                 raise RecoverableConnectionError("the connection, which consumes, is lost")

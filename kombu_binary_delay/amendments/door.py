@@ -24,7 +24,7 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import ETA, JITTER, TASK, headers_of_body
+from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, seen_as
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 from kombu_binary_delay.router import Delivery
@@ -107,8 +107,10 @@ class AmendingChannel(FollowingChannel):
 
     @staticmethod
     def begins_generation(headers: Mapping[str, Any] | None) -> bool:
-        """Return whether a message supersedes others; one with a generation is a retry."""
-        if not headers or GENERATION in headers:
+        """Return whether a message supersedes others; a retry of a task does not."""
+        # A retry has the generation of its task. That has none if its publisher was without this
+        # transport, and is older than whatever has one by now.
+        if not headers or GENERATION in headers or (TASK in headers and headers.get(RETRIES)):
             return False
         return KEY in headers or REPLACES in headers
 

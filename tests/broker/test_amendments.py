@@ -17,7 +17,8 @@ from unittest.mock import patch
 import amqp
 import pytest
 from amqp.exceptions import RecoverableConnectionError
-from kombu import Exchange, Producer, Queue
+from celery import Celery
+from kombu import Connection, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
@@ -393,9 +394,21 @@ def test_an_amendment_by_a_consuming_connection_hides_no_end_of_it(vhost, consum
         for _ in range(2):
             with pytest.raises(consumer.connection_errors):
                 cancel("y", connection=consumer)
-    # One that does not consume connects again.
+    # One that does not consume connects again, and so does one of a pool, which nobody consumes by.
     end(publisher, vhost)
     cancel("y", connection=publisher)
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    with (
+        app.pool.acquire() as pooled,
+        closing(pooled.connection.sock),
+        suppress(*pooled.connection_errors),
+        pooled.Consumer(QUEUE, callbacks=[]),
+    ):
+        end(pooled, vhost)
+        pooled.drain_events(timeout=1)
+    cancel(app.AsyncResult("z"))
+    app.pool.force_close_all()
 
 
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(
@@ -521,6 +534,18 @@ def test_of_twenty_messages_with_one_key_the_last_arrives(consumer, publisher, c
     assert set(bodies(arrivals)) == {"19", "end"}
     assert {each.reason for each in dropped} == {"superseded"}
     assert len(dropped) == 19
+
+
+def test_a_retry_of_what_was_published_without_the_transport_supersedes_nothing(
+    consumer, publisher, collect
+):
+    publish(publisher, "newer", **{KEY: "k"})
+    # Longer than a message with a key may wait, which would be an error.
+    for wait in (100, door.LONGEST_KEYED + 60_000):
+        eta = datetime.now(timezone.utc) + timedelta(milliseconds=wait)
+        retry = {"id": "a", "task": "t", "retries": 1, "eta": eta.isoformat(), KEY: "k"}
+        publisher.Producer().publish("retry", routing_key="mail", headers=retry)
+    assert sorted(bodies(collect(consumer, [QUEUE], 2))) == ["newer", "retry"]
 
 
 def test_a_key_is_cancelled_until_a_message_has_it_again_for_a_consumer_that_starts_later(
@@ -684,9 +709,14 @@ def test_a_message_with_a_bad_key_is_not_published(publisher, consumer, headers)
     assert QUEUE(consumer.default_channel).get() is None
 
 
-def test_an_amendment_by_a_connection_of_another_transport_is_an_error(connect):
-    with pytest.raises(AmendmentError, match="without the transport"):
-        cancel("a", connection=connect("amqp"))
+@pytest.mark.parametrize("transport", ["amqp", "memory"])
+def test_an_amendment_by_a_connection_of_another_transport_is_an_error(connect, transport):
+    connection = connect("amqp") if transport == "amqp" else Connection("memory://")
+    for _ in range(2):
+        with pytest.raises(AmendmentError, match="without the transport"):
+            cancel("a", connection=connection)
+        # Not only before it connects.
+        connection.default_channel  # noqa: B018 - it connects
 
 
 def test_where_amendments_are_switched_off_nothing_is_amended(connect, publisher, collect):

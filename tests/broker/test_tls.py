@@ -249,6 +249,13 @@ def test_a_broker_of_another_name_is_refused_where_a_name_is_asked_for(vhost, tr
         connection.transport.establish_connection()
 
 
+def test_each_host_is_asked_for_its_own_name_where_the_options_leave_it_open(vhost, trusted):
+    options = {"ca_certs": trusted, "server_hostname": None}
+    with connected(vhost.tls_url, PATH, ssl=options) as connection:
+        assert deliver(connection)
+        assert connection.ssl["server_hostname"] is None
+
+
 def test_a_client_may_show_a_certificate_of_its_own(vhost, trusted, authority, tmp_path):
     issued = authority.issue_cert("someone@example.org", common_name="someone")
     issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "me.pem")
