@@ -7,10 +7,11 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from base64 import b64encode
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 
 import amqp
@@ -509,6 +510,40 @@ def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(
 
     with pytest.raises(admin.UnreachableError, match="sent nothing of the journal"):
         list(by_journal(0))
+
+
+@contextmanager
+def written_to(vhost):
+    """Write to the journal, twenty times a second, for ten seconds at most."""
+    begun, stop = threading.Event(), threading.Event()
+
+    def write_on():
+        with vhost.connect() as connection:
+            channel = connection.channel()
+            for _ in range(200):
+                channel.basic_publish(amqp.Message('{"event": "invented"}'), "", STREAM)
+                begun.set()
+                if stop.wait(0.05):
+                    return
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        assert begun.wait(PATIENCE)
+        yield writer
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_journal_that_is_written_to_meanwhile_is_read_to_where_it_ended(
+    journalling, vhost, by_journal
+):
+    publish(journalling, ("waits", HOUR))
+    settle(vhost, 1)
+    with written_to(vhost) as writer:
+        assert ids(by_journal(1)) == ["waits"]
+        assert writer.is_alive()
 
 
 def take_back(connection):

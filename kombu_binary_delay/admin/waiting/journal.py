@@ -1,8 +1,8 @@
 """List waiting tasks from the journal: those scheduled and not yet delivered, executed or amended.
 
-This reads the journal's stream from the first event to the last. Tasks that may still wait are kept
-in a temporary database on disk, not in memory. A task whose due time has passed does not wait any
-more, even if the journal has no further event, so it is not kept.
+This reads the journal's stream from the first event to the one that is the last when it begins.
+Tasks that may still wait are kept in a temporary database on disk, not in memory. A task whose due
+time has passed does not wait any more, even if the journal has no further event, so it is not kept.
 """
 
 from __future__ import annotations
@@ -363,7 +363,10 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
 
 
 def _last(connection: Any, stream: str) -> int | None:
-    """Return the offset of the last event of a stream; None where it is empty."""
+    """Return the offset of the last event of a stream; None where it is empty.
+
+    While programs write to it, it is the first event that they have written since the call.
+    """
     with Probe(connection) as probe:
         try:
             # The count is some seconds old: a stream that is reported as empty may have events.
@@ -371,12 +374,18 @@ def _last(connection: Any, stream: str) -> int | None:
         except AccessRefused:
             # RabbitMQ 4.3 asks for configure; the reader shows whether it is empty.
             silence = float(_SILENCE)
-    last = None
-    # The reader starts with the chunk that has the last event.
-    with closing(_Reader(connection, stream, "last", silence)) as reader:
+    last: int | None = None
+    with (
+        closing(_Reader(connection, stream, "next")) as new,
+        # It starts with the chunk that has the last event.
+        closing(_Reader(connection, stream, "last", silence)) as reader,
+    ):
         for offset, _ in reader:
             last = offset
             reader.silence = _END
+            if new.arrived:
+                # Silence comes only after they have stopped writing.
+                return _offset(new.arrived[0])
     return last
 
 
@@ -391,7 +400,8 @@ class _Reader:
     ) -> None:
         self.silence = silence
         self._connection = connection.connection
-        self._arrived: list[Any] = []
+        #: What has come, and was not yielded yet.
+        self.arrived: list[Any] = []
         channel = amqp.Channel(self._connection)
         channel.open()
         self._channel: Any = channel
@@ -399,7 +409,7 @@ class _Reader:
         try:
             self._consumer = channel.basic_consume(
                 stream,
-                callback=self._arrived.append,
+                callback=self.arrived.append,
                 arguments={"x-stream-offset": offset},
             )
         except (NotFound, amqp.exceptions.PreconditionFailed) as exc:
@@ -417,10 +427,9 @@ class _Reader:
                         f"later"
                     ) from None
                 return
-            arrived, self._arrived[:] = self._arrived[:], []
+            arrived, self.arrived[:] = self.arrived[:], []
             for message in arrived:
-                headers = message.properties.get("application_headers") or {}
-                yield int(headers.get("x-stream-offset", -1)), message.body
+                yield _offset(message), message.body
             if arrived and arrived[-1].delivery_tag >= acknowledged + _PREFETCH // 2:
                 acknowledged = arrived[-1].delivery_tag
                 self._channel.basic_ack(acknowledged, multiple=True)
@@ -431,3 +440,8 @@ class _Reader:
         with suppress(OSError, amqp.AMQPError):
             self._channel.basic_cancel(self._consumer)
             self._channel.close()
+
+
+def _offset(message: Any) -> int:
+    headers = message.properties.get("application_headers") or {}
+    return int(headers.get("x-stream-offset", -1))
