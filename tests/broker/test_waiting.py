@@ -619,45 +619,6 @@ def test_each_look_knows_what_was_amended_since_the_last(journalling, vhost):
     assert seen == [["a", "b", "c"], ["b", "c"], ["c"]]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "state"),
-    [
-        ([], "waiting"),
-        (["released"], "arrived"),
-        (["released", "executed"], "executed"),
-        (["released", "executed REVOKED"], "cancelled"),
-        (["cancelled"], "cancelled"),
-        (["cancelled", "released"], "cancelled"),
-        (["cancelled", "released", "executed"], "executed"),
-        (["cancelled", "scheduled"], "waiting"),
-        (["postponed"], "postponed"),
-        (["postponed", "scheduled"], "waiting"),
-        (["released", "scheduled"], "waiting"),
-        (["of another kind"], "waiting"),
-    ],
-    ids=str,
-)
-def test_the_story_of_a_task_ends_with_what_was_last_known(
-    journalling, vhost, connect, kinds, state
-):
-    publish(journalling, ("t", HOUR))
-    settle(vhost, 1)
-    told = [
-        {
-            "event": kind.removesuffix(" REVOKED"),
-            "state": "REVOKED" if kind.endswith(" REVOKED") else "SUCCESS",
-            "at": 1,
-            "id": "t",
-            "due": soon(),
-        }
-        for kind in kinds
-    ]
-    write(vhost, *told, {"event": "cancelled", "id": "another"})
-    settle(vhost, 2 + len(told))
-    story = admin.story_by_journal(connect("amqp"), LADDER, "t")
-    assert (story.state, len(story.events)) == (state, 1 + len(told))
-
-
 @pytest.mark.slow
 def test_a_listing_of_the_journal_holds_little_of_it(journalling, by_journal):
     publish(journalling, *((f"{number}", 3600 + number) for number in range(MANY)))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from kombu_binary_delay import Ladder, Topology, admin
-from kombu_binary_delay.admin.waiting import node, script
+from kombu_binary_delay.admin.waiting import journal, node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
 from kombu_binary_delay.admin.waiting.task import taken_back
 from kombu_binary_delay.amendments.memory import Verdict
@@ -213,6 +213,48 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
     assert story.task.due == BEGIN + left
     listed = list(admin.from_node("", "/", topology, judge=judge))
     assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        (["scheduled"], "waiting"),
+        (["scheduled", "released"], "arrived"),
+        (["scheduled", "released", "executed"], "executed"),
+        (["scheduled", "released", "executed REVOKED"], "cancelled"),
+        (["scheduled", "cancelled"], "cancelled"),
+        (["scheduled", "cancelled", "released"], "cancelled"),
+        (["scheduled", "cancelled", "released", "executed"], "executed"),
+        (["scheduled", "cancelled", "scheduled"], "waiting"),
+        (["scheduled", "postponed"], "postponed"),
+        (["scheduled", "postponed", "scheduled later"], "waiting"),
+        (["scheduled", "released", "scheduled"], "waiting"),
+        (["scheduled", "of another kind"], "waiting"),
+        (["released", "executed"], "executed"),
+        # A retry is scheduled before the attempt ends.
+        (["scheduled", "released", "scheduled later", "executed RETRY"], "waiting"),
+        (["scheduled", "scheduled later", "executed RETRY", "released later"], "arrived"),
+        # What was replaced is dropped when it is due.
+        (["scheduled", "scheduled later", "cancelled"], "waiting"),
+        (["scheduled later", "scheduled", "executed", "cancelled later"], "executed"),
+        (["scheduled", "scheduled later", "cancelled at any time"], "cancelled"),
+    ],
+    ids=str,
+)
+def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeypatch, kinds, state):
+    soon = (BEGIN + 3_600_000) * 1000
+    due = {"later": soon + 1, "at any time": None}
+    told = [{"event": "cancelled", "id": "another", "due": soon}]
+    for each in kinds:
+        kind, _, rest = each.partition(" ")
+        ended = rest if rest.isupper() else "SUCCESS"
+        told.append({"event": kind, "at": 1, "id": "t", "due": due.get(rest, soon), "state": ended})
+    monkeypatch.setattr(journal, "has_journal", lambda *_: True)
+    monkeypatch.setattr(journal, "_events", lambda *_: told)
+
+    story = admin.story_by_journal(None, Topology(), "t")
+
+    assert (story.state, len(story.events)) == (state, len(kinds))
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -123,6 +123,8 @@ def story_by_journal(
 ) -> Story:
     """Return what the journal knows of one task; the parameters are those of ``from_journal``.
 
+    The state is that of the task as it was scheduled last; an earlier attempt may have ended since.
+
     :raises OperationError: if there is no journal.
     """
     waiters = JournalWaiters(connection, topology, Selection(), judge, namespace)
@@ -131,9 +133,12 @@ def story_by_journal(
         if event.get("id") != task_id:
             continue
         told.append(_event(event))
-        state = _after(told[-1], state)
         if told[-1].kind == events.SCHEDULED:
             scheduled = event
+        elif scheduled is not None and event.get("due") not in (None, scheduled.get("due")):
+            # It is of an earlier attempt, or of a message that this one replaces.
+            continue
+        state = _after(told[-1], state)
     task = None
     if scheduled is not None and (row := _row(scheduled)) is not None:
         task, amended = waiters.task(row, time.time_ns() // 1000)
