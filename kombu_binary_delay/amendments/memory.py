@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from .record import (
     GENERATION,
     KEY,
+    NESTING,
     REPLACES,
     Cancel,
     CancelStamped,
@@ -26,6 +27,7 @@ from .record import (
     Record,
     Supersede,
     names_of,
+    stamps_of,
     time_of,
 )
 
@@ -232,7 +234,7 @@ class Memory:
                 verdict = self._judge_generation(replaced, generation, now) or verdict
         if amended is not None and not (isinstance(generation, str) and replaces == name):
             # A task that calls Celery's replace() continues under its id.
-            is_first = not headers.get("replaced_task_nesting")
+            is_first = not headers.get(NESTING)
             verdict = self._judge_first(amended, is_first=is_first) or verdict
         return verdict
 
@@ -362,14 +364,11 @@ class Memory:
         return bool(valid.generation) and published + _ON_ITS_WAY < now and published < valid.at
 
     def _has_stamp(self, headers: Mapping[str, Any], now: int) -> bool:
-        stamps = headers.get("stamps")
-        if not isinstance(stamps, Mapping):
-            return False
-        for name, given in stamps.items():
-            for value in given if isinstance(given, (list, tuple)) else (given,):
-                if self._stamped.get((name, str(value)), 0) > now:
-                    return True
-        return False
+        return any(
+            self._stamped.get((name, value), 0) > now
+            for name, values in stamps_of(headers).items()
+            for value in values
+        )
 
     def _rounded(self, until: int) -> int:
         """Return the end of a time's minute; all records of that minute share the object."""

@@ -21,6 +21,10 @@ LONGEST_WAIT = "x-delay-key-max-wait"
 REPLACES = "x-delay-replaces"
 #: The header that names one message among those with the same key or id. The transport writes it.
 GENERATION = "x-delay-generation"
+#: Celery's header with the stamps of a task: by their names a value, or several.
+STAMPS = "stamps"
+#: Celery's header that counts how often a task was replaced under its id by its own ``replace``.
+NESTING = "replaced_task_nesting"
 
 #: The longest name, in bytes: AMQP's limit for short strings.
 MAX_NAME = 255
@@ -217,6 +221,33 @@ def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if name is None and properties.get("reply_to"):
         name = properties.get("correlation_id")
     return (name if isinstance(name, str) else ""), headers
+
+
+def judged_by(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers that decide whether a message was amended, as JSON can hold them.
+
+    These are all that a judge reads, beside those of :func:`names_of`.
+    """
+    names = KEY, REPLACES, GENERATION
+    found: dict[str, Any] = {
+        name: headers[name] for name in names if isinstance(headers.get(name), str)
+    }
+    if stamps := stamps_of(headers):
+        found[STAMPS] = stamps
+    if headers.get(NESTING):
+        found[NESTING] = True
+    return found
+
+
+def stamps_of(headers: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the stamps of a task, by their names; empty if it has none."""
+    stamps = headers.get(STAMPS)
+    if not isinstance(stamps, Mapping):
+        return {}
+    return {
+        name: list(map(str, given if isinstance(given, (list, tuple)) else (given,)))
+        for name, given in stamps.items()
+    }
 
 
 def _is_keyed(read: dict[str, Any]) -> bool:

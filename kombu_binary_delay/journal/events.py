@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from kombu_binary_delay.amendments.record import judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
@@ -22,9 +23,6 @@ POSTPONED = "postponed"
 MAX_ARGUMENTS = 256
 
 HEADERS = "application_headers"
-#: The headers that decide which of several messages with one key or id is valid. The list of
-#: waiting tasks uses them to leave out amended ones.
-_GENERATION = ("x-delay-key", "x-delay-replaces", "x-delay-generation")
 #: Celery's count of retries is 32 bits in the tables.
 _MAX_RETRIES = 2**31 - 1
 
@@ -60,10 +58,9 @@ def scheduled(
         event["hops"] = hops(digits)
         if isinstance(headers.get("task"), str) and "id" in headers:
             _call(event, headers, arguments=arguments)
-        if _GENERATION[-1] in headers:
-            event["generation"] = {
-                name: headers[name] for name in _GENERATION if isinstance(headers.get(name), str)
-            }
+        # The list of waiting tasks uses them to leave out amended ones.
+        if judged := judged_by(headers):
+            event["generation"] = judged
         return event
     if due(headers) is None:
         return None

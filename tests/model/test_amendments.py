@@ -28,6 +28,7 @@ from kombu_binary_delay.amendments.record import (
     Record,
     Supersede,
     from_line,
+    judged_by,
     new_generation,
     split,
     to_line,
@@ -52,8 +53,17 @@ def read(*records: Record, now: int = NOW) -> Memory:
     return memory
 
 
+def recorded(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return what the journal has of a message."""
+    headers = properties.get("application_headers") or {}
+    named = {name: headers[name] for name in ("id", "task") if name in headers}
+    judged = json.loads(json.dumps(judged_by(headers)))
+    return {**properties, "application_headers": {**named, **judged}}
+
+
 def reason(memory: Memory, properties: dict[str, Any], now: int = NOW) -> str | None:
     verdict = memory.judge(properties, now)
+    assert memory.judge(recorded(properties), now) == verdict
     return verdict and verdict.reason
 
 
