@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import amqp
 from amqp.exceptions import AccessRefused, NotFound
@@ -59,8 +59,7 @@ _STATES = {
 }
 _TABLE = """
 create table waiting (
-    id text, name text, args text, kwargs text, exchange text, key text, due integer,
-    retries integer, at integer, levels text, generation text)
+    id, name, args, kwargs, exchange, key, due, retries, at, levels, generation)
 """
 _INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -190,7 +189,8 @@ class JournalWaiters:
             database.execute("create index by_id on waiting (id)")
             self._read(database)
             now = time.time_ns() // 1000
-            for row in database.execute("select * from waiting"):
+            for stored in database.execute("select * from waiting"):
+                row = tuple(map(_loaded, stored))
                 task, amended = self.task(row, now)
                 if row[6] <= now or not self._select.takes(task):
                     continue
@@ -250,21 +250,11 @@ class JournalWaiters:
 
     def _read(self, database: sqlite3.Connection) -> None:
         for event in self.events():
-            id_, due = text_of(event.get("id")), event.get("due")
             kind = event.get("event")
             if kind == events.SCHEDULED:
                 self._schedule(database, event)
-            elif id_ is None:
-                continue
-            elif kind in _GONE:
-                if type(due) is int and due > time.time_ns() // 1000:
-                    database.execute("delete from waiting where id = ? and due = ?", (id_, due))
-            elif kind in _TAKEN_BACK:
-                # The due time identifies the event, if the id was scheduled again meanwhile.
-                if type(due) is int:
-                    database.execute("delete from waiting where id = ? and due = ?", (id_, due))
-                else:
-                    database.execute("delete from waiting where id = ?", (id_,))
+            elif kind in _GONE or kind in _TAKEN_BACK:
+                self._remove(database, event)
 
     def _schedule(self, database: sqlite3.Connection, event: dict[str, Any]) -> None:
         row = _row(event)
@@ -272,9 +262,18 @@ class JournalWaiters:
             return
         if self._select.ids and row[0] not in self._select.ids:
             return
-        with suppress(OverflowError, UnicodeEncodeError):
-            # The journal's own events have no number or text that SQLite cannot hold.
-            database.execute(_INSERT, row)
+        database.execute(_INSERT, tuple(map(_stored, row)))
+
+    @staticmethod
+    def _remove(database: sqlite3.Connection, event: dict[str, Any]) -> None:
+        """Remove the task of an event; its due time says which, if the id was scheduled again."""
+        id_, due = _stored(text_of(event.get("id"))), event.get("due")
+        if id_ is None:
+            return
+        if due is None and event["event"] in _TAKEN_BACK:
+            database.execute("delete from waiting where id = ?", (id_,))
+        elif _is_number(due) and due > time.time_ns() // 1000:
+            database.execute("delete from waiting where id = ? and due = ?", (id_, due))
 
 
 def _after(event: Event, state: str) -> str:
@@ -291,7 +290,7 @@ def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
     """Return the row of a ``scheduled`` event; None if it has no time."""
     due, at, retries = event.get("due"), event.get("at"), event.get("retries")
     generation = event.get("generation")
-    if type(due) is not int or type(at) is not int:
+    if not (_is_number(due) and _is_number(at)):
         return None
     return (
         text_of(event.get("id")),
@@ -301,11 +300,26 @@ def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
         text_of(event.get("exchange")) or "",
         text_of(event.get("key")) or "",
         due,
-        retries if type(retries) is int else None,
+        retries if _is_number(retries) else None,
         at,
         text_of(event.get("levels")),
         json.dumps(generation) if isinstance(generation, dict) else None,
     )
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number that SQLite can hold; the journal's own events have no other."""
+    return type(value) is int and abs(value) < 2**63
+
+
+def _stored(value: Any) -> Any:
+    """Return a value as SQLite keeps it: a name with half a pair of surrogates is no text there."""
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+
+
+def _loaded(value: Any) -> Any:
+    """Return a value that :func:`_stored` wrote."""
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 def _event(event: dict[str, Any]) -> Event:
