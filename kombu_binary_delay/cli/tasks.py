@@ -142,7 +142,7 @@ def _print(found: admin.Waiters, limit: int, count_by: str | None) -> None:
     if count_by is None and not limit:
         passed = admin.Tally(found)
         for task in passed:
-            console.print(*output.task_lines([task], console.width))
+            console.print(*output.task_lines([task], console.width), sep="\n")
         console.print(output.task_foot(found, passed.count, passed.count))
         return
     console.print(_drawn(found, limit, count_by))

@@ -6,7 +6,7 @@ import io
 import time
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import amqp
 import pytest
@@ -19,6 +19,7 @@ from kombu_binary_delay.admin.waiting.journal import level_at
 from kombu_binary_delay.admin.waiting.task import taken_back
 from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
+from kombu_binary_delay.cli.tasks import _print
 from kombu_binary_delay.cli.words import exact, moment
 from kombu_binary_delay.model.address import Destination
 
@@ -46,15 +47,16 @@ def a_task(number=1, **given):
 class Found:
     source = "node"
 
-    def __init__(self, *unseen: str) -> None:
+    def __init__(self, *unseen: str, tasks: Iterable[admin.WaitingTask] = ()) -> None:
         self._unseen = unseen
+        self._tasks = tasks
 
     @property
     def complete(self) -> bool:
         return not self._unseen
 
     def __iter__(self) -> Iterator[admin.WaitingTask]:
-        return iter(())
+        return iter(self._tasks)
 
     def unseen(self) -> tuple[str, ...]:
         return self._unseen
@@ -313,6 +315,19 @@ def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
 )
 def test_a_duration_is_written_as_it_is_typed(milliseconds, text):
     assert exact(milliseconds) == text
+
+
+def test_a_task_has_two_lines_where_all_are_printed(capsys):
+    found = Found(tasks=[a_task(1), a_task(2)])
+    _print(found, 0, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [each.partition("  ")[0] for each in lines] == [
+        "2027-01-15 08:00:00 UTC",
+        "",
+        "2027-01-15 08:00:00 UTC",
+        "",
+        "2 waiting, from the node",
+    ]
 
 
 def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked():
