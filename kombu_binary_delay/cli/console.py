@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
@@ -40,6 +43,25 @@ def _width() -> int:
         return 120
 
 
+def watch(look: Callable[[], RenderableType], every: float) -> None:
+    """Draw again and again, in place of what was drawn before; without a terminal, below it.
+
+    :param look: returns what to draw.
+    :param every: how long to pause between two looks, in seconds.
+    """
+    on = console()
+    # Without a terminal, it draws nothing.
+    live = Live(console=on, auto_refresh=False) if on.is_interactive else None
+    with live or nullcontext():
+        while True:
+            drawn = look()
+            if live is None:
+                on.print(drawn, "")
+            else:
+                live.update(drawn, refresh=True)
+            time.sleep(every)
+
+
 def hanging(mark: str, text: str, style: str) -> RenderableType:
     """Return a paragraph whose lines all begin after a mark."""
     grid = Table.grid(padding=(0, 1))
@@ -60,7 +82,10 @@ def cropped(
     """Return what fits on a terminal: all of the top, and as much of the body as possible.
 
     If the top alone is too high, it is cut too, so that at least two lines of the body are shown.
+    Nothing is cut where the output can scroll.
     """
+    if not on.is_interactive:
+        return Group(*top, *body)
     room = on.size.height - 1
     head, rest = lines_of(top, on), lines_of(body, on)
     head = _cut(head, max(room - 2, 1), on)

@@ -28,11 +28,11 @@ from kombu_binary_delay.admin import (
 )
 from kombu_binary_delay.admin.amend import CANCEL
 
-from .console import console, cropped, hanging
+from .console import console, cropped, hanging, watch
 from .status_screen import status
 from .words import ahead, exact, moment, place, plain
 
-__all__ = ["console", "cropped", "status"]
+__all__ = ["console", "cropped", "status", "watch"]
 
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 

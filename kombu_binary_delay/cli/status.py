@@ -160,18 +160,17 @@ def _show(printer: Printer, seen: _Look) -> None:
 
 
 def _watch(look: Callable[[], _Look], every: float) -> None:
-    from rich.live import Live  # noqa: PLC0415 - Rich comes with the extra `cli`
-
-    from .console import console  # noqa: PLC0415 - see above
+    from .console import watch  # noqa: PLC0415 - Rich comes with the extra `cli`
     from .status_screen import watched  # noqa: PLC0415 - see above
 
     history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
-    with Live(console=console(), auto_refresh=False, screen=False) as live:
-        while True:
-            seen = look()
-            ladders = seen.status.ladders
-            history.append(
-                (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
-            )
-            live.update(watched(seen.status, list(history), *seen.drawn()), refresh=True)
-            time.sleep(every)
+
+    def draw() -> Any:
+        seen = look()
+        ladders = seen.status.ladders
+        history.append(
+            (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
+        )
+        return watched(seen.status, list(history), *seen.drawn())
+
+    watch(draw, every)

@@ -164,15 +164,13 @@ def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every:
         while True:
             _print_json(look(), limit, count_by)
             time.sleep(every)
-    from rich.live import Live  # noqa: PLC0415 - Rich comes with the extra `cli`
+    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
-    from . import output  # noqa: PLC0415 - see above
+    on = output.console()
 
-    with Live(console=output.console(), auto_refresh=False, screen=False) as live:
-        while True:
-            # The note on what is not included comes last, and must be visible.
-            fits = max(output.tasks_that_fit(live.console), 1)
-            drawn = _drawn(look(), min(limit, fits), count_by)
-            shown = output.cropped([], [drawn], live.console)
-            live.update(shown, refresh=True)
-            time.sleep(every)
+    def draw() -> Any:
+        # The note on what is not included comes last, and must be visible.
+        fits = max(output.tasks_that_fit(on), 1) if on.is_interactive else limit
+        return output.cropped([], [_drawn(look(), min(limit, fits), count_by)], on)
+
+    output.watch(draw, every)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -49,7 +50,9 @@ HISTORY = [(1.0, 0.5)] * 60
 @pytest.fixture(params=[(80, 24), (120, 40)], ids=["80x24", "120x40"])
 def terminal(request, monkeypatch):
     width, height = request.param
-    made = Console(width=width, height=height, markup=False, highlight=False)
+    made = Console(
+        width=width, height=height, markup=False, highlight=False, force_interactive=True
+    )
     for module in (console, status_screen):
         monkeypatch.setattr(module, "console", lambda: made)
     return made
@@ -90,6 +93,34 @@ def test_what_is_watched_fits_and_has_trouble_at_the_top(terminal, troubles):
     assert shown[1].startswith("parked 15   in relays 3   amendments 2 (lag 1,500.0 ms)")
     assert shown[2].startswith(f"! {TROUBLES[0][:30]}")
     assert "more lines" in shown[-1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}],
+    ids=["no terminal", "a dumb one"],
+)
+def test_where_nothing_can_be_drawn_again_each_look_is_printed_whole(options, monkeypatch):
+    file = io.StringIO()
+    looks: list[object] = []
+    made = Console(file=file, width=80, height=24, markup=False, **options)
+    for module in (console, status_screen):
+        monkeypatch.setattr(module, "console", lambda: made)
+
+    def look():
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        looks.append(status_screen.watched(replace(STATUS, troubles=TROUBLES), HISTORY))
+        return looks[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        console.watch(look, 0)
+
+    shown = file.getvalue()
+    assert shown.count("RabbitMQ 4.3.6  virtual host shop") == 2
+    assert shown.count("level-14.001") == 2
+    assert "more lines" not in shown
+    assert "\x1b" not in shown
 
 
 def test_when_all_is_seen_trouble_comes_last(terminal):
