@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import amqp
@@ -163,6 +164,8 @@ def names(topology) -> dict[str, str]:
     """What the docs call these names, as regular expressions."""
     return {
         "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
+        "urgent levels": re.escape(topology.for_urgent().prefix) + r"\.level-[0-9]+",
+        "direct": re.escape(topology.direct),
         "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[01]+",
         "delivery": re.escape(topology.delivery),
         "to queues": re.escape(topology.to_queues),
@@ -524,6 +527,8 @@ def made_beforehand(connect, topology):
     administrator = connect("amqp")
     channel = administrator.default_channel
     part = sum(topology.levels[:4], topology.base) + topology.mirror("events")
+    part += sum(topology.for_urgent().levels[:4], topology.direct_base)
+    part += Part(bindings=tuple(each for n in range(4) for each in topology.direct_bindings(n)))
     events = Exchange("events", "topic")
     for name, key in (("mail", "order.*"), ("secret", "secret.#")):
         Queue(name, events, key, channel=channel).declare()
@@ -646,27 +651,69 @@ def test_who_may_write_to_the_levels_reaches_nothing_that_the_ladder_does_not_le
         assert vhost.waiting("apart") == {"apart": 0}
 
 
-def only(topology: Topology, pattern: str, levels: int = 4) -> dict[str, str]:
-    """Topic permissions that let a user delay to what a pattern says: one for each level."""
-    return {topology.level_name(level): pattern for level in range(levels)}
+#: The pattern by which the docs choose the exchanges that need a topic permission.
+TO_RESTRICT = re.search(
+    r"grep -E '(.+)'\)", (Path(__file__).parents[2] / "docs/how-to/permissions.md").read_text()
+)
+
+
+def restricted(names: Iterable[str]) -> set[str]:
+    """Return those of some exchanges that the command of the docs gives a topic permission."""
+    assert TO_RESTRICT
+    return {name for name in names if re.search(TO_RESTRICT[1], name)}
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("layout", ["chain", "skip"])
+def test_each_exchange_that_a_publisher_writes_to_gets_a_topic_permission_and_no_other(
+    queue_type, layout
+):
+    one = Topology(queue_type=queue_type, layout=layout)
+    ladders = [one, *one.lanes(2), one.for_urgent()]
+    part = sum((each.whole + each.direct_base for each in ladders), one.mirror("x.level-00"))
+
+    assert restricted(each.name for each in part.exchanges) == {
+        name
+        for each in ladders
+        for name in (each.direct, *(each.level_name(n) for n in range(each.ladder.levels)))
+    }
+
+
+def only(vhost: Any, pattern: str) -> dict[str, str]:
+    """Topic permissions that let a user delay to what a pattern says: one for each exchange."""
+    return dict.fromkeys(restricted(row["name"] for row in vhost.exchanges()), pattern)
 
 
 #: The patterns of the docs: for a queue, and for some keys of an exchange.
-TO_MAIL = r"^([0-9]+\.)+@\.\.mail$"
-TO_ORDERS = r"^([0-9]+\.)+@\.events\.order\."
+TO_MAIL = r"^([01]+\.)+@\.\.mail$"
+TO_ORDERS = r"^([01]+\.)+@\.events\.order\."
 
 
-@pytest.mark.parametrize(
-    "case",
-    [(TO_MAIL, {("", "mail")}), (TO_ORDERS, {("events", "order.paid"), ("events", "order.new")})],
-    ids=["a queue", "some keys of an exchange"],
-)
-def test_topic_permissions_on_the_levels_restrict_where_a_user_can_delay_to(
-    made_beforehand, connect, granted, topology, case
+MAIL = {("", "mail")}
+ORDERS = {("events", "order.paid"), ("events", "order.new")}
+#: A pattern, and what it allows; the grant, settings and properties of a publisher.
+RESTRICTED: dict[str, tuple[str, set[tuple[str, str]], Grant, dict[str, Any], dict[str, Any]]] = {
+    "a queue": (TO_MAIL, MAIL, PUBLISHER_NEVER, {}, {}),
+    "some keys of an exchange": (TO_ORDERS, ORDERS, PUBLISHER_NEVER, {}, {}),
+    # On RabbitMQ 4.0 to 4.2, these have levels of their own.
+    "urgent messages": (
+        TO_MAIL,
+        MAIL,
+        together(PUBLISHER_NEVER, Grant(write=("urgent levels",))),
+        {},
+        {"priority": 9},
+    ),
+    "direct queues": (TO_MAIL, MAIL, Grant(write=("direct",)), {"queue_per_delay": True}, {}),
+}
+
+
+@pytest.mark.parametrize("case", RESTRICTED)
+def test_topic_permissions_restrict_where_a_user_can_delay_to(
+    vhost, made_beforehand, connect, granted, case
 ):
-    pattern, allowed = case
-    url = granted(replace(PUBLISHER_NEVER, topics=only(topology, pattern)))
-    user = connect(url=url, binary_delay=NEVER, confirm_publish=True)
+    pattern, allowed, grant, settings, properties = RESTRICTED[case]
+    url = granted(replace(grant, topics=only(vhost, pattern)))
+    user = connect(url=url, binary_delay={**NEVER, **settings}, confirm_publish=True)
     refused = {
         ("", "mail"),
         ("", "secret"),
@@ -682,17 +729,17 @@ def test_topic_permissions_on_the_levels_restrict_where_a_user_can_delay_to(
 
     for delay in (1, 1500):
         for exchange, key in allowed:
-            publish(user, "x", exchange, key, delay)
+            publish(user, "x", exchange, key, delay, **properties)
         for exchange, key in refused:
             with pytest.raises(TopologyError, match="topic permission write"):
-                publish(user, "x", exchange, key, delay)
+                publish(user, "x", exchange, key, delay, **properties)
 
 
 def test_topic_permissions_cover_further_keys_since_rabbitmq_4(
-    broker, made_beforehand, connect, granted, topology
+    broker, vhost, made_beforehand, connect, granted
 ):
     """Before, a message's CC and BCC headers pass them by: RabbitMQ's own gap, and documented."""
-    url = granted(replace(PUBLISHER_NEVER, topics=only(topology, TO_MAIL)))
+    url = granted(replace(PUBLISHER_NEVER, topics=only(vhost, TO_MAIL)))
     user = connect(url=url, binary_delay=NEVER, confirm_publish=True)
     covered = broker.release >= (4, 0)
 
