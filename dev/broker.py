@@ -183,7 +183,7 @@ class Broker(Node, Service):
         tls: Path | None = None,
     ) -> None:
         if not Path(root or "/", SERVER.lstrip("/")).exists():
-            raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh test")
+            raise BrokerError(f"no {SERVER} in {root or 'this machine'}: run dev/install.sh demo")
         self._processes = Processes("broker")
         self._beside = beside
         self._epmd: Process | None = None

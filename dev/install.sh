@@ -2,7 +2,7 @@
 # Purpose: make a fresh Debian or Ubuntu ready for `make`: a virtual environment in .venv with
 # the project and one of its dependency groups and, for what runs a broker, RabbitMQ from the
 # distribution; for the tests, also Prometheus and Chromium. Whatever is there already is left as
-# it is; a second run does nothing.
+# it is, also a virtual environment of yours; a second run does nothing.
 #
 #   dev/install.sh GROUP       a dependency group of pyproject.toml: demo, pipeline, bench, test, ...
 #   dev/install.sh GROUP system       only what is outside of .venv, for tox, which has its own
@@ -17,20 +17,41 @@ prometheus=/usr/bin/prometheus
 say() { echo "install: $*" >&2; }
 die() { say "$*"; exit 1; }
 
+# One at a time: `make -j lint docs` starts two.
+exec 9<dev/install.sh
+flock -n 9 || { say "waits for another that runs" && flock 9; }
+
+# Whether .venv is not of this script's making. Then it is used, with its Python.
+is_yours() { [ -L .venv ] || { [ -e .venv ] && [ ! -e .venv/made-for ]; }; }
+
+# Whether .venv has to be made, since there is none, or one for another place or Python.
+is_to_be_made() { ! is_yours && [ "$(cat .venv/made-for 2>/dev/null)" != "$base" ]; }
+
 find_python() {
-    for python in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
+    names="python3 python3.14 python3.13 python3.12 python3.11 python3.10"
+    ! is_yours || names=.venv/bin/python
+    for python in ${PYTHON:-$names}; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             echo "$python"
             return
         fi
     done
-    die "no Python >= 3.10 among ${PYTHON:-python3 and python3.10 to python3.14}"
+    die "no Python >= 3.10 among ${PYTHON:-$names}: name one, as in PYTHON=python3.12"
+}
+
+# PySpark 4 runs on Java 17 and later, and looks for it in JAVA_HOME first.
+has_java() {
+    major=$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 |
+        sed -n 's/.* version "\([0-9]*\).*/\1/p')
+    [ "${major:-0}" -ge 17 ]
 }
 
 missing_packages() {
     case $group in docs) ;; *)
-        # RABBITMQ_ROOT and RABBITMQ_URL name another broker, see tests/conftest.py.
-        [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ] || [ -e $server ] || echo rabbitmq-server
+        # These name another broker; the second is for the tests alone, see tests/conftest.py.
+        other=${RABBITMQ_ROOT:-}
+        case $group in test | dev) other=$other${RABBITMQ_URL:-} ;; esac
+        [ -n "$other" ] || [ -e $server ] || echo rabbitmq-server
         # Celery needs time zones, which minimal systems lack.
         [ -e /usr/share/zoneinfo/UTC ] || echo tzdata
     esac
@@ -39,48 +60,60 @@ missing_packages() {
         # The report is printed. Ubuntu has no browser in its packages.
         command -v chromium >/dev/null || ! grep -q '^ID=debian' /etc/os-release || echo chromium
     esac
-    # Spark runs on Java.
     case $group in pipeline | bench | test | dev)
-        command -v java >/dev/null || echo default-jre-headless
+        if has_java; then :
+        # The default of these releases is 11.
+        elif grep -qE 'CODENAME=(bullseye|focal|jammy)' /etc/os-release; then
+            echo openjdk-17-jre-headless
+        else
+            echo default-jre-headless
+        fi
     esac
     # Debian has this part of the standard library in a package of its own.
-    [ -e .venv ] || "$python" -c 'import ensurepip' 2>/dev/null ||
+    ! is_to_be_made || "$python" -c 'import ensurepip' 2>/dev/null ||
         "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
-apt_install() {
+apt_install() ( # in a process of its own, for its trap
     say "apt-get install" "$@"
     command -v apt-get >/dev/null || die "no apt-get here: install $* yourself, then try again"
     if [ "$(id -u)" = 0 ]; then sudo=; else
         command -v sudo >/dev/null || die "to install $*, be root or have sudo"
         sudo=sudo
     fi
-    had_server=$(ls $server 2>/dev/null || true)
-    had_epmd=$(command -v epmd || true)
-    had_prometheus=$(ls $prometheus 2>/dev/null || true)
+    # With a program may come a service for the whole machine, which nobody asked for.
+    new=
+    if [ -d /run/systemd/system ]; then
+        for service in rabbitmq-server prometheus epmd.socket epmd; do
+            systemctl cat $service >/dev/null 2>&1 || new="$new $service"
+        done
+    fi
+    # It may be there even if the installation fails.
+    trap 'for service in $new; do
+        $sudo systemctl disable --now --quiet $service 2>/dev/null || true
+    done' EXIT
+    trap 'exit 130' INT TERM
     $sudo apt-get update -qq
     output=$($sudo env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "$@" 2>&1) || die "$output"
-    # With the program may have come a service for the whole machine, which nobody asked for.
-    if [ -d /run/systemd/system ]; then
-        [ -n "$had_server" ] || [ ! -e $server ] ||
-            $sudo systemctl disable --now --quiet rabbitmq-server || true
-        [ -n "$had_prometheus" ] || [ ! -e $prometheus ] ||
-            $sudo systemctl disable --now --quiet prometheus || true
-        [ -n "$had_epmd" ] || $sudo systemctl disable --now --quiet epmd.socket epmd || true
-    fi
-}
+)
 
 install_project() {
-    # The place is a part of it: a virtual environment cannot be moved.
-    base="$(pwd) $("$python" -VV)"
     wanted=$({ echo "$base"; cat pyproject.toml constraints.txt setup.cfg; } | sha256sum)
     if [ "$(cat ".venv/installed-$group" 2>/dev/null)" = "$wanted" ]; then return; fi
     say "the project and its group '$group' into .venv"
-    if [ "$(cat .venv/made-for 2>/dev/null)" != "$base" ]; then
-        "$python" -m venv --clear .venv
+    if is_to_be_made; then
+        rm -rf .venv
+        # From the beginning: if this is interrupted, it is made again.
+        mkdir .venv
+        : >.venv/made-for
+        "$python" -m venv .venv
         echo "$base" >.venv/made-for
     fi
+    [ "$(.venv/bin/python -VV)" = "$("$python" -VV)" ] ||
+        die "the Python of .venv is not $python: remove .venv, and one is made for that"
+    .venv/bin/python -m pip --version >/dev/null 2>&1 ||
+        die "no pip in .venv: run '.venv/bin/python -m ensurepip', or remove .venv"
     pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install -qq"
     $pip 'pip>=25.1' # the first that knows dependency groups
     $pip --group "$group" --editable . --constraint constraints.txt
@@ -89,9 +122,16 @@ install_project() {
 }
 
 python=$(find_python)
+# The place is a part of it: a virtual environment cannot be moved.
+base="$(pwd) $("$python" -VV)"
 missing=$(missing_packages)
-# shellcheck disable=SC2086 # one word is one package
-[ -z "$missing" ] || apt_install $missing
+if [ "$missing" ]; then
+    # shellcheck disable=SC2086 # one word is one package
+    apt_install $missing
+    missing=$(missing_packages)
+    [ -z "$missing" ] ||
+        die "installed, and yet not found: $missing; see PATH and, for Java 17, JAVA_HOME"
+fi
 [ "$part" != system ] || exit 0
 install_project
 case $group in test | dev)
