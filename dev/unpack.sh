@@ -24,6 +24,11 @@ install_tools() {
     apt-get install -q -y --no-install-recommends mmdebstrap debian-archive-keyring >&2
 }
 
+# One at a time.
+mkdir -p "$cache"
+exec 9<"$cache"
+flock 9
+
 for suite in $suites; do
     root=$cache/$suite
     if [ ! -d "$root" ]; then
@@ -31,7 +36,6 @@ for suite in $suites; do
             "sudo, or 'make test-here' for the RabbitMQ that is installed"
         install_tools
         say "the RabbitMQ of $suite into $root"
-        mkdir -p "$cache"
         rm -rf "$root.partial"
         # An old release may be kept with an index that is past its date.
         mmdebstrap --quiet --variant=apt --include=rabbitmq-server \

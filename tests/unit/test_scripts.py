@@ -207,3 +207,12 @@ def test_two_installations_at_once_do_it_one_after_the_other(here):
 
     assert [each.returncode for each in done] == [0, 0]
     assert calls(here).count("installed") == 1
+
+
+def test_two_at_once_unpack_a_broker_one_after_the_other(here):
+    done = two_at_once(here, "unpack.sh", "trixie")
+
+    folder = here / ".cache/kombu_binary_delay/brokers/trixie"
+    assert [each.stdout for each in done] == [f"{folder}\n"] * 2
+    assert folder.is_dir()
+    assert len([each for each in calls(here) if each.startswith("mmdebstrap")]) == 1
