@@ -3,8 +3,9 @@
 #
 #   dev/test.sh             all tests on the installed RabbitMQ, but for the conformance suite, which
 #                           runs on both ends of the range: RabbitMQ 3.8 and 4.3. These are unpacked
-#                           if need be and started by chroot, which takes root, or sudo. And beside
-#                           the tests: style, types, the import contract, and the documentation.
+#                           if need be and started by chroot, which takes root, or sudo that asks
+#                           for no password. And beside the tests: style, types, the import
+#                           contract, and the documentation.
 #   dev/test.sh --here      the same, but all tests on the installed RabbitMQ alone
 #   dev/test.sh --record-coverage   the first, and note the coverage that the badge of README shows:
 #                           then run `python -m docs.generate`
@@ -26,9 +27,10 @@ if [ $# != 0 ]; then exec "$python" -m pytest "$@"; fi
 if [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ]; then here=yes; fi
 
 if [ "$here" ] || [ "$(id -u)" = 0 ]; then sudo=; else
-    command -v sudo >/dev/null || {
-        echo "test: RabbitMQ 3.8 and 4.3 are started by chroot: be root or have sudo, or run" \
-            "'make test-here', which tests on the installed RabbitMQ alone" >&2
+    # In the background, where a password that was given at a terminal may not count.
+    setsid --wait sudo -n true 2>/dev/null || {
+        echo "test: RabbitMQ 3.8 and 4.3 are started by chroot: be root, or have sudo that asks for" \
+            "no password, or run 'make test-here', which tests on the installed RabbitMQ alone" >&2
         exit 1
     }
     sudo="sudo env PYTHONDONTWRITEBYTECODE=1"
