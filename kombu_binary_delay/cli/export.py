@@ -12,6 +12,7 @@ import click
 
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.admin.delivery import to_queue
+from kombu_binary_delay.compat.files import write_file
 from kombu_binary_delay.journal import stream_part
 
 from .command import Printer, ladder, queues_of_yours, subcommand
@@ -159,6 +160,9 @@ def _write_files(printer: Printer, output: Path, texts: Mapping[str, str]) -> No
 
 
 def _write(path: Path, text: str) -> None:
-    with click.open_file(str(path), "w") as file:
+    if str(path) != "-":
+        write_file(path, text)
+        return
+    with click.open_file("-", "w") as file:
         file.write(text)
         file.flush()

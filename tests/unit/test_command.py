@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import amqp
 import click
@@ -124,6 +125,49 @@ def test_what_the_output_cannot_hold_is_no_fault_of_the_broker(words, code, said
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("export svg --queue a-name-that-is-longer-than-its-box", 0, ""),
+        ("export definitions --queue $'\\xff'", 2, "'\\udcff' cannot be written in utf-8"),
+        # The shell's limit stands for a full disk.
+        ("export definitions", 2, "ladder: File too large"),
+    ],
+)
+def test_a_file_is_written_in_utf_8_and_replaced_as_a_whole_or_not_at_all(
+    tmp_path, words, code, said
+):
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "real").chmod(0o640)
+    file = tmp_path / "ladder"
+    file.symlink_to("real")
+    limit = "ulimit -f 1; " if "large" in said else ""
+    command = f"{limit}{sys.executable} -B -m kombu_binary_delay.cli {words} -o {file}"
+    shell = ["bash", "-c", command]
+    done = subprocess.run(
+        shell,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    written = file.read_text("utf-8")
+    assert (written == "before") == bool(code)
+    assert code or "\N{HORIZONTAL ELLIPSIS}" in written
+    assert file.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ladder", "real"]
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    done = CliRunner().invoke(binary_delay, ["export", "mermaid", "-o", "/dev/full"])
+
+    assert (done.exit_code, "/dev/full: No space left on device" in done.output) == (2, True)
+    assert Path("/dev/full").is_char_device()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kombu_binary_delay.compat.files import write_file
 from kombu_binary_delay.compat.urls import is_broker_url
 
 from .before import check_before
@@ -156,7 +157,7 @@ def audit(
                     overwrite(verdicts, kept)
         phase("drawing the report")
         summary = _report(verdicts, page, plan, seen, thresholds, _jobs(table))
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_file(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     show_counts(summary)
     console().print(str(page))
     judged = summary["thresholds"].get("judged")
@@ -222,7 +223,7 @@ def _report(
 
     found = figures(verdicts, thresholds=thresholds, plan=plan, depths=depths, jobs=jobs)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page(found), encoding="utf-8")
+    write_file(output, page(found))
     summary: dict[str, Any] = {"jobs": jobs, **found["summary"]}
     return summary
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kombu_binary_delay.compat.files import write_file
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import KEY, Settings
 
@@ -157,4 +158,4 @@ def _report(
     given = {each: value for each, value in limits.items() if value is not None}
     found = plan_figures(rows, planned, limits=given, name=name)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(plan_page({**found, "chosen": chosen}), encoding="utf-8")
+    write_file(output, plan_page({**found, "chosen": chosen}))
