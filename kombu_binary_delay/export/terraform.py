@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
+from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.model.parts import Arguments, Binding, Exchange, Part, Queue
 
 from .names import shorten
@@ -33,6 +34,8 @@ def terraform(part: Part) -> str:
     """Return a part as a module with one variable, ``vhost``.
 
     Its queues have ``prevent_destroy``, because they hold delayed messages.
+
+    :raises AddressError: if a name has a ``/``, which the provider cannot bind.
     """
     exchanges = _labels(each.name for each in part.exchanges)
     queues = _labels(each.name for each in part.queues)
@@ -81,6 +84,13 @@ resource "rabbitmq_queue" "{label}" {{
 
 
 def _binding(binding: Binding, exchanges: dict[str, str], queues: dict[str, str]) -> str:
+    for name in (binding.source, binding.destination):
+        # In the provider's identifier of a binding, it separates the names.
+        if "/" in name:
+            raise AddressError(
+                f"the provider cyrilgdn/rabbitmq cannot bind {name!r}, since it has a /: export "
+                f"definitions or kubernetes; or leave it out, and use the command create for it"
+            )
     # Its identifier in Terraform must not change when other resources are added or removed.
     words = f"{binding.source} to {binding.destination}"
     label = shorten(_plain(words), repr(binding), 120)

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay import AddressError, Ladder, Topology
 from kombu_binary_delay.export import (
     definitions,
     graphviz,
@@ -121,6 +121,20 @@ def test_a_terraform_module_is_hcl_that_holds_the_part(part):
             for each in kinds["rabbitmq_binding"].values()
         ),
     )
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Topology().to_queue("a/b"),
+        Topology().queue_relay("a/b"),
+        Topology().mirror("a/b") + Topology().exchange_relay("a/b"),
+    ],
+    ids=["queue", "relay", "exchange"],
+)
+def test_a_terraform_module_has_no_name_that_its_provider_cannot_bind(part):
+    with pytest.raises(AddressError, match=r"cannot bind 'kbd.*a/b'|cannot bind 'a/b'"):
+        terraform(part)
 
 
 def bare(label):
