@@ -26,6 +26,8 @@ START = 400.0
 S = TypeVar("S", bound="Service")
 #: How many ports are reserved at once, by a socket that is bound to the first of them.
 _BLOCK = 16
+#: The first and the last port that a client can get.
+CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Service(ABC):
@@ -52,7 +54,7 @@ class Service(ABC):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports, below the range from which the kernel takes clients' ports.
+    """Return free ports, outside of the range from which the kernel takes clients' ports.
 
     In that range, a client which reconnects to a broker that is down can be given the
     broker's own port, and then is connected to itself while the broker cannot start.
@@ -63,8 +65,8 @@ def free_ports(count: int) -> list[int]:
     :param count: at most 15.
     :raises OSError: if there are not enough.
     """
-    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    blocks = range(10000, first_client_port - _BLOCK, _BLOCK)
+    lowest, highest = map(int, CLIENT_PORTS.read_text().split())
+    blocks = _blocks(lowest, highest)
     for first in random.sample(blocks, len(blocks)):
         reserving = socket.socket()
         try:
@@ -77,7 +79,16 @@ def free_ports(count: int) -> list[int]:
             atexit.register(reserving.close)  # which keeps it until then
             return ports[:count]
         reserving.close()
-    raise OSError("no free ports")
+    raise OSError(
+        f"not {count} free ports in any of {len(blocks)} blocks of {_BLOCK}: end what listens, or "
+        f"narrow the range in {CLIENT_PORTS}, {lowest} to {highest}"
+    )
+
+
+def _blocks(lowest: int, highest: int) -> list[int]:
+    """Return the first port of each block outside of a range; of each block, if there is none."""
+    every = range(10000, 65536 - _BLOCK, _BLOCK)
+    return [each for each in every if not lowest - _BLOCK < each <= highest] or list(every)
 
 
 def _is_free(port: int) -> bool:

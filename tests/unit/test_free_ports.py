@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from dev import service
 from dev.service import free_ports
 
 ANOTHER = """
@@ -32,3 +35,25 @@ def test_two_processes_are_never_given_the_same(monkeypatch):
 
     theirs = [int(each) for each in done.stdout.split()]
     assert len({*ours, *theirs}) == 18
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "outside"),
+    [(32768, 60999, True), (1024, 60999, True), (32768, 65535, True), (1024, 65535, False)],
+)
+def test_they_are_no_ports_of_clients_where_there_are_others(
+    tmp_path, monkeypatch, lowest, highest, outside
+):
+    monkeypatch.setattr(service, "CLIENT_PORTS", tmp_path / "range")
+    service.CLIENT_PORTS.write_text(f"{lowest}\t{highest}\n")
+
+    ports = [each for _ in range(5) for each in free_ports(15)]
+
+    assert outside == all(each < lowest or highest < each for each in ports)
+
+
+def test_where_none_is_free_the_error_names_the_range(monkeypatch):
+    monkeypatch.setattr(service, "_is_free", lambda _: False)
+
+    with pytest.raises(OSError, match=r"not 6 free ports.*ip_local_port_range, \d+ to \d+"):
+        free_ports(6)
