@@ -8,7 +8,7 @@ from html import escape
 from kombu_binary_delay.model.parts import Part
 
 from .graph import Node, edges, human, nodes, outline
-from .names import number
+from .names import number, shown
 
 _ARROWS = {"binding": "-->", "expiry": "-.->", "alternate": "-.->"}
 
@@ -38,5 +38,4 @@ def _shape(node: Node) -> str:
 def _escape(text: str) -> str:
     """Return a text with HTML entities for characters that Mermaid or HTML would interpret."""
     # Mermaid has its own entities, which begin with a #.
-    text = re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", escape(text))
-    return "".join(each if ord(each) >= 0x20 else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", escape(shown(text)))

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from hashlib import blake2b
+
+#: Control characters, and others that XML does not allow.
+_NOT_SHOWN = re.compile("[\x00-\x1f\ufffe\uffff]")
+
+
+def shown(text: str) -> str:
+    """Return a text with a replacement for each character that a drawing cannot have."""
+    return _NOT_SHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def shorten(text: str, name: str, longest: int) -> str:

@@ -6,8 +6,8 @@ match. A change of the topology changes the figure, or raises an error.
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, replace
-from html import escape
 
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part
@@ -16,6 +16,7 @@ from kombu_binary_delay.model.topology import Topology
 
 from .brief import cut, range_of, shorten_key, shorten_words
 from .graph import human
+from .names import shown
 
 WIDTH = 760
 #: The greatest height of the figure: one printed page, of A4 or letter paper. Levels that do not
@@ -241,7 +242,7 @@ class _Figure:
         view = f'viewBox="0 0 {WIDTH} {self.height}" {size} role="img"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="ladder" {view}>',
-            f"<title>A message with the routing key {escape(self.key)}</title>",
+            f"<title>A message with the routing key {_xml(self.key)}</title>",
             f"<style>{STYLE}</style><defs>{_head('cool')}{_head('hot')}</defs>",
             # With a background, the figure can be read on any page.
             f'<rect class="ground" {size} rx="6"/>',
@@ -310,7 +311,7 @@ class _Figure:
             done.add(len(self.topology.ladder.digits(self.delay)) - 1)
         kinds = ["read" if at in read else "done" if at in done else "" for at in range(len(words))]
         spans = [
-            f'<tspan class="{kind}">{escape(text)}</tspan>' if kind else escape(text)
+            f'<tspan class="{kind}">{_xml(text)}</tspan>' if kind else _xml(text)
             for text, kind in shorten_words(words, kinds, ADDRESS)
         ]
         place = f'x="{ADDRESS_X}" y="{y + BOX_HEIGHT / 2 + 4:g}"'
@@ -434,9 +435,7 @@ class _Figure:
     def _text(  # noqa: PLR0913 - as many as a text in SVG has
         self, x: float, y: float, text: str, kind: str, anchor: str = "start", *, hot: bool = False
     ) -> None:
-        svg = (
-            f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
-        )
+        svg = f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{_xml(text)}</text>'
         self._add(svg, hot=hot)
 
     def _box(  # noqa: PLR0913 - as many as a box has
@@ -451,10 +450,14 @@ class _Figure:
         width: int = BOX_WIDTH,
     ) -> None:
         size = f'width="{width}" height="{BOX_HEIGHT}"'
-        full = f"<title>{escape(title)}</title>" if title != cut(title, 17) else ""
+        full = f"<title>{_xml(title)}</title>" if title != cut(title, 17) else ""
         self._add(f'<rect x="{x}" y="{y}" {size} rx="{round_}">{full}</rect>', hot=hot)
         self._text(x + width / 2, y + 18, cut(title, 17), "title", "middle", hot=hot)
         self._text(x + width / 2, y + 34, cut(note, width // 7), "note", "middle", hot=hot)
+
+
+def _xml(text: str) -> str:
+    return html.escape(shown(text))
 
 
 def _head(kind: str) -> str:

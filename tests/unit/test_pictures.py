@@ -117,6 +117,12 @@ def test_a_picture_fits_a_page_and_has_each_queue_that_the_message_waits_in(case
     assert float(image.attrib["height"]) <= 1005 or len(waits) > 7
 
 
+def test_what_xml_does_not_allow_in_a_name_is_replaced():
+    image = ET.fromstring(svg(SHORT, 10_000, "mail\x00\x1b\ufffe\uffff"))  # noqa: S314 - our own
+
+    assert "mail\N{REPLACEMENT CHARACTER}" in "".join(image.itertext())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_levels_that_are_folded_are_counted(case):
     topology, *_ = CASES[case]
