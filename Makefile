@@ -39,11 +39,11 @@ bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only
 
 lint: ## style, types, the import contract and spelling
 	@dev/install.sh test
-	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh lint
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec dev/check.sh lint
 
 docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
-	@PATH=$(CURDIR)/.venv/bin:$$PATH exec dev/check.sh docs docs/_build/html
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec dev/check.sh docs docs/_build/html
 
 prepare-release: ## write VERSION=0.1.0 and today's date into pyproject.toml and the changelog
 	@dev/install.sh release
