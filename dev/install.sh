@@ -126,8 +126,9 @@ python=$(find_python)
 base="$(pwd) $("$python" -VV)"
 missing=$(missing_packages)
 if [ "$missing" ]; then
+    # Without the lock, which a service that it starts would keep.
     # shellcheck disable=SC2086 # one word is one package
-    apt_install $missing
+    apt_install $missing 9<&-
     missing=$(missing_packages)
     [ -z "$missing" ] ||
         die "installed, and yet not found: $missing; see PATH and, for Java 17, JAVA_HOME"
