@@ -150,8 +150,17 @@ class ForeignLadder(Topology):
         return self.parse(key, carried)[1]
 
     def to_queue(self, queue: str) -> Part:
-        """Return the binding from delivery to a queue, as an endpoint of that system makes it."""
-        return Part(bindings=(Binding(self.delivery, queue, f"#.{queue}"),))
+        """Return the binding from delivery to a queue, as an endpoint of that system makes it.
+
+        :raises AddressError: if the name is too long, or a pattern for the names of other queues.
+        """
+        key = f"#.{queue}"
+        if len(key.encode()) > MAX_KEY or not {"*", "#"}.isdisjoint(queue.split(".")):
+            raise AddressError(
+                f"the ladder {self.namespace}* cannot lead to the queue {queue!r}: its name must "
+                f"have at most {MAX_KEY - 2} bytes, and no word '*' or '#'; use another name"
+            )
+        return Part(bindings=(Binding(self.delivery, queue, key),))
 
     def _level(self, level: int) -> Part:
         name, below = self.level_name(level), self.level_name(level - 1)

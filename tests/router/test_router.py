@@ -585,6 +585,21 @@ def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladd
         assert (got.destination, got.properties["application_headers"]) == (found, {})
 
 
+@pytest.mark.parametrize("name", ["q" * 254, "orders.*", "#"])
+def test_a_queue_that_a_foreign_ladder_cannot_lead_to_is_named_and_does_not_end_the_program(
+    broker, name
+):
+    connection = Connection(broker, foreign_ladder="celery")
+    connection.queue("orders.eu")
+    connection.queue(name)
+    connection.consume()
+
+    assert [each for each in broker.warnings if repr(name) in each]
+    assert connection.reached("orders.eu") == ["orders.eu"]
+    with pytest.raises(AddressError):
+        connection.publish(name)
+
+
 @pytest.mark.parametrize("kind", ["headers", "x-consistent-hash"])
 def test_no_relay_is_looked_for_where_none_is_made(broker, kind):
     connection = Connection(broker)
