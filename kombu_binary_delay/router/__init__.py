@@ -403,6 +403,8 @@ class Router(DeliverySide):
         A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
         a retry of such a message goes to the queue that it came from, by our own ladder.
         """
-        if ladder.mirrors or written.routing_key in self._queues:
+        if ladder.mirrors:
             return written
-        return Destination("", queue) if queue else arrived
+        if queue:
+            return Destination("", queue)
+        return written if written.routing_key in self._queues else arrived

@@ -502,6 +502,8 @@ def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
         ("celery_delayed_delivery", "0." * 27 + "1.image.png"),
         ("celery_delayed_3", "0." * 27 + "1.image.png"),
         ("nsb.v2.delay-level-04", "0." * 27 + "1.image.png"),
+        # The key is also the name of another queue that this connection declares.
+        ("celery_delayed_delivery", "0." * 27 + "1.orders"),
     ],
 )
 def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_from(
@@ -509,6 +511,7 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
 ):
     connection = Connection(broker)
     connection.queue("images")
+    connection.queue("orders")
 
     found = connection.router.received(exchange, key, {"application_headers": {}}, "images")
 
