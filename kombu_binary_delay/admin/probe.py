@@ -10,7 +10,9 @@ from typing import Any
 import amqp
 from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
+from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import is_deleted
+from kombu_binary_delay.model.versions import can_be_denied
 
 from .errors import OperationError
 
@@ -64,11 +66,20 @@ class Probe:
         with suppress(OSError, amqp.AMQPError):
             self._channel.close()
 
+    def can_ask(self, name: str) -> bool:
+        """Return whether the broker can answer that an exchange or queue does not exist."""
+        # Without a connection, the question itself raises the error.
+        return can_be_denied(name, getattr(self._channel.connection, "virtual_host", ""))
+
     def has_exchange(self, name: str) -> bool:
-        """Return whether an exchange exists."""
+        """Return whether an exchange exists.
+
+        :raises TopologyError: if the broker cannot answer.
+        """
         # RabbitMQ refuses this question for the default exchange, which always exists.
         if not name:
             return True
+        self._check_can_ask(name, "exchange")
         try:
             self._channel.exchange_declare(name, "topic", passive=True)
         except NotFound:
@@ -76,7 +87,11 @@ class Probe:
         return True
 
     def has_queue(self, name: str) -> bool:
-        """Return whether a queue exists, even one whose node has stopped or is just starting."""
+        """Return whether a queue exists, even one whose node has stopped or is just starting.
+
+        :raises TopologyError: if the broker cannot answer.
+        """
+        self._check_can_ask(name, "queue")
         try:
             self._channel.queue_declare(name, passive=True)
         except NotFound as exc:
@@ -85,6 +100,13 @@ class Probe:
             # It is exclusive to another connection.
             return True
         return True
+
+    def _check_can_ask(self, name: str, kind: str) -> None:
+        if not self.can_ask(name):
+            raise TopologyError(
+                f"the {kind} {name!r} has a name of {len(name.encode())} bytes that is not ASCII, "
+                f"too long for RabbitMQ to report that the {kind} does not exist; use a shorter one"
+            )
 
     def has_stream(self, name: str) -> bool:
         """Return whether a stream exists; a user that may only read it may ask this, too.

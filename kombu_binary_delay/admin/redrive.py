@@ -19,7 +19,7 @@ import amqp
 
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.errors import UnconfirmedError
+from kombu_binary_delay.errors import TopologyError, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
@@ -331,10 +331,14 @@ def _obstacle(probe: Probe, place: Destination) -> str:
             f"its destination {place.exchange!r} is a part of another ladder, which does not know "
             f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
         )
-    if place.exchange:
-        exists, kind, name = probe.has_exchange(place.exchange), "exchange", place.exchange
-    else:
-        exists, kind, name = probe.has_queue(place.routing_key), "queue", place.routing_key
+    kind, name = ("exchange", place.exchange) if place.exchange else ("queue", place.routing_key)
+    if kind == "queue" and not probe.can_ask(name):
+        # Without the queue, the broker returns the message.
+        return ""
+    try:
+        exists = probe.has_exchange(name) if kind == "exchange" else probe.has_queue(name)
+    except TopologyError as exc:
+        return f"{exc}: say where they are to go with --to, or take them with --to-file"
     if exists:
         return ""
     return f"the {kind} {name!r} does not exist; declare it, or send them elsewhere with --to"

@@ -43,6 +43,7 @@ from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
 from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from tests.waits import attempts, wait_until
 
@@ -574,6 +575,36 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
     rest = redrive(plain, small, only=Destination(exchange, "mail"), to=Destination("", "mail"))
     assert (rest.sent, vhost.waiting(small.parking)) == (1, {small.parking: 0})
+
+
+def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(plain, vhost, small):
+    """Given: names whose error RabbitMQ cuts within a character, or ends the connection for."""
+    names = "\u00e9" * 120, "x" + "\u00e9" * 119
+    with plain() as connection:
+        create(connection, small, small.base)
+        for name in ("mail", names[0]):
+            Queue(name)(connection.channel()).declare()
+        for destination in (
+            *(Destination("", each) for each in (*names, "mail")),
+            *(Destination(each, "mail") for each in names),
+        ):
+            connection.Producer().publish(
+                "m",
+                exchange=small.parking,
+                routing_key=small.address((), destination),
+                headers={HEADER: {"due": 1, "to": list(destination)}},
+            )
+
+    found = redrive(plain, small)
+
+    assert by_destination(found) == {
+        ("", names[0]): (1, 0),
+        ("", names[1]): (0, 1),
+        ("", "mail"): (1, 0),
+        (names[0], "mail"): (0, 1),
+        (names[1], "mail"): (0, 1),
+    }
+    assert sum("too long for RabbitMQ to report" in each for each in found.reasons) == 2
 
 
 def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vhost, small):
