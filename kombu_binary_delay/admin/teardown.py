@@ -39,13 +39,14 @@ class Teardown:
     keeps: tuple[str, ...]
 
 
-def teardown(  # noqa: PLR0913 - the last three are for callers of different patience
+def teardown(  # noqa: PLR0913 - what stays, and for callers of different patience
     connection: Any,
     management: Management,
     topology: Topology,
     *,
     in_use: Iterable[Topology] = (),
     gone: Iterable[Topology] = (),
+    amended: Iterable[str] = (),
     force: bool = False,
     dry_run: bool = False,
     stats_delay: float = STATS_DELAY,
@@ -63,6 +64,8 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
 
     :param in_use: ladders that are in use, even if no message has needed their levels yet.
     :param gone: ladders to take for removed, as what removes several plans it.
+    :param amended: namespaces whose amendments are in use without a ladder: programs that delay on
+        another system's ladder.
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, or a queue has no leader that could report them.
@@ -77,12 +80,17 @@ def teardown(  # noqa: PLR0913 - the last three are for callers of different pat
     if not others:
         side = f"{topology.delivery_prefix}."
         amendments = _amendments(topology)
-        last = topology.mirrors and not _others(topology, snapshot, in_use, gone, all_sides=True)
+        # Another system's ladder has none of its own.
+        amendments_go = (
+            topology.mirrors
+            and topology.namespace not in amended
+            and not _others(topology, snapshot, in_use, gone, all_sides=True)
+        )
         journal = f"{side}journal"
 
         def goes(name: str) -> bool:
             if name in amendments:
-                return last
+                return amendments_go
             return name == topology.delivery or (name.startswith(side) and name != journal)
 
         mine += [name for name in snapshot.exchanges if goes(name)]

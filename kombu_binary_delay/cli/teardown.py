@@ -26,7 +26,7 @@ from .connect import Target
     The delivery side is what leads from the ladders of a namespace to your queues; the ladder of
     the settings needs it even before its first message. With the last ladder, the streams of
     cancellations go, too: a task that was cancelled, and is in a queue of yours already, then
-    runs.
+    runs. They stay if the setting foreign_ladder puts your programs on another system's ladder.
 
     \b
       kombu-binary-delay teardown --dry-run
@@ -45,11 +45,13 @@ def teardown(
     """Remove a ladder, and the delivery side with it if no other ladder leads there."""
     with broker.plain() as connection:
         going, in_use = _chosen(broker, connection, ladder)
+        settings = broker.settings
         act = partial(
             admin.teardown,
             connection,
             broker.management(connection),
             in_use=in_use,
+            amended=[settings.namespace] if settings.foreign_ladder and settings.amendments else [],
             force=force,
             notify=printer.log,
         )

@@ -675,6 +675,26 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
 
 
+def test_the_amendments_of_programs_on_another_systems_ladder_stay(broker, run, tick, vhost):
+    if broker.release < (3, 10):
+        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
+    run(*tick, "create")
+    ladder = Topology(Ladder.binary(4, 1000)).prefix
+    foreign = ("--foreign-ladder", "celery")
+
+    planned = [
+        run(*settings, "teardown", "--ladder", ladder, "--dry-run", "--json")
+        for settings in (tick, foreign, (*foreign, "--no-amendments"))
+    ]
+    gone = run(*foreign, "teardown", "--ladder", ladder, "--force")
+
+    streams = ["kbd.v2.amendments.ids", "kbd.v2.amendments.keys"]
+    going = [json.loads(each.output.splitlines()[-1])["queues"] for each in planned]
+    assert [set(streams).issubset(each) for each in going] == [True, False, True]
+    assert gone.exit_code == 0, gone.output
+    assert sorted(each["name"] for each in vhost.queues()) == streams
+
+
 def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
     if tick[-1] == "classic":
         pytest.skip("lanes are for quorum queues")
