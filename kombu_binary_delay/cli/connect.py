@@ -146,6 +146,14 @@ class Target:
                 lanes.append(urgent)
         return lanes
 
+    def filled(self, connection: Any, ladder: str | None = None) -> list[Topology]:
+        """Return the topologies among which a connection by our transport chooses to publish.
+
+        Unlike :meth:`lanes`, this leaves out a ladder for urgent messages that the broker's release
+        does not need: it only drains.
+        """
+        return self.lanes(ladder=ladder, server=connection.connection.server_properties)
+
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Return all parts of ladders that lead to one delivery side."""
         direct = self.settings.queue_per_delay
@@ -228,6 +236,11 @@ class Target:
             raise click.BadParameter(
                 f"{topology.prefix} is one of several lanes, among which a message finds its own; "
                 f"to fill them, say how many there are with --lanes, and do not name one"
+            )
+        if topology.urgent:
+            raise click.BadParameter(
+                f"{topology.prefix} is only for messages of a high priority, on RabbitMQ 4.0 to "
+                f"4.2: they find it themselves; name {replace(topology, urgent=False).prefix}"
             )
         if [topology] == self.settings.topology().lanes(self.settings.lanes):
             return self

@@ -141,14 +141,14 @@ def _move(
         ladders = here.lanes(connection, ladder)
         if here is there:
             # What is urgent may be on a ladder that both have.
-            filled = here.lanes(connection, to)
+            filled = here.filled(connection, to)
             ladders = [each for each in ladders if each not in filled] or ladders
         source: list[Topology] | str = queue or ladders
         snapshot = admin.Snapshot.read(management)
         planned = admin.plan(connection, snapshot, source)
         # Before a dry run ends: it must not promise what the run refuses.
         with named(there), there.plain() as sending:
-            target = there.lanes(sending, to)
+            target = there.filled(sending, to)
             asked_there = None if here is there else there.management(sending)
             refuse_a_circle(connection, sending, source, target)
     into = there.on(target[0]) if to is not None and target[0].mirrors else there
