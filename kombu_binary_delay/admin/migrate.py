@@ -325,7 +325,7 @@ class _Sorter:
             return Keep("kept")
         record = self._amendment(source, message, found)
         if record is not None:
-            return self._amend(record)
+            return self._amend(record, found.due)
         if source.topology is not None and _has_blind_copies(message):
             place = ":".join(filter(None, found.destination))
             return Keep(
@@ -368,7 +368,7 @@ class _Sorter:
         if not self._is_closed:
             self._close_to_cancellations()
         try:
-            mechanism.amendments.write_ahead(record, record.due or 0)
+            mechanism.amendments.write_at(record, due)
         except (AmendmentError, DelayError) as exc:
             if not mechanism.amendments.end_if_unanswered(exc):
                 return Keep("left", str(exc))

@@ -214,9 +214,26 @@ class Amendments:
             self.require_remembered(due, now)
             self.write([record])
             return
+        self._let_ride(record, due - self._lead, now)
+
+    def write_at(self, record: Record, at: int) -> None:
+        """Write a record that is to reach the stream at a time, as one from another ladder.
+
+        :param at: in milliseconds since the epoch.
+        :raises AmendmentError: as :meth:`write_ahead`.
+        """
+        self.require()
+        now = time.time_ns() // 1_000_000
+        if self.can_ride and at > now:
+            self._let_ride(record, at, now)
+            return
+        self.require_remembered(at + self._lead, now)
+        self.write([record])
+
+    def _let_ride(self, record: Record, at: int, now: int) -> None:
         try:
             plan, part = self._router.plan_through(
-                self._exchange, self._streams[0], {}, (due - self._lead) * 1000, now * 1000
+                self._exchange, self._streams[0], {}, at * 1000, now * 1000
             )
             way = Ensure(part, "the way of amendments through the ladder")
             self._executor.run(self._router.prepare(plan.needs, now * 1000))

@@ -8,11 +8,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from kombu import Queue
 
-from kombu_binary_delay import Topology, cancel
-from kombu_binary_delay.admin import Management, redrive
+from kombu_binary_delay import Ladder, Topology, cancel
+from kombu_binary_delay.admin import Management, migrate, redrive
 from kombu_binary_delay.admin.migrate import _requeue
 from kombu_binary_delay.admin.reading import sources
 from kombu_binary_delay.amendments import parts
+from kombu_binary_delay.amendments.record import Cancel
+from kombu_binary_delay.mechanism import mechanism_of
 from tests.waits import wait_until
 
 EXCHANGE = parts.exchange_name("kbd")
@@ -83,3 +85,31 @@ def test_a_record_that_is_put_back_enters_by_its_own_exchange(connect, vhost):
     # There is a way for it, and it waits in one queue of the same ladder again.
     names = [each.name for each in sources(topology, queues)]
     wait_until(lambda: sum(vhost.waiting(*names).values()) == 1)
+
+
+def test_a_record_that_is_to_come_twice_is_moved_twice_each_for_its_own_time(connect, vhost):
+    """Given: the cancellation of tasks that are due at two times, as a Spark job writes it."""
+    now = time.time_ns() // 1_000_000
+    settings = {"radix": 2, "levels": 20, "amendments_max_age": "2s"}
+    dues = [now + 3_600_000, now + 7_200_000]
+    connection = connect(binary_delay=settings)
+    mechanism = mechanism_of(connection.connection)
+    assert mechanism is not None
+    for due in dues:
+        mechanism.amendments.write_ahead(Cancel(("x", "y"), now, dues[-1]), due)
+    old, new = (Topology(Ladder.binary(20, tick)) for tick in (125, 250))
+
+    done = migrate(
+        lambda: connect("amqp"),
+        lambda: connect(binary_delay={**settings, "tick": 250}),
+        Management.of(connect("amqp"), vhost.broker.management_url),
+        old,
+        new,
+    )
+
+    assert (done.moved, done.left) == (2, 0)
+    channel, queues = connect("amqp").channel(), {row["name"]: row for row in vhost.queues()}
+    taken = [channel.basic_get(each.name) for each in sources(new, queues)]
+    found = [each.headers["x-binary-delay"]["due"] for each in taken if each is not None]
+    # They reach the stream a second before.
+    assert sorted(found) == [each - 1000 for each in dues]
