@@ -44,7 +44,7 @@ from .snapshot import Snapshot
 
 _HEADERS = "application_headers"
 _RETURNS = 2.0  # seconds
-#: The header with the origin and the error of a message in the poison queue.
+#: The header with the origin of a message in the poison queue, the error, and what was removed.
 POISON_HEADER = "x-binary-delay-poison"
 
 
@@ -124,7 +124,9 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     limits = {each.name: max_deliveries(each.name, snapshot.queues[each.name]) for each in queues}
     filled, emptied = _ladders(to), _ladders(what)
     to = filled[0]
-    poison = f"{Topology(namespace=_namespace(to, *emptied)).delivery_prefix}.poison"
+    # Queues of two types cannot have one name.
+    side = Topology(namespace=_namespace(to, *emptied), queue_type=to.queue_type)
+    poison = f"{side.delivery_prefix}.poison"
     with (
         # A connection that publishes may be blocked, and would not answer: others declare and ask.
         source() as taking,
@@ -260,7 +262,10 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
 def _requeue(source: Source, message: Any, count: str) -> Send | None:
     """Return how to publish a message again to where it was taken from."""
     if source.topology is None:
-        return Send(as_new(message), "", source.name, count)
+        again = as_new(message)
+        # To this queue only, as in read().
+        again.properties[_HEADERS].pop("CC", None)
+        return Send(again, "", source.name, count)
     if _has_blind_copies(message):
         return None
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
@@ -360,8 +365,11 @@ class _Sorter:
         record = from_line(message.body) if by_its_exchange else None
         return record if isinstance(record, Cancel) else None
 
-    def _amend(self, record: Cancel) -> Keep | Done:
-        """Publish a cancellation to the other ladder, through the exchange of amendments."""
+    def _amend(self, record: Cancel, due: int) -> Keep | Done:
+        """Publish a cancellation to the other ladder, through the exchange of amendments.
+
+        :param due: when it is to reach the stream. A second one may come later, for later tasks.
+        """
         mechanism = mechanism_of(self._asking.connection)
         if mechanism is None:
             return Keep("left", "another system's ladder takes no cancellation along")
@@ -464,11 +472,16 @@ class _Sorter:
 
     def _poisoned(self, source: Source, message: Any, key: str, why: Exception) -> Send:
         if not self._has_poison:
-            kind = "quorum" if self._to.queue_type == "quorum" else "classic"
-            part = Part(queues=(Queue(self._poison, (("x-queue-type", kind),)),))
+            part = Part(queues=(Queue(self._poison, (("x-queue-type", self._to.queue_type),)),))
             create(self._taking, self._to, part)
             self._has_poison = True
-        headers = dict(message.properties.get(_HEADERS) or {})
-        headers[POISON_HEADER] = {"queue": source.name, "key": key, "why": str(why) or repr(why)}
-        again = amqp.Message(message.body, **{**message.properties, _HEADERS: headers})
+        again = as_new(message)
+        headers = again.properties[_HEADERS]
+        noted: dict[str, Any] = {"queue": source.name, "key": key}
+        noted["why"] = str(why) or repr(why)
+        # These would copy it to other queues, and drop it before somebody looks at it.
+        for name, place in (("CC", headers), ("expiration", again.properties)):
+            if place.get(name) is not None:
+                noted[name] = place.pop(name)
+        headers[POISON_HEADER] = noted
         return Send(again, "", self._poison, "poison", aside=True)

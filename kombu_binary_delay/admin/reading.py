@@ -129,7 +129,8 @@ def read(
         due = _eta(headers)
         if due is None or due <= now:
             return None
-        # To this queue only: other queues of its exchange have their own copies.
+        # To this queue only: other queues of its exchange, or of its CC, have their own copies.
+        headers.pop("CC", None)
         return Reading(Destination("", source.name), due, packed)
     topology = source.topology
     digits, destination = topology.parse(key, carried(headers))

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -38,6 +38,7 @@ from kombu_binary_delay.admin import (
     redrive,
     refill,
 )
+from kombu_binary_delay.admin.migrate import _requeue
 from kombu_binary_delay.admin.mover import max_deliveries
 from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
 from kombu_binary_delay.admin.redrive import dump, end_last_line, load
@@ -1242,6 +1243,45 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, o
     assert {each.headers["x-binary-delay-poison"]["queue"] for each in arrivals} == {
         f"{old.level_name(3)}.1"
     }
+
+
+def test_what_cannot_be_read_goes_whole_to_the_poison_queue_of_each_type_and_to_no_other(
+    vhost, small, operator
+):
+    """Given: a message with a copy in another queue, on a broker that has queues of both types."""
+    ladders = [replace(small, queue_type=each) for each in {small.queue_type, "classic"}]
+    poison = [f"{each.delivery_prefix}.poison" for each in ladders]
+    with operator.plain() as client:
+        for name in ("tasks", "audit"):
+            Queue(name)(client.channel()).declare()
+    for ladder, name in zip(ladders, poison, strict=True):
+        with operator.plain() as client:
+            client.Producer().publish(
+                "?",
+                routing_key="tasks",
+                headers={"task": "t", "eta": "tomorrow", "CC": ["audit"]},
+                expiration=3600,
+            )
+
+        done = operator.migrate("tasks", ladder, **SETTINGS, queue_type=ladder.queue_type)
+
+        assert (done.poison, done.poison_queue) == (1, name)
+    assert vhost.waiting("audit", *poison) == {"audit": len(ladders), **dict.fromkeys(poison, 1)}
+    with vhost.connect() as reader:
+        message = reader.channel().basic_get(poison[0])
+    assert (message.headers.get("CC"), message.properties.get("expiration")) == (None, None)
+    noted = message.headers["x-binary-delay-poison"]
+    assert (noted["CC"], noted["expiration"]) == (["audit"], "3600000")
+
+
+def test_a_task_that_goes_to_the_end_of_its_queue_is_copied_to_no_other():
+    message = amqp.Message("m", application_headers={"CC": ["audit"], "mine": 1})
+
+    again = _requeue(Source("tasks"), message, "kept")
+
+    assert again is not None
+    assert (again.exchange, again.routing_key) == ("", "tasks")
+    assert again.message.headers == {"mine": 1}
 
 
 def test_transfer_takes_what_waits_to_another_virtual_host(
