@@ -10,7 +10,8 @@ and the properties that the ladder cannot keep in place but the consumer must ge
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
 * ``bcc``: how many keys the ``BCC`` header had. RabbitMQ removes that header and shows its keys to
   nobody, so what is published again cannot have them.
-* ``as``: the destination to show to the consumer, where the address names its queue instead.
+* ``as``: the destination to show to the consumer, where the address names its queue instead. Then
+  ``cc`` is only to be shown, too.
 """
 
 from __future__ import annotations
@@ -102,13 +103,16 @@ def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str,
     headers[HEADER] = packed
 
 
-def published_as(headers: dict[str, Any]) -> Destination | None:
-    """Return the destination that :func:`seen_as` recorded; None if it did not."""
+def published_as(headers: dict[str, Any]) -> tuple[Destination, dict[str, Any]] | None:
+    """Return the destination and the ``CC`` header that :func:`seen_as` recorded; None if not."""
     packed = headers.get(HEADER)
-    noted = packed.get("as") if isinstance(packed, dict) else None
+    if not isinstance(packed, dict):
+        return None
+    noted = packed.get("as")
     if not _is_list_of_str(noted) or len(noted) != 2:
         return None
-    return Destination(noted[0], noted[1])
+    copies = {"CC": packed["cc"]} if _is_list_of_str(packed.get("cc")) else {}
+    return Destination(noted[0], noted[1]), copies
 
 
 def carried(headers: dict[str, Any]) -> Destination | None:
@@ -123,7 +127,9 @@ def carried(headers: dict[str, Any]) -> Destination | None:
 def unwrap(properties: dict[str, Any], owns: Owns) -> None:
     """Remove, in place, everything that the ladder added, and restore what its header kept.
 
-    Values that :func:`wrap` would not write come from another program; they are ignored.
+    The result may be published again: a message that goes to one queue only, by :func:`seen_as`,
+    gets no ``CC``. Values that :func:`wrap` would not write come from another program; they are
+    ignored.
     """
     headers = properties[_HEADERS]
     packed = headers.get(HEADER)
@@ -132,7 +138,7 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
         return
     if isinstance(packed.get("expiration"), str):
         properties["expiration"] = packed["expiration"]
-    if _is_list_of_str(packed.get("cc")):
+    if _is_list_of_str(packed.get("cc")) and published_as({HEADER: packed}) is None:
         headers["CC"] = packed["cc"]
     deaths = packed.get("death")
     if isinstance(deaths, dict):

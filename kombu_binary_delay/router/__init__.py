@@ -388,8 +388,8 @@ class Router(DeliverySide):
             if on_ladder:
                 found = self._published_to(ladder, destination, found, queue)
         if headers:
-            found = published_as(headers) or found
-            properties = {**properties, _HEADERS: dict(headers)}
+            found, copies = published_as(headers) or (found, {})
+            properties = {**properties, _HEADERS: {**headers, **copies}}
             unwrap(properties, ladder.owns)
             if on_ladder and ladder.delay_header:
                 properties[_HEADERS].pop(ladder.delay_header, None)

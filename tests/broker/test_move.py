@@ -334,6 +334,39 @@ def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
     assert vhost.waiting("elsewhere") == {"elsewhere": 1}
 
 
+#: The header of a message that was delayed again for its own queue; others have their own copies.
+FOR_ONE_QUEUE = {HEADER: {"due": 1, "as": ["events", "user.created"], "cc": ["other"]}}
+
+
+def test_what_is_for_one_queue_only_is_sent_on_to_no_other(parked, plain, vhost, small):
+    for name in ("gone", "other"):
+        Queue(name)(parked.channel()).declare()
+    key = small.address(small.ladder.digits(1000), Destination("", "gone"))
+    with plain() as client:
+        client.Producer().publish(
+            "copy", exchange=small.parking, routing_key=key, headers=FOR_ONE_QUEUE
+        )
+
+    done = redrive(plain, small, only=Destination("", "gone"))
+
+    assert (done.sent, done.stays) == (4, 1), done
+    assert vhost.waiting("gone", "other") == {"gone": 4, "other": 0}
+
+
+def test_what_is_for_one_queue_only_is_moved_to_no_other():
+    topology = Topology(Ladder.binary(4, 1000))
+    key = topology.address(tuple("1011"), Destination("", "mail"))
+    properties = {"application_headers": FOR_ONE_QUEUE}
+
+    found = read(Source("q", topology, 8000, 3), key, properties, 1_000_000)
+
+    assert found is not None
+    assert (found.destination, found.properties) == (
+        Destination("", "mail"),
+        {"application_headers": {}},
+    )
+
+
 def test_messages_for_several_destinations_are_sent_on_in_one_run(parked, plain, vhost, small):
     for name in ("gone", "away"):
         Queue(name)(parked.channel()).declare()
@@ -1053,15 +1086,19 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
 ):
     plain = operator.plain
     connection = connect(confirm_publish=True, binary_delay=TALL)
-    queue = Queue("tasks")(connection.channel())
-    queue.declare()
+    queue, other = (Queue(name)(connection.channel()) for name in ("tasks", "other"))
+    for each in (queue, other):
+        each.declare()
     for attempt in attempts(*RESTS):
+        other.purge()
         due = datetime.fromtimestamp(attempt.due, timezone.utc)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
             for name, eta in etas.items():
                 client.Producer().publish(
-                    name, routing_key="tasks", headers={"task": "t", "id": name, "eta": eta}
+                    name,
+                    routing_key="tasks",
+                    headers={"task": "t", "id": name, "eta": eta, "CC": ["other"]},
                 )
 
         done = operator.migrate("tasks", tall, **TALL)
@@ -1072,6 +1109,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     assert (done.moved, done.kept) == (1, 2)
     at = {each.body: each.at for each in arrivals}
     assert set(at) == {"a", "b", "later"}
+    assert operator.vhost.waiting("other") == {"other": 3}, "it has its own copies"
     assert at["later"] >= due.timestamp()
 
 

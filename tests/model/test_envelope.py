@@ -6,7 +6,15 @@ import pytest
 
 from kombu_binary_delay import Topology
 from kombu_binary_delay.model.address import Destination, format_address, parse_address
-from kombu_binary_delay.model.envelope import HEADER, carried, has_blind_copies, unwrap, wrap
+from kombu_binary_delay.model.envelope import (
+    HEADER,
+    carried,
+    has_blind_copies,
+    published_as,
+    seen_as,
+    unwrap,
+    wrap,
+)
 
 TOPOLOGY = Topology()
 DIGITS = ("01", "00", "00", "00")
@@ -97,6 +105,16 @@ def test_each_key_of_cc_and_bcc_becomes_an_address():
     assert has_blind_copies(headers)
 
 
+def test_what_goes_to_one_queue_only_is_shown_with_its_copies_and_published_again_without():
+    wrapped, _ = packed({"mine": 1})
+    published = Destination("events", "user.created"), {"CC": ["user.changed"]}
+
+    seen_as(wrapped["application_headers"], *published)
+
+    assert published_as(wrapped["application_headers"]) == published
+    assert unpacked(wrapped) == {"application_headers": {"mine": 1}}
+
+
 def test_a_destination_too_long_for_its_address_travels_beside_it():
     destination = Destination("", "q" * 255)
 
@@ -115,11 +133,13 @@ def test_a_destination_too_long_for_its_address_travels_beside_it():
         {},
         {"expiration": 5, "cc": 5, "to": 5, "death": 5},
         {"to": [1, 2], "cc": [1]},
+        {"as": [1, 2]},
     ],
 )
 def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
     properties = {"application_headers": {"mine": 1, HEADER: forged}}
 
     assert carried(properties["application_headers"]) is None
+    assert published_as(properties["application_headers"]) is None
     assert not has_blind_copies(properties["application_headers"])
     assert unpacked(properties) == {"application_headers": {"mine": 1}}
