@@ -10,7 +10,7 @@ from typing import Any
 
 import amqp
 
-from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
+from kombu_binary_delay.amendments.parts import ENTERED, exchange_name, way_of_records
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.executor import unbind
@@ -359,7 +359,7 @@ class _Sorter:
         if source.topology is None or not source.topology.mirrors:
             return None
         namespace = source.topology.namespace
-        if found.destination != Destination("", stream_name(namespace, IDS)):
+        if found.destination != way_of_records(namespace):
             return None
         by_its_exchange = _entered(message) == exchange_name(namespace)
         record = from_line(message.body) if by_its_exchange else None
@@ -395,7 +395,7 @@ class _Sorter:
         channel = self._taking.channel()
         for ladder in (each for each in self._emptied if each.mirrors):
             exchange = exchange_name(ladder.namespace)
-            way = route(Destination("", stream_name(ladder.namespace, IDS)))
+            way = route(way_of_records(ladder.namespace))
             names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
             unbind(
                 channel,

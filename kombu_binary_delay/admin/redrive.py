@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import amqp
 
-from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, stream_name
+from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, way_of_records
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import TopologyError, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
@@ -402,7 +402,7 @@ class _Sorter:
 
     def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:
         namespace = self._topology.namespace
-        is_for_stream = destination == Destination("", stream_name(namespace, IDS))
+        is_for_stream = destination == way_of_records(namespace)
         return is_for_stream and headers.get(ENTERED) == exchange_name(namespace)
 
     def _is_early(self, message: Any) -> bool:

@@ -16,7 +16,7 @@ from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
-from .record import REPLACES, Postpone, check_name, split
+from .record import REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 logger = get_logger(__package__)
@@ -33,8 +33,8 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
 
     :param tasks: an id, a key, a result of Celery's, or several of these.
     :param eta: the due time, or the last one of several tasks; a datetime with a time zone. The
-        cancellation is kept for the time in the setting ``amendments_max_age``: from now, or from a
-        day before ``eta``, if that is more than two days ahead.
+        cancellation is kept for the time in the setting ``amendments_max_age``: from now and, if
+        ``eta`` is more than two days ahead, again from a day before it.
     :param connection: a :class:`kombu.Connection` with our transport. By default, a connection of
         the results' Celery app, or of the current app.
     :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
@@ -48,23 +48,18 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     keyed = split(names, now, due, keyed=True) if is_soon else []
 
     def write(amendments: Amendments) -> None:
-        records = split(names, now, due)
-        if due is not None and len(names) == 1:
-            amendments.write_ahead(records[0], due)
-            if keyed:
-                amendments.write(keyed)
-            return
+        kept_until = due
         if due is not None:
-            amendments.require_remembered(due, now)
-        amendments.write([*keyed, *records])
-        if due is not None and amendments.rides(due, now):
-            # Again before the last, for consumers that start after that. Others are due before.
-            try:
-                for each in records:
-                    amendments.write_ahead(each, due)
-            except AmendmentError as exc:
-                amendments.end_if_unanswered(exc)
-                logger.warning("a cancellation is recorded, but for no longer than usual: %s", exc)
+            rides = amendments.rides(due, now)
+            if not rides or len(names) > 1:
+                # Of several, others may be due before the last.
+                amendments.require_remembered(due, now)
+            if rides:
+                _write_ahead(amendments, split(names, now, due), due, now)
+                # It comes again.
+                kept_until = None
+        # At once, also for lists.
+        amendments.write([*keyed, *split(names, now, kept_until)])
 
     _amend(write, connection, tasks)
 
@@ -120,6 +115,20 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     if not isinstance(headers, Mapping):
         raise AmendmentError(f"headers must be a mapping, got {headers!r}")
     return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
+
+
+def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int, now: int) -> None:
+    """Write cancellations that come before the due time, for consumers that start after now.
+
+    :raises AmendmentError: if they are refused, and the stream does not keep others until then.
+    """
+    try:
+        for each in records:
+            amendments.write_ahead(each, due)
+    except AmendmentError as exc:
+        if due - now > amendments.max_age or amendments.end_if_unanswered(exc):
+            raise
+        logger.warning("a cancellation is recorded, but for no longer than usual: %s", exc)
 
 
 def _checked(tasks: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.settings import Settings
@@ -25,6 +26,11 @@ def exchange_name(namespace: str) -> str:
 def stream_name(namespace: str, key: str) -> str:
     """Return the name of the stream of ids or of keys."""
     return f"{exchange_name(namespace)}.{key}"
+
+
+def way_of_records(namespace: str) -> Destination:
+    """Return the destination of the records that wait on a ladder."""
+    return Destination("", stream_name(namespace, IDS))
 
 
 def amendments_part(settings: Settings) -> Part:

@@ -52,8 +52,8 @@ from .record import MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
 
-#: The cancellation of a message that is due later than this, in milliseconds, waits on the ladder
-#: and reaches the stream shortly before. So consumers remember only what is due soon.
+#: The cancellation of a message that is due later than this, in milliseconds, also waits on the
+#: ladder, and reaches the stream again shortly before: the stream may have dropped the first one.
 FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
 #: How to cancel what is due later than the stream keeps records.

@@ -551,22 +551,27 @@ def test_a_journal_that_is_written_to_meanwhile_is_read_to_where_it_ended(
 
 
 def take_back(connection):
-    """Take back some of four tasks, and return what is to be listed, and to be told of them."""
+    """Take back some of seven tasks, and return what is to be listed, and to be told of them."""
     publish(connection, *((name, HOUR) for name in ("cancelled", "kept", "postponed", "replaced")))
+    publish(connection, ("far", 9 * 24 * HOUR))
     publish(connection, ("stamped", HOUR), stamps={"order": 7})
     # A task that has replaced another goes on under its id, by Celery's own `replace`.
     publish(connection, ("goes on", HOUR), replaced_task_nesting=1)
-    now = time.time_ns() // 1_000_000
+    now = datetime.now(timezone.utc)
+    at = int(now.timestamp() * 1000)
     connection.connection.delay_mechanism.amendments.write(
         [
-            CancelStamped((("order", ("7",)),), now),
-            Supersede("goes on", new_generation(now), now, now, None, keyed=False),
+            CancelStamped((("order", ("7",)),), at),
+            Supersede("goes on", new_generation(at), at, at, None, keyed=False),
         ]
     )
-    later = datetime.now(timezone.utc) + timedelta(hours=3)
+    later = now + timedelta(hours=3)
     kombu_binary_delay.cancel("cancelled", connection=connection)
+    # Its record waits on the ladder as well, and is no task.
+    kombu_binary_delay.cancel("far", eta=now + timedelta(days=9), connection=connection)
     kombu_binary_delay.reschedule("postponed", eta=later, connection=connection)
-    states = {"cancelled": "cancelled", "kept": "waiting", "postponed": "postponed"}
+    states = dict.fromkeys(("cancelled", "far"), "cancelled")
+    states |= {"kept": "waiting", "postponed": "postponed"}
     return {"goes on", "kept", "postponed", "replaced"}, later.timestamp() * 1000, states
 
 
@@ -578,21 +583,21 @@ def test_the_node_leaves_out_what_was_taken_back(connect, vhost, beside, on_node
     due = {each["id"]: each["due"] for each in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
-    assert done["unseen"] == ["2 cancelled or superseded tasks are not shown; they will not run"]
+    assert done["unseen"] == ["3 cancelled or superseded tasks are not shown; they will not run"]
     for id_, state in states.items():
         told = run(vhost, "explain", "--task", id_, "--node-command", beside)
         assert told["state"] == state
-    assert len(ids(on_node())) == 6
+    assert len(ids(on_node())) == 7
 
 
 def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
     listed, later, states = take_back(journalling)
-    settle(vhost, 6)
+    settle(vhost, 7)
     done = run(vhost, "tasks", "--source", "journal")
     due = {each["id"]: each["due"] for each in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
-    assert "2 cancelled or superseded tasks are not shown" in done["unseen"][-1]
+    assert "3 cancelled or superseded tasks are not shown" in done["unseen"][-1]
     for id_, state in states.items():
         assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
 

@@ -184,6 +184,7 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
 
     # Its record is not kept for so long.
     assert "a rescheduling for a due time in" in moved.text
+    until(client, "/tasks", counted(1), "1 cancelled or superseded task is not shown")
     # The cancellation waits as well.
     wait_until(
         lambda: (

@@ -23,6 +23,7 @@ from amqp.basic_message import Message
 
 from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.reading import UNREADABLE_ERRORS, Source, read, sources
+from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.journal.events import cut
 from kombu_binary_delay.model.foreign import ForeignLadder
 from kombu_binary_delay.model.recognise import topology_of_name
@@ -212,7 +213,8 @@ class NodeWaiters:
             properties = _properties(written)
             routing_key = key.decode("utf-8", "surrogateescape")
             found = read(source, routing_key, properties, now)
-            if found is None:
+            if found is None or found.destination == way_of_records(self._topology.namespace):
+                # The latter is a record of amendments.
                 return None
             leaves = found.due - self._rest(source, routing_key)
         except (*UNREADABLE_ERRORS, struct.error, KeyError):
