@@ -26,6 +26,7 @@ from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, seen_as
+from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 from kombu_binary_delay.router import Delivery
 
@@ -39,7 +40,6 @@ from .record import (
     Supersede,
     check_name,
     check_wait,
-    names_of,
     new_generation,
 )
 from .stream import Amendments

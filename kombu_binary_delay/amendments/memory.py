@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kombu_binary_delay.model.identity import names_of
+
 from .record import (
     GENERATION,
     KEY,
@@ -26,7 +28,6 @@ from .record import (
     Postpone,
     Record,
     Supersede,
-    names_of,
     stamps_of,
     time_of,
 )

@@ -210,23 +210,10 @@ def check_wait(value: object) -> int | None:
     return value
 
 
-def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the id of a message, or an empty string, and its headers.
-
-    The ``correlation_id`` counts only with a ``reply_to``: a reply has that of its request.
-    """
-    headers = properties.get("application_headers") or {}
-    name = headers.get("id") if "task" in headers else None
-    name = name or properties.get("message_id")
-    if name is None and properties.get("reply_to"):
-        name = properties.get("correlation_id")
-    return (name if isinstance(name, str) else ""), headers
-
-
 def judged_by(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers that decide whether a message was amended, as JSON can hold them.
 
-    These are all that a judge reads, beside those of :func:`names_of`.
+    These are all that a judge reads, beside those of :func:`.identity.names_of`.
     """
     names = KEY, REPLACES, GENERATION
     found: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from kombu_binary_delay.amendments.record import judged_by
@@ -10,6 +11,7 @@ from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
 from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.model.topology import Topology
 
@@ -56,7 +58,7 @@ def scheduled(
         if (levels := _levels(topology, exchange)) is not None:
             event["levels"] = levels
         event["hops"] = hops(digits)
-        if isinstance(headers.get("task"), str) and "id" in headers:
+        if is_celery_task(headers):
             _call(event, headers, arguments=arguments)
         # The list of waiting tasks uses them to leave out amended ones.
         if judged := judged_by(headers):
@@ -78,18 +80,16 @@ def _levels(topology: Topology, exchange: str) -> str | None:
 
 def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[str, Any]:
     """Return the fields of an event that identify a message."""
-    headers = properties.get(HEADERS) or {}
-    task = headers.get("id"), headers.get("task")
-    is_task = all(isinstance(each, str) for each in task)
+    name, headers = names_of(properties)
+    is_task = is_celery_task(headers)
     # Celery does not know that a task without an eta was delayed, so there is no event when it is
     # executed. Readers of the journal expect that event for each task with a name.
     has_eta = is_task and headers.get("eta") is not None
     retries = headers.get("retries")
     is_count = type(retries) is int and 0 <= retries <= _MAX_RETRIES
-    name = properties.get("message_id") or properties.get("correlation_id")
     event = {
-        "id": task[0] if is_task else name,
-        "task": task[1] if has_eta else None,
+        "id": name,
+        "task": headers["task"] if has_eta else None,
         "retries": retries if is_task and is_count else None,
         "exchange": exchange,
         "key": routing_key,
@@ -98,7 +98,7 @@ def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[s
     return {name: value for name, value in event.items() if value not in (None, "")}
 
 
-def _call(event: dict[str, Any], headers: dict[str, Any], *, arguments: bool) -> None:
+def _call(event: dict[str, Any], headers: Mapping[str, Any], *, arguments: bool) -> None:
     """Add the name of a waiting task, if ``about`` has not, and its arguments."""
     if "task" not in event:
         event["name"] = headers["task"]
@@ -115,7 +115,7 @@ def cut(written: str) -> str:
     return written if len(written) <= MAX_ARGUMENTS else f"{written[: MAX_ARGUMENTS - 3]}..."
 
 
-def due(headers: dict[str, Any]) -> int | None:
+def due(headers: Mapping[str, Any]) -> int | None:
     """Return the earliest due time that the headers allow; jitter is a part of it.
 
     :returns: microseconds since the epoch; None for a message that was not delayed.

@@ -21,7 +21,9 @@ from kombu_binary_delay.amendments.memory import Verdict
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
 from kombu_binary_delay.cli.words import exact, moment
+from kombu_binary_delay.journal import events
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.identity import names_of
 
 #: When these tests began, in milliseconds since the epoch.
 BEGIN = time.time_ns() // 1_000_000
@@ -151,6 +153,52 @@ def on_the_way(topology, left, number, **headers):
     return key.encode(), message._serialize_properties()  # noqa: SLF001 - as it is sent
 
 
+def show(monkeypatch, name, *pairs):
+    """Let the node have one queue, with these messages."""
+
+    def run(_, expression):
+        if "list_names" in expression:
+            yield [b"queue", b"rabbit_quorum_queue", b64encode(name.encode())]
+        else:
+            yield [b"begin", b"0"]
+            yield [b"page", b"%d" % len(pairs), b64encode(page(*pairs))]
+
+    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+
+
+@pytest.mark.parametrize(
+    ("properties", "id_"),
+    [
+        ({}, None),
+        ({"message_id": "m"}, "m"),
+        ({"message_id": "m", "application_headers": {"task": "t", "id": "i"}}, "i"),
+        ({"message_id": "m", "application_headers": {"task": "t", "id": 7}}, None),
+        ({"message_id": "m", "application_headers": {"id": "i"}}, "m"),
+        ({"correlation_id": "request", "reply_to": "r"}, "request"),
+        # A reply.
+        ({"correlation_id": "request"}, None),
+    ],
+    ids=str,
+)
+def test_lists_name_a_message_as_the_consumers_that_amend_it(monkeypatch, properties, id_):
+    topology = Topology(Ladder.binary(4, 1000))
+    headers = properties.get("application_headers", {})
+    waits = {"x-binary-delay": {"due": BEGIN + 7_000}}
+    written = amqp.Message("", **{**properties, "application_headers": {**headers, **waits}})
+    key = topology.address(topology.ladder.digits(7_000), Destination("", "mail"))
+    show(
+        monkeypatch,
+        f"{topology.prefix}.level-02.1",
+        (key.encode(), written._serialize_properties()),  # noqa: SLF001 - as it is sent
+    )
+
+    [listed] = admin.from_node("", "/", topology)
+
+    assert listed.id == id_
+    assert events.about(properties, "", "mail").get("id") == id_
+    assert names_of(properties)[0] == (id_ or "")
+
+
 def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
     topology = Topology(Ladder.binary(4, 1000))
     high, low = (f"{topology.prefix}.level-0{level}.1" for level in (2, 1))
@@ -196,19 +244,12 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
     topology = Topology(Ladder.binary(4, 1000))
     name = f"{topology.prefix}.level-02.1"
     both = [on_the_way(topology, 6_000, 1, place=0), on_the_way(topology, 7_000, 1, place=1)]
-
-    def run(_, expression):
-        if "list_names" in expression:
-            yield [b"queue", b"rabbit_quorum_queue", b64encode(name.encode())]
-        else:
-            yield [b"begin", b"0"]
-            yield [b"page", b"2", b64encode(page(*both))]
+    show(monkeypatch, name, *both)
 
     def judge(properties):
         reason = reasons[properties["application_headers"]["place"]]
         return reason and Verdict(reason)
 
-    monkeypatch.setattr(node.NodeWaiters, "_run", run)
     story = admin.story_by_node("", "/", topology, "1", judge)
     assert story.state == state
     assert story.task is not None

@@ -26,6 +26,7 @@ from kombu_binary_delay.admin.reading import UNREADABLE_ERRORS, Source, read, so
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.journal.events import cut
 from kombu_binary_delay.model.foreign import ForeignLadder
+from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSIONS, Topology
 
@@ -220,24 +221,19 @@ class NodeWaiters:
         except (*UNREADABLE_ERRORS, struct.error, KeyError):
             self._unreadable += 1
             return None
-        headers = found.properties.get(_HEADERS) or {}
-        id_, name = text_of(headers.get("id")), text_of(headers.get("task"))
-        if name is None or id_ is None:
-            id_, name = (
-                text_of(properties.get("message_id")) or text_of(properties.get("correlation_id")),
-                None,
-            )
+        id_, headers = names_of(found.properties)
+        name = headers["task"] if is_celery_task(headers) else None
         if leaves < start + _SOON:
             # It may have been read in the queue before, or will be in the next one.
             seen = hash((id_, name, found.due, found.destination))
-            if id_ is not None and seen in met:
+            if id_ and seen in met:
                 return None
             if len(met) < _REMEMBERED:
                 met.add(seen)
         retries = headers.get("retries")
         args, kwargs = text_of(headers.get("argsrepr")), text_of(headers.get("kwargsrepr"))
         task = WaitingTask(
-            id_,
+            id_ or None,
             name,
             None if args is None else cut(args),
             None if kwargs is None else cut(kwargs),

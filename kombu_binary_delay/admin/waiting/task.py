@@ -19,7 +19,9 @@ COUNTED = ("name", "queue")
 class WaitingTask:
     """A task, or another message, that waits.
 
-    :param id: Celery's task id; for another message its ``message_id`` or ``correlation_id``.
+    :param id: the id by which it can be cancelled: Celery's task id; for another message its
+        ``message_id`` or, of a request that has ``reply_to``, its ``correlation_id``. None if it
+        has none.
     :param name: of the task; None for another message.
     :param args: the arguments, as in Celery's ``argsrepr``; None if not known.
     :param kwargs: the same from ``kwargsrepr``.
