@@ -24,6 +24,7 @@ from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
+from .words import plain
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 #: A shell's exit code for a program that SIGPIPE ends.
@@ -56,8 +57,8 @@ class Printer:
         output.console().print(output.dry(draw(value, dry=True)) if dry else draw(value))
 
     def log(self, text: str) -> None:
-        """Print a message about progress, apart from the result."""
-        click.echo(wrapped(text), err=True)
+        """Print a message about progress, apart from the result; it may name untrusted ids."""
+        click.echo(wrapped(plain(text)), err=True)
 
     def confirm(self, text: str, *, yes: bool) -> None:
         """Print what happens next and, on a terminal, ask for consent.

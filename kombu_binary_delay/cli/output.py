@@ -346,7 +346,7 @@ def plan(value: Plan, *, dry: bool = True) -> RenderableType:
     table.add_column("to move", justify="right", no_wrap=True)
     for name, count in value.queues:
         if count:
-            table.add_row(name, f"{count:,}")
+            table.add_row(plain(name), f"{count:,}")
     table.add_row(Text("together", style="bold"), Text(f"{value.messages:,}", style="bold"))
     return table
 
@@ -408,6 +408,6 @@ def _done(dry: bool, what: str) -> str:
 
 def _names(names: Sequence[str], kind: str) -> Iterable[Text]:
     for name in names[:6]:
-        yield Text(f"  {kind} {name}", style="dim")
+        yield Text(f"  {kind} {plain(name)}", style="dim")
     if len(names) > 6:
         yield Text(f"  and {len(names) - 6:,} more, which --json lists", style="dim")

@@ -41,8 +41,8 @@ def place(destination: Destination) -> str:
     if destination == UNREADABLE:
         return "without an address"
     if not destination.exchange:
-        return f"the queue {destination.routing_key}"
-    return f"the exchange {destination.exchange} with the key {destination.routing_key!r}"
+        return plain(f"the queue {destination.routing_key}")
+    return plain(f"the exchange {destination.exchange} with the key {destination.routing_key!r}")
 
 
 def plain(text: str) -> str:

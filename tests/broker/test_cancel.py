@@ -225,7 +225,7 @@ def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
 ):
     monkeypatch.setattr(command, "_is_terminal", lambda: True)
     file = tmp_path / "ids.txt"
-    file.write_text("one\ntwo\nthree\nfour\n")
+    file.write_text("one\x1b[2J\ntwo\nthree\nfour\n")
 
     refused = run("cancel", "--file", str(file), input="n\n")
     nothing = vhost.queues()
@@ -233,7 +233,7 @@ def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
     unasked = [run("cancel", "five", "six"), run("cancel", "--file", str(file), "--yes")]
 
     assert (refused.exit_code, nothing) == (2, [])
-    assert "cancel 4 tasks: one, two, three, …" in refused.output
+    assert "cancel 4 tasks: one\\x1b[2J, two, three, …" in refused.output
     assert "nothing was changed" in refused.output
     assert (agreed.exit_code, "Go on?" in agreed.output) == (0, True)
     assert [(each.exit_code, "Go on?" in each.output) for each in unasked] == [(0, False)] * 2

@@ -154,7 +154,7 @@ def on_the_way(topology, left, number, **headers):
 
 
 def show(monkeypatch, name, *pairs):
-    """Let the node have one queue, with these messages."""
+    """Make the node show one queue, with these messages."""
 
     def run(_, expression):
         if "list_names" in expression:
@@ -444,6 +444,19 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert len(lines) < 40
     assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
     assert "4 of 9 waiting" in shown
+
+
+def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
+    places = (Destination("", HOSTILE), Destination(HOSTILE, HOSTILE))
+    shown = [
+        output.amended(admin.Amended("cancel", (HOSTILE,), None, 9000)),
+        output.redriven(admin.Redrive(tuple(admin.Parked(each, 1, 1) for each in places), ())),
+        output.plan(admin.Plan(((HOSTILE, 1),))),
+    ]
+    for each in shown:
+        lines = drawn(each, 200).splitlines()
+        assert any("gpj.exe" in line for line in lines)
+        assert all(line.isprintable() for line in lines), lines
 
 
 @pytest.mark.parametrize(
