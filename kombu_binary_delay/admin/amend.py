@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kombu_binary_delay.amendments import api
-from kombu_binary_delay.amendments.record import check_name
+from kombu_binary_delay.amendments.record import MAX_TIME, check_name
+from kombu_binary_delay.errors import AmendmentError
 
 from .waiting import WaitingTask
 
@@ -74,6 +75,11 @@ def amend(
     amendments.require()
     until = amendments.kept_until(None, now)
     latest = max((each or now for each in chosen.dues.values()), default=now)
+    if (last := max(latest, due or now)) > MAX_TIME:
+        raise AmendmentError(
+            f"a due time of {last} ms since the epoch is after the year 9999; give an earlier one, "
+            f"or choose only tasks that are due before"
+        )
     if action == CANCEL:
         if not amendments.can_ride:
             amendments.require_remembered(latest, now, "a cancellation", _THOSE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
+from kombu_binary_delay.amendments.record import MAX_TIME
+
 _UNITS = {
     "ms": 1,
     "s": 1000,
@@ -23,6 +25,27 @@ def duration(text: str) -> float | None:
     if not parts or _PART.sub("", text).strip():
         return None
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def moment_of(text: str, now: float) -> int:
+    """Read a time of either form, in milliseconds since the epoch.
+
+    :param now: in milliseconds since the epoch.
+    :raises ValueError: for what is not one, or is after the year 9999.
+    """
+    ahead = duration(text)
+    return valid_time(time_of(text) * 1000 if ahead is None else now + ahead, text)
+
+
+def valid_time(milliseconds: float, text: str) -> int:
+    """Return a time since the epoch in whole milliseconds.
+
+    :param text: how the operator wrote it, for the error.
+    :raises ValueError: if it is after the year 9999, or is not a number.
+    """
+    if not milliseconds <= MAX_TIME:
+        raise ValueError(f"{text!r} is not a time up to the year 9999; give an earlier one")
+    return int(milliseconds)
 
 
 def time_of(text: str) -> float:

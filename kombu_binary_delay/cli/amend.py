@@ -19,7 +19,7 @@ from .command import yes as no_question
 from .connect import Target
 from .sources import Place
 from .sources import choose as source
-from .values import Moment
+from .values import Countdown, Moment
 
 
 def _select(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def cancel(
 @click.option("--eta", type=Moment(), metavar="WHEN", help="The new time.")
 @click.option(
     "--countdown",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Countdown(),
     metavar="SECONDS",
     help="Or how many seconds from now.",
 )
@@ -112,7 +112,7 @@ def reschedule(
     broker: Target,
     printer: Printer,
     eta: int | None,
-    countdown: float | None,
+    countdown: int | None,
     yes: bool,
     dry_run: bool,
     **given: Any,
@@ -120,9 +120,8 @@ def reschedule(
     """Postpone tasks or messages that wait."""
     if (eta is None) == (countdown is None):
         raise click.UsageError("say when: --eta or --countdown")
-    if countdown is not None:
-        eta = int((time.time() + countdown) * 1000)
-    return _amend(broker, printer, RESCHEDULE, eta, given, yes=yes, dry_run=dry_run)
+    due = countdown if eta is None else eta
+    return _amend(broker, printer, RESCHEDULE, due, given, yes=yes, dry_run=dry_run)
 
 
 def _amend(

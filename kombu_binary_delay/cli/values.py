@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay.admin.when import duration, time_of
+from kombu_binary_delay.admin.when import duration, moment_of, time_of, valid_time
 from kombu_binary_delay.model.address import Destination
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -16,6 +16,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 #: Generic only in newer releases of Click.
 _Type: Any = click.ParamType
+_Range: Any = click.FloatRange
 
 
 class Moment(_Type):
@@ -27,10 +28,27 @@ class Moment(_Type):
         """Return a time in milliseconds since the epoch."""
         if not isinstance(value, str):
             return int(value)
-        ahead = duration(value)
-        if ahead is not None:
-            return int(time.time() * 1000 + ahead)
-        return int(_time(self, value, param, ctx) * 1000)
+        try:
+            return moment_of(value, time.time() * 1000)
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+            raise
+
+
+class Countdown(_Range):
+    """A number of seconds from now, above 0; in milliseconds since the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Return a time in milliseconds since the epoch."""
+        seconds = super().convert(value, param, ctx)
+        try:
+            return valid_time((time.time() + seconds) * 1000, str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+            raise
 
 
 class Delay(_Type):

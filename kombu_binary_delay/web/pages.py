@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
-from kombu_binary_delay.admin.when import duration, time_of
+from kombu_binary_delay.admin.when import moment_of, valid_time
 from kombu_binary_delay.model.address import Destination
 
 from .drawing import environment
@@ -457,14 +457,8 @@ def _moment(text: str) -> int | None:
     text = text.strip()
     if not text:
         return None
-    if (number := _number(text)) is not None:
-        return number
-    try:
-        ahead = duration(text)
-        found = time_of(text) * 1000 if ahead is None else time.time() * 1000 + ahead
-        return int(found)
-    except OverflowError:
-        raise ValueError(f"{text!r} is too far away") from None
+    number = _number(text)
+    return moment_of(text, time.time() * 1000) if number is None else valid_time(number, text)
 
 
 def _number(text: str | None) -> int | None:

@@ -13,8 +13,9 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
+from kombu_binary_delay import AmendmentError, admin
 from kombu_binary_delay.amendments import channel, stream
-from kombu_binary_delay.amendments.record import Cancel
+from kombu_binary_delay.amendments.record import MAX_TIME, Cancel
 from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import attempts, wait_until
 
@@ -203,6 +204,17 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
         (["cancel", "a", "--name", "b"], 2, "not both"),
         (["cancel", "a", "--eta", "2001-01-31T12:00"], 2, "has passed"),
         (["cancel", "a", "--eta", "9999d"], 2, "ladder"),
+        *(
+            (["reschedule", "a", option, time], 2, f"'{time}' is not a time up to the year 9999")
+            for option, time in (
+                ("--eta", "3000000d"),
+                ("--eta", "9" * 400 + "d"),
+                ("--eta", "9999-12-31T23:59-12:00"),
+                ("--countdown", "1e12"),
+                ("--countdown", "inf"),
+                ("--countdown", "nan"),
+            )
+        ),
         (["cancel", "--name", "a", "--eta", "40d"], 2, "goes with ids"),
         (["cancel", "--name", "a", "--source", "journal"], 2, "there is no journal"),
         (["reschedule", "a"], 2, "--eta or --countdown"),
@@ -217,6 +229,17 @@ def test_what_cannot_be_amended_is_refused_with_the_reason_and_nothing_is_made(
     for json_or_not in ([], ["--json"]):
         done = run(*arguments, *json_or_not)
         assert (done.exit_code, said in done.output) == (code, True), done.output
+    assert not vhost.queues()
+
+
+@pytest.mark.parametrize(
+    ("action", "due", "new"),
+    [("cancel", MAX_TIME + 1, None), ("reschedule", None, MAX_TIME + 1)],
+)
+def test_a_time_after_the_year_9999_is_refused_by_a_dry_run_too(connect, vhost, action, due, new):
+    for dry_run in (True, False):
+        with pytest.raises(AmendmentError, match=r"253402300800000 ms .* after the year 9999"):
+            admin.amend(connect(), action, admin.Chosen({"a": due}), new, dry_run=dry_run)
     assert not vhost.queues()
 
 
