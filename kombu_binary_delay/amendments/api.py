@@ -13,7 +13,7 @@ from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import has_transport, mechanism_of
 
 from .door import LONGEST_KEYED
 from .record import REPLACES, Cancel, Postpone, check_name, split
@@ -114,6 +114,12 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     headers = options.pop("headers", None) or given.get("headers") or {}
     if not isinstance(headers, Mapping):
         raise AmendmentError(f"headers must be a mapping, got {headers!r}")
+    asked = {**given, **options}
+    client = asked.get("connection") or getattr(asked.get("producer"), "connection", None)
+    with _connected(client, signature) as connected:
+        if not has_transport(connected):
+            # Nothing would read the header: both tasks would run.
+            raise _without_transport(connected)
     return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
 
 
@@ -175,10 +181,7 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
 def _amend_on(connected: Any, write: Callable[[Amendments], None]) -> None:
     mechanism = mechanism_of(connected.connection)
     if mechanism is None:
-        raise AmendmentError(
-            f"{connected.as_uri()} is a connection without the transport "
-            f"kombu_binary_delay:Transport; give a connection with it"
-        )
+        raise _without_transport(connected)
     amendments: Amendments = mechanism.amendments
     amendments.require()
     try:
@@ -186,6 +189,13 @@ def _amend_on(connected: Any, write: Callable[[Amendments], None]) -> None:
     except AmendmentError as exc:
         amendments.end_if_unanswered(exc)
         raise
+
+
+def _without_transport(connected: Any) -> AmendmentError:
+    return AmendmentError(
+        f"{connected.as_uri()} is a connection without the transport "
+        f"kombu_binary_delay:Transport; give a connection with it"
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import chain, current_app, group
+from celery import Celery, chain, current_app, group
 from kombu import Connection
 
 from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
@@ -77,6 +77,14 @@ def _current(system: LocalSystem):
         ),
         (lambda s: replace(chain(s.task("note"), s.task("note")), "a"), "signature of one task"),
         (lambda s: replace(s.task("note"), "a", headers=5), "headers must be a mapping, got 5"),
+        *[
+            (call, "connection without the transport kombu_binary_delay:Transport")
+            for call in (
+                lambda s: replace(Celery(broker=s.vhost.url).signature("note"), "a"),
+                lambda s: replace(s.task("note"), "a", connection=Connection(s.vhost.url)),
+                lambda s: replace(s.task("note"), "a", producer=Connection(s.vhost.url).Producer()),
+            )
+        ],
         (
             lambda s: replace(s.task("note"), "a", headers={"x-delay-key-max-wait": 5}),
             "x-delay-key-max-wait needs x-delay-key, which this message does not have",
