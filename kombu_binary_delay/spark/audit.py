@@ -357,8 +357,7 @@ def _tasks(events: DataFrame) -> DataFrame:
         F.min(_due(executed)).alias("due_executed"),
         F.min(_due(kind == _RELEASED)).alias("due_released"),
         F.max_by("due", released_at).alias("due_released_last"),
-        F.min(_due(kind == _CANCELLED)).alias("due_cancelled"),
-        F.max(_due(kind == _CANCELLED)).alias("due_cancelled_last"),
+        F.collect_set(_due(kind == _CANCELLED)).alias("dues_cancelled"),
         F.min(_due(kind == _POSTPONED)).alias("due_postponed"),
         F.max(_due(kind == _POSTPONED)).alias("due_postponed_last"),
         # To the microsecond: a difference of doubles would not be exact.
@@ -378,7 +377,6 @@ def _tasks(events: DataFrame) -> DataFrame:
         _differ(kind == _SCHEDULED).alias("scheduled_again"),
         _differ(kind == _RELEASED).alias("released_again"),
         _differ(kind == _RAN).alias("ran_again"),
-        _differ(kind == _CANCELLED).alias("cancelled_again"),
         F.min(released_at).alias("released_at"),
         F.max(released_at).alias("released_last"),
         F.min(F.when(executed, F.col("at"))).alias("executed_at"),
@@ -432,11 +430,9 @@ def _amended() -> dict[str, Column]:
     is_released = (F.col("released") > 0) & ~_is_postponed("due_released_last")
     came = (F.col("executed") > 0) | (is_released & ~F.col("named"))
     dropped = F.col("cancelled") > 0
-    all_dropped = F.coalesce(
-        _same(last, F.col("due_cancelled")) | _same(last, F.col("due_cancelled_last")), F.lit(True)
-    )
-    # Of three or more, each replaced by the next, the last may be due between the others.
-    all_dropped |= F.col("cancelled_again") & (F.col("cancelled") >= F.col("scheduled"))
+    # By its due time, not by counts: one message may be dropped twice.
+    is_dropped = F.exists("dues_cancelled", lambda due: _same(last, due))
+    all_dropped = F.coalesce(is_dropped, F.lit(True)) | (F.size("dues_cancelled") == 0)
     several = ~_same(F.col("due_first"), F.col("due_greatest")) | F.col("scheduled_again")
     replaced = dropped & F.coalesce(several, F.lit(False)) & (came | ~all_dropped)
     due_released = F.when(is_released, F.col("due_released_last"))

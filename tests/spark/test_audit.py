@@ -286,6 +286,21 @@ AMENDED = {
         s.LOST_AFTER_RELEASE,
     ),
     "replaced, and late": ([*replaced("x", 200), *arrives("x", 206, due=200)], s.LATE),
+    "replaced and dropped twice, and waits": (
+        [*replaced("x", 2 * END), event(s.CANCELLED, "x", 101)],
+        s.STILL_WAITING,
+    ),
+    "replaced and dropped twice, and lost": (
+        [*replaced("x", 200), event(s.CANCELLED, "x", 101)],
+        s.LOST_IN_THE_LADDER,
+    ),
+    "replaced twice, the first dropped twice, and lost": (
+        [
+            *(*replaced("x", 300), event(s.CANCELLED, "x", 101)),
+            *(scheduled("x", 20, due=200), event(s.CANCELLED, "x", 300, due=300)),
+        ],
+        s.LOST_IN_THE_LADDER,
+    ),
     "replaced twice, and cancelled": (
         [
             *replaced("x", 300),
