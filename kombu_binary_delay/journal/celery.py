@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from kombu_binary_delay.batching.batch import PublishBatch
@@ -78,6 +80,8 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
     _writer.write(app, {**message, "event": events.EXECUTED, "at": at, "state": state})
 
 
+#: The most events to keep in memory while the broker takes none, and how many to write at once.
+_MOST, _PART = 10_000, 100
 #: After so many seconds without an answer, the broker is not asked again by the same task, and by
 #: others only after so many times as long.
 _LONG, _RESTS = 5.0, 10.0
@@ -88,6 +92,7 @@ class ConfirmedWriter:
 
     A worker's child process may write nothing for hours. Without a confirm, an event that it writes
     to a connection that a broker restart has broken would be lost, and its task would look lost.
+    What the broker does not confirm is written again with the next event.
     """
 
     def __init__(self) -> None:
@@ -95,29 +100,41 @@ class ConfirmedWriter:
         self._owner = 0
         self._connection: Any = None
         self._batch: PublishBatch | None = None
+        #: The events that the broker has not confirmed.
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._is_unreachable = False
         self._rests_until = float("-inf")
         #: For how long it was connected in its last try, in seconds.
         self._took = 0.0
 
     def write(self, app: Any, event: dict[str, Any]) -> None:
-        """Write an event to the journal of an app; an event that cannot be written is logged."""
+        """Write an event to the journal of an app, with those that wait; log why it cannot be."""
         with self._lock:
+            if self._owner != os.getpid():
+                # After a fork, the connection and the events are the parent's.
+                self._owner, self._connection, self._batch = os.getpid(), None, None
+                self._waiting.clear()
+            if len(self._waiting) == _MOST:
+                warn_once(f"the journal misses executed tasks: more than {_MOST} wait for it")
+            self._waiting.append(event)
             if time.monotonic() < self._rests_until:
                 return
             # In an outage, one task waits until it ends; each further one only checks that.
-            failure = self._try(app, event)
+            failure = self._try(app)
             for pause in () if self._is_unreachable else (0, 1):
                 if failure is not None and self._took <= _LONG:
                     time.sleep(pause)
-                    failure = self._try(app, event)
+                    failure = self._try(app)
             self._is_unreachable = failure is not None
             if failure is not None and self._took > _LONG:
                 # It connects and does not answer: perhaps it is in an alarm, which may need these
                 # tasks to go on.
                 self._rests_until = time.monotonic() + _RESTS * self._took
             if failure is not None:
-                warn_once(f"executed tasks are missing in the journal: {failure}")
+                warn_once(
+                    f"executed tasks are missing in the journal, until this process executes "
+                    f"another one and the broker takes them: {failure}"
+                )
 
     def close(self) -> None:
         """Drop the connection without closing it: the broker may have failed."""
@@ -125,13 +142,13 @@ class ConfirmedWriter:
         if connection is not None:
             connection.collect()
 
-    def _try(self, app: Any, event: dict[str, Any]) -> Exception | None:
+    def _try(self, app: Any) -> Exception | None:
         self._took = 0.0
         try:
             self._connect(app)
             began = time.monotonic()
             try:
-                self._write(event)
+                self._write()
             finally:
                 self._took = time.monotonic() - began
         except Exception as exc:  # noqa: BLE001 - a task's result must not depend on this
@@ -139,26 +156,36 @@ class ConfirmedWriter:
             return exc
         return None
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self) -> None:
         mechanism = mechanism_of(self._connection.connection)
         journal: Journal | None = mechanism.journal if mechanism else None
         if journal is None:
+            self._waiting.clear()
             return
         if journal.folder is not None:
-            journal.write(event)
+            while self._waiting:
+                journal.write(self._waiting[0])
+                self._waiting.popleft()
             return
         channel = self._connection.default_channel
         journal.stream.declare(0 if self._is_unreachable else None)
         if self._batch is None:
-            self._batch = PublishBatch(channel, 1)
-        # Mandatory: if the stream was deleted, the broker would drop the event and confirm it.
-        self._batch.publish(to_message(event), "", journal.stream.name, mandatory=True, timeout=10)
-        self._batch.flush()
+            self._batch = PublishBatch(channel, _PART)
+        # The first one alone: a broker in an alarm does not read, and many would fill the socket.
+        number = 1
+        while self._waiting:
+            part = list(islice(self._waiting, number))
+            for event in part:
+                # Mandatory: if the stream was deleted, the broker would drop and confirm it.
+                self._batch.publish(
+                    to_message(event), "", journal.stream.name, mandatory=True, timeout=10
+                )
+            self._batch.flush()
+            for _ in part:
+                self._waiting.popleft()
+            number = _PART
 
     def _connect(self, app: Any) -> None:
-        if self._owner != os.getpid():
-            # After a fork, the connection is the parent's.
-            self._owner, self._connection, self._batch = os.getpid(), None, None
         if self._connection is not None:
             return
         connection = self._connection = app.connection_for_write()

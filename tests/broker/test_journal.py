@@ -373,10 +373,10 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
     assert len(tries) == 1
     monkeypatch.setattr(executed, "_rests_until", 0.0)
     ended(executed, app, 9)
-    # The broker may have read the second when the alarm ended.
+    # The broker may have read the second, which was sent in the alarm, twice.
     count = vhost.waiting("kbd.v2.journal")["kbd.v2.journal"]
     events = of_stream(vhost, "kbd.v2.journal", count)
-    assert {"1", "9"} <= {each["id"] for each in events} <= {"1", "2", "9"}
+    assert {each["id"] for each in events} == set("123456789")
 
 
 def test_in_an_outage_one_task_waits_and_the_others_only_look(
@@ -416,7 +416,8 @@ def test_in_an_outage_one_task_waits_and_the_others_only_look(
         False,
     ]
     assert waited(nobody, 4)
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["3"]
+    # What ended in the outage is written with the next one; the last has none.
+    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
     assert caplog.text.count("executed tasks are missing in the journal") == 1
 
 
