@@ -13,7 +13,7 @@ from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.spark.plan import plan
 from kombu_binary_delay.spark.report import measured
 from kombu_binary_delay.spark.report.plan_page import plan_page, settings
-from kombu_binary_delay.spark.report.planned import plan_figures
+from kombu_binary_delay.spark.report.planned import _coming, plan_figures
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 DEFAULT, BINARY = Ladder.default(), Ladder.binary()
@@ -69,6 +69,15 @@ def test_the_page_says_when_and_what_it_costs_and_what_to_set(whole):
     assert f"No limit was given with {option}." in text
 
 
+def test_a_destination_may_have_the_name_under_which_the_rest_is_shown(spark):
+    queue = "if(id < 3, 'others', concat('q', id)) queue"
+    rows = spark.range(20).selectExpr(queue, f"timestamp_seconds({NOON.timestamp():.0f}) eta")
+    found = _coming(rows, NOON.timestamp(), 60, 1)
+    assert (found["due"]["others"], len(found["due"]), found["others"]) == ([3], 16, [2])
+    text = plan_page({**figures(load=[1.0], carries=9), **found})
+    assert re.findall(r">others</td><td class=n>(\d+)<", text) == ["3", "2"]
+
+
 def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), peaks=(1000.0,)):
     """Figures of a load in hops a second, a minute each."""
     each = {
@@ -100,6 +109,7 @@ def figures(*, load, carries, herd=0, busiest=100.0, ladders=(DEFAULT.name,), pe
             for name, peak in zip(ladders, peaks, strict=True)
         ],
         "due": {"q": [1] * number},
+        "others": [0] * number,
         "herd": [[herd, NOON.timestamp()]] + [[0, 0.0]] * (number - 1),
         "busiest": {
             name: {"rate": busiest, "queue": "kbd.v2", "at": NOON.timestamp()} for name in ladders

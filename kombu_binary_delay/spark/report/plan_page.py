@@ -259,7 +259,7 @@ def _points(figures: Figures, values: list[float]) -> list[svg.Point]:
 
 
 def _coming(figures: Figures) -> str:
-    totals = [sum(each) for each in zip(*figures["due"].values(), strict=True)]
+    totals = [sum(each) for each in zip(*figures["due"].values(), figures["others"], strict=True)]
     if not any(totals):
         return ""
     x, label = _axis(figures)
@@ -279,6 +279,9 @@ def _destinations(figures: Figures) -> str:
     rows = list(figures["due"].items())
     if not rows:
         return ""
+    if any(figures["others"]):
+        # Apart from them, because a destination may have this name.
+        rows.append(("others", figures["others"]))
     x, label = _axis(figures)
     totals = "".join(
         f"<tr><td class=n>{place}</td><td class=whole>{escape(name)}</td>"

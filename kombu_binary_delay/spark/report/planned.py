@@ -118,14 +118,12 @@ def _coming(df: DataFrame, start: float, width: float, number: int) -> Figures:
         rows.groupBy(shown.alias("shown"), "bin").agg(F.sum("count").alias("count")).collect()
     ):
         due.get(row["shown"], others)[row["bin"]] += row["count"]
-    if any(others):
-        due["others"] = others
     seconds = by_second.groupBy("bin", "second").agg(F.sum("count").alias("count"))
     largest = seconds.groupBy("bin").agg(F.max(F.struct("count", "second")).alias("most")).collect()
     herd = [[0, 0.0] for _ in range(number)]
     for row in largest:
         herd[row["bin"]] = [row["most"]["count"], float(row["most"]["second"])]
-    return {"due": due, "herd": herd}
+    return {"due": due, "others": others, "herd": herd}
 
 
 def _destination(df: DataFrame) -> Column:
