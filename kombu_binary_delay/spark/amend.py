@@ -47,9 +47,9 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
         records = [Postpone(_name(each), _due(each), now) for each in moves]
         yield moves, partial(amendments.write, records)
     kept_until = now + amendments.max_age
-    # A record waits on the ladder until at most half of its age before the first task of its
-    # group, and is there for the last one, too.
-    span = min(_DAY, amendments.max_age // 4)
+    # A record comes a day before the due times of its group, or half of its age if that is less. A
+    # task may arrive up to a span sooner, where that has both of its due times: half is left then.
+    span = min(_DAY // 2, amendments.max_age // 4)
     near: list[Sent] = []
     far: dict[tuple[int, int], list[Sent]] = {}
     for each in pending:

@@ -232,7 +232,7 @@ class _Producer(kombu.Producer):
             # Once, and in a way that also remembers a refusal.
             known, refusal = self.declared.get(id(entity), (None, None))
             if known is not entity or (refusal and time.monotonic() > refusal.until):
-                refusal = self._declare(entity)
+                refusal = self._declare(entity, was_refused=known is entity)
                 self.declared[id(entity)] = entity, refusal
             if refusal:
                 raise TopologyError(refusal.reason)
@@ -253,13 +253,14 @@ class _Producer(kombu.Producer):
             tag=sent,
         )
 
-    def _declare(self, entity: Any) -> _Refusal | None:
+    def _declare(self, entity: Any, *, was_refused: bool) -> _Refusal | None:
         """Declare; return the broker's refusal, or None.
 
         A refusal closes the channel, which reopens itself. The messages use another channel. A
-        queue whose node is down is waited for, until the patience ends.
+        queue whose node is down is waited for, until the patience ends. Once it is back, the next
+        outage has a patience of its own.
         """
-        has_waited = False
+        was_missing = was_refused
         while True:
             try:
                 self.maybe_declare(entity)
@@ -270,18 +271,18 @@ class _Producer(kombu.Producer):
                         f"{reason}; where it exists otherwise, name by app the application that "
                         f"has it, whose queues are declared as they are there"
                     )
-                now = time.monotonic()
                 if self.waits_until == math.inf:
                     self.settle()
-                    self.waits_until = now + self.patience
+                    self.waits_until = time.monotonic() + self.patience
+                now = time.monotonic()
                 if now > self.waits_until:
                     return _Refusal(f"{reason}; start its node, and publish again", now + _PAUSE)
                 logger.warning("%s; it is tried again in %g s", reason, _PAUSE)
             else:
-                if has_waited:
+                if was_missing:
                     self.waits_until = math.inf
                 return None
-            has_waited = True
+            was_missing = True
             time.sleep(_PAUSE)
 
 

@@ -204,8 +204,9 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
     vhost, monkeypatch, is_patient
 ):
     with Connection(vhost.url) as connection:
-        Queue("mail", Exchange("mail"), "mail")(connection.default_channel).declare()
-    start = Timer(_PAUSE, take_away(vhost, "mail"))
+        for name in ("mail", "post"):
+            Queue(name, Exchange(name), name)(connection.default_channel).declare()
+    start, start_other = (Timer(_PAUSE, take_away(vhost, name)) for name in ("mail", "post"))
     if not is_patient:
         monkeypatch.setattr(_Producer, "waits_until", 0.0)
 
@@ -219,10 +220,13 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start.join()
         time.sleep(_PAUSE)
         yield {**row, "task_id": "2"}
+        # The next outage has a patience of its own.
+        start_other.start()
+        yield {**row, "task_id": "3", "queue": "post"}
 
     sent = {each.row["task_id"]: each for each in send(vhost, rows())}
 
-    assert sent["2"].status == s.PUBLISHED
+    assert [sent[each].status for each in "23"] == [s.PUBLISHED] * 2
     if is_patient:
         assert sent["1"].status == s.PUBLISHED
     else:
@@ -472,7 +476,14 @@ def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(v
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(
     ("first", "last", "ahead", "at_once"),
-    [(5, 60, [60], 1), (60, 90, [90, 60], 0), (60, 60, [60], 0), (5, 20, [], 1)],
+    [
+        (5, 60, [60], 1),
+        (60, 90, [90, 60], 0),
+        (60, 60, [60], 0),
+        # A record for the second comes too shortly before the first.
+        (60.1, 60.9, [61, 60], 0),
+        (5, 20, [], 1),
+    ],
 )
 def test_a_cancellation_is_there_before_each_due_time_that_is_known(
     vhost, monkeypatch, first, last, ahead, at_once
@@ -481,9 +492,10 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
     writes: list[object] = []
     monkeypatch.setattr(Amendments, "write_ahead", lambda _, __, due: aheads.append(due))
     monkeypatch.setattr(Amendments, "write", lambda _, records: writes.append(records))
-    row = {"task_id": "a", "action": s.CANCEL, "due": micros(first * 86400)}
-    send(vhost, [{**row, "eta": micros(last * 86400)}])
-    assert [round((due / 1000 - time.time()) / 86400) for due in aheads] == ahead
+    today = time.time() // 86400
+    due, eta = (round((today + days) * 86400 * 1_000_000) for days in (first, last))
+    send(vhost, [{"task_id": "a", "action": s.CANCEL, "due": due, "eta": eta}])
+    assert [round(each / DAY - today) for each in aheads] == ahead
     assert len(writes) == at_once
 
 
