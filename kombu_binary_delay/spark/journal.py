@@ -319,9 +319,10 @@ class _Stream:
                 if offset >= end - 1:
                     break
             else:
-                raise TimeoutError(
+                raise RuntimeError(
                     f"the stream {self.queue} gave nothing for {_PATIENCE:g} s before the offset "
-                    f"{end}; has it been deleted, or cut by its retention, meanwhile?"
+                    f"{end}: it may have been deleted, or cut by its retention, since the read "
+                    f"began; read it again"
                 )
         if held:
             yield self._batch(held)
@@ -406,8 +407,16 @@ class _Stream:
                     channel.basic_cancel(_CONSUMER)
 
 
-def _may_lose(options: dict[str, str]) -> bool:
+def _number(options: dict[str, str], name: str, default: int, least: int = 1) -> int:
     # Spark's names of options are in lower case here.
+    text = options.get(name.lower(), str(default))
+    number = int(text) if text.isdecimal() else -1
+    if number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {text!r}")
+    return number
+
+
+def _may_lose(options: dict[str, str]) -> bool:
     lossless = options.get("failondataloss", "true").lower()
     if lossless not in {"true", "false"}:
         raise ValueError(f"failOnDataLoss must be true or false, got {lossless!r}")
@@ -416,8 +425,8 @@ def _may_lose(options: dict[str, str]) -> bool:
 
 class _Reader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
-        self._number = int(options.get("partitions", "1"))
-        self._start = int(options.get("start", "0"))
+        self._number = _number(options, "partitions", 1)
+        self._start = _number(options, "start", 0, least=0)
         self._last = options.get("last")
         self._stream = _Stream(options, may_lose=not self._start or _may_lose(options))
 
@@ -437,10 +446,7 @@ class _StreamReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._stream = _Stream(options, may_lose=_may_lose(options))
         self._latest: Offset = {}
-        most = options.get("maxoffsetspertrigger", str(_TRIGGER))
-        self._most = int(most) if most.isdecimal() else 0
-        if self._most < 1:
-            raise ValueError(f"maxOffsetsPerTrigger must be a number of at least 1, got {most!r}")
+        self._most = _number(options, "maxOffsetsPerTrigger", _TRIGGER)
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
         return {"offset": self._stream.start(), "last": None}

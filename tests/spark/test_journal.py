@@ -342,8 +342,8 @@ def test_what_is_dropped_between_the_plan_and_the_read_is_no_silent_loss(monkeyp
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a number .* got '0'"),
-        ({"maxOffsetsPerTrigger": "ten"}, "maxOffsetsPerTrigger must be a number .* got 'ten'"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a whole number .* got '0'"),
+        ({"maxOffsetsPerTrigger": "ten"}, "maxOffsetsPerTrigger must be a whole .* got 'ten'"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false, got 'perhaps'"),
     ],
 )
@@ -352,6 +352,25 @@ def test_options_of_a_stream_that_cannot_be_are_refused(options, words):
     source = JournalSource({"broker": "amqp://nobody//", **lowered})
     with pytest.raises(ValueError, match=words):
         source.streamReader(StructType())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partitions": "0"}, "partitions must be a whole number of at least 1, got '0'"),
+        ({"partitions": "-1"}, "partitions must be a whole number of at least 1, got '-1'"),
+        ({"partitions": "all"}, "partitions must be a whole number of at least 1, got 'all'"),
+        ({"start": "first"}, "start must be a whole number of at least 0, got 'first'"),
+    ],
+)
+def test_options_of_a_batch_read_that_cannot_be_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        JournalSource({"broker": "amqp://nobody//", **options}).reader(StructType())
+
+
+def test_a_stream_that_is_deleted_while_it_is_read_is_no_broker_that_is_away(vhost):
+    with pytest.raises(RuntimeError, match=r"the stream .* gave nothing for 60 s"):
+        list(_Stream({"broker": vhost.url}).rows(0, 5))
 
 
 def test_an_end_is_found_though_events_keep_coming(vhost, write):
