@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 
 from dev.service import free_ports
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.spark.cli.failures import explained
+from kombu_binary_delay.spark.cli.failures import explained, outage
 from kombu_binary_delay.spark.cli.shared import spark_session
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +164,8 @@ def test_an_error_is_one_sentence_and_the_exit_code_of_its_kind(
 
 
 WORKER = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+FORCED = f"{WORKER}amqp.exceptions.ConnectionForced: (0, 0): (320) CONNECTION_FORCED - it stops\n"
+REFUSED = f"{WORKER}amqp.exceptions.AccessRefused: (0, 0): (403) ACCESS_REFUSED - Login was ref\n"
 DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
 
 
@@ -191,12 +193,19 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             USAGE,
             "the stream s begins at 9 now; do this",
         ),
+        (
+            f"{WORKER}RuntimeError: the stream s cannot be read now, as its node starts\n\tat",
+            UNREACHABLE,
+            "the stream s cannot be read now, as its node starts",
+        ),
         (f"{WORKER}ModuleNotFoundError: No module named 'shop'", USAGE, "cannot import 'shop'"),
         (
             f"{WORKER}ConnectionRefusedError: [Errno 111] Connection refused\n\n\tat java",
             UNREACHABLE,
             "cannot reach the broker: ConnectionRefusedError: [Errno 111] Connection refused; name",
         ),
+        (FORCED, UNREACHABLE, "cannot reach the broker: ConnectionForced: (0, 0): (320) CONN"),
+        (REFUSED, UNREACHABLE, "cannot reach the broker: AccessRefused: (0, 0): (403) ACCESS_REF"),
         (
             "org.apache.hadoop.security.AccessControlException: Permission denied: hdfs:/lake x",
             USAGE,
@@ -251,6 +260,27 @@ def test_what_a_cluster_says_is_one_sentence_too(text, code, sentence):
     assert sentence in done.output
     assert len(done.output.splitlines()) == 1
     assert done.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FORCED, "ConnectionForced: (0, 0): (320) CONNECTION_FORCED - it stops"),
+        (
+            f"{WORKER}OSError: Server unexpectedly closed connection\n",
+            "OSError: Server unexpectedly closed connection",
+        ),
+        (
+            f"{WORKER}amqp.exceptions.NotAllowed: Connection.open: (530) vhost '/' is down\n",
+            "NotAllowed: Connection.open: (530) vhost '/' is down",
+        ),
+        (REFUSED, None),
+        (f"{WORKER}RuntimeError: the stream s begins at 9 now; do this\n", None),
+        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext", None),
+    ],
+)
+def test_an_outage_is_of_the_broker_and_may_end_by_itself(text, said):
+    assert outage(PySparkException(text)) == said
 
 
 def test_a_java_process_that_has_ended_is_not_taken_for_a_broker():

@@ -18,14 +18,16 @@ import amqp
 import click
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkException
 
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.asked import Asked
-from kombu_binary_delay.spark import columns, follow
+from kombu_binary_delay.spark import columns, follow, journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.cli.audit import _depths
 from kombu_binary_delay.spark.cli.shared import given_broker
 from kombu_binary_delay.spark.follow import audit_due
+from kombu_binary_delay.spark.journal import export_journal
 from kombu_binary_delay.spark.report import plan_page
 
 ROOT = Path(__file__).parents[2]
@@ -284,13 +286,27 @@ def test_an_audit_goes_on_until_it_is_stopped_and_from_there_again(
             signal.raise_signal(signal.SIGTERM)
         return audit_due(*tables, **more)
 
+    exports: list[None] = []
+
+    def second_finds_no_broker(*given, **more):
+        exports.append(None)
+        if len(exports) == 2:
+            raise PySparkException("ConnectionRefusedError: [Errno 111] Connection refused\n")
+        export_journal(*given, **more)
+
     monkeypatch.setattr(follow, "audit_due", second_is_stopped)
+    monkeypatch.setattr(journal, "export_journal", second_finds_no_broker)
     handler = signal.getsignal(signal.SIGTERM)
     result = tool("audit-follow", *given, "--every", "0")
-    assert (len(calls), result.exit_code) == (2, 1), result.output
+    assert (len(calls), len(exports), result.exit_code) == (2, 3, 1), result.output
+    assert "the journal is read again in 0 s: ConnectionRefusedError: [Errno" in result.stderr
     assert signal.getsignal(signal.SIGTERM) is handler
     assert f"  {s.LOST_IN_THE_LADDER}: i (key None, queue )" in result.output
     assert result.output.count("1 judged (1 lost in the ladder), 0 corrected") == 1
+    # Without a step before, it may be the wrong broker.
+    exports[:] = [None]
+    result = tool("audit-follow", *given)
+    assert (len(calls), result.exit_code) == (2, 4), result.output
     result = tool("audit-follow", *given, "--once", "--allow", "lost=1")
     assert (len(calls), result.exit_code) == (3, 0), result.output
     assert "judged" not in result.output

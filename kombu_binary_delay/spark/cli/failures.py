@@ -37,7 +37,27 @@ WRONG_PYTHON = (
     "Spark's workers run Python {0}{worker}, and this is Python {1}: set PYSPARK_PYTHON, or on a "
     "cluster spark.pyspark.python, to a Python {1} that has this package, such as {python}"
 )
-#: What Spark's text says, the exit code, and what we say, in which {0} is the first group.
+_CANNOT_REACH = (
+    "Spark's workers cannot reach the broker: {0}; name one with --broker that their machines can "
+    "reach"
+)
+#: Of a broker that is away, and may be back soon: what Spark's text says, the exit code, and what
+#: we say, in which {0} is the first group.
+_AWAY: tuple[tuple[str, int, str], ...] = (
+    (r"RuntimeError: (the stream .+ cannot be read now.+)", UNREACHABLE, "{0}"),
+    (
+        (
+            r"(?m)^(?:[\w.]+\.)?("
+            r"(?:Connection(?:Refused|Reset|Aborted|Forced)|BrokenPipe|RecoverableConnection|"
+            r"Operational|Timeout|Unreachable|gai)(?:Error|error)?: .+|"
+            r"OSError: Server unexpectedly closed connection.*|"
+            r"NotAllowed: .+ is down.*)$"
+        ),
+        UNREACHABLE,
+        _CANNOT_REACH,
+    ),
+)
+#: The same of all that is known.
 _KNOWN: tuple[tuple[str, int, str], ...] = (
     (
         r"different version:? (.+?) than that in driver:? (.+?),",
@@ -102,6 +122,7 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         USAGE,
         "Spark cannot write {0}: name a path where it may, or give it the permission",
     ),
+    *_AWAY,
     (
         # Of the journal, which has dropped events, or has been deleted and declared again.
         r"RuntimeError: (the stream .+)",
@@ -135,15 +156,9 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         ),
     ),
     (
-        (
-            r"(?m)^(?:[\w.]+\.)?((?:ConnectionRefused|ConnectionReset|Operational|Timeout|Unreachable|"
-            r"AccessRefused|NotAllowed|gai)(?:Error|error)?: .+)$"
-        ),
+        r"(?m)^(?:[\w.]+\.)?((?:AccessRefused|NotAllowed)(?:Error|error)?: .+)$",
         UNREACHABLE,
-        (
-            "Spark's workers cannot reach the broker: {0}; name one with --broker that their "
-            "machines can reach"
-        ),
+        _CANNOT_REACH,
     ),
     (
         # Messages that were sent again have other receipts than before.
@@ -218,6 +233,12 @@ def explained(command: click.Command) -> click.Command:
         )
     )
     return command
+
+
+def outage(exc: Exception) -> str | None:
+    """Return what Spark says of a broker that is away, and may be back soon; None for the rest."""
+    found = (re.search(pattern, str(exc)) for pattern, *_ in _AWAY)
+    return next((each[1] for each in found if each), None)
 
 
 def is_verbose() -> bool:

@@ -14,12 +14,14 @@ import click
 
 from .audit import show_counts
 from .before import check_before
+from .failures import outage
 from .shared import (
     FAILED,
     broker,
     check_job,
     conf,
     console,
+    error_console,
     given_broker,
     job_id,
     late_after,
@@ -109,20 +111,29 @@ def audit_follow(
     url = given_broker(broker)
     check_before(conf, reads=(receipts,), writes=(journal, output), broker=url)
     session = spark_session(conf)
+    step = None
     with _stopped_by_signals() as stop:
         while not stop.is_set():
             begun = time.monotonic()
-            export_journal(session, url, journal, namespace=namespace)
-            with usage():
-                step = audit_due(
-                    read(session, receipts, s.RECEIPTS) if receipts else None,
-                    read(session, journal, s.JOURNAL),
-                    output,
-                    job_id=job_id,
-                    late_after=late_after,
-                    patience=patience,
-                )
-            _show(step)
+            try:
+                export_journal(session, url, journal, namespace=namespace)
+            except Exception as exc:
+                away = outage(exc)
+                # At the start, the broker may be the wrong one.
+                if once or step is None or away is None:
+                    raise
+                error_console().print(f"the journal is read again in {every:g} s: {away}")
+            else:
+                with usage():
+                    step = audit_due(
+                        read(session, receipts, s.RECEIPTS) if receipts else None,
+                        read(session, journal, s.JOURNAL),
+                        output,
+                        job_id=job_id,
+                        late_after=late_after,
+                        patience=patience,
+                    )
+                _show(step)
             if once:
                 break
             stop.wait(max(0.0, begun + every - time.monotonic()))
