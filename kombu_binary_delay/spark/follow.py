@@ -41,7 +41,7 @@ class Step:
 
     :param batch: its number; that of the last step if this one found nothing new.
     :param final_to: messages whose last due time is before it have their verdicts.
-    :param verdicts: how many messages have got their first verdict in this step, by verdict.
+    :param verdicts: how many messages have got their first verdict within the reach, by verdict.
     :param corrected: how many verdicts of earlier steps have changed.
     :param alarms: rows of some of the messages that are lost or early.
     """
@@ -87,7 +87,8 @@ def audit_due(
     :param late_after: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param patience: as for :func:`~kombu_binary_delay.spark.audit.audit`.
     :param reach: seconds. Rows of messages that were due longer than that before the last step
-        are not read, and no later event changes their verdicts.
+        are not read, and no later event changes their verdicts. A task that is published again
+        after that is judged by what has happened since.
     :raises ValueError: for an invalid time, or for a job without receipts.
     :raises RuntimeError: if another process writes to the same output; or if a step was done by a
         clock that was ahead, as all verdicts would be final.
@@ -160,7 +161,10 @@ def read_verdicts(spark: SparkSession, output: str) -> DataFrame:
     steps = _steps(spark, output)
     if not steps:
         return spark.createDataFrame([], s.VERDICTS)
-    return _verdicts(spark, output, 0, steps[-1].batch)
+    table = _written(spark, output, 0, steps[-1].batch)
+    # Not by `corrected` alone: a task that comes again beyond the reach has two first verdicts.
+    latest = table.groupBy(*_ID).agg(F.max_by(F.struct(*_ROW), "batch").alias("latest"))
+    return latest.select("latest.*")
 
 
 def is_followed(spark: SparkSession, output: str) -> bool:
@@ -169,13 +173,18 @@ def is_followed(spark: SparkSession, output: str) -> bool:
 
 
 def _verdicts(spark: SparkSession, output: str, first: int, last: int) -> DataFrame:
-    """Return the latest verdict of each message in a range of steps."""
-    table = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts")
-    table = table.where(F.col("batch").between(first, last))
+    """Return the latest verdict of each message in a range of steps, all within the reach."""
+    table = _written(spark, output, first, last)
     # Only few are corrected.
     newest = table.where("corrected").groupBy(*_ID).agg(F.max("batch").alias("newest"))
     is_old = F.coalesce(F.col("batch") < F.col("newest"), F.lit(False))
     return table.join(newest, _ID, "left").where(~is_old).select(*_ROW)
+
+
+def _written(spark: SparkSession, output: str, first: int, last: int) -> DataFrame:
+    """Return all rows that a range of steps has written."""
+    table = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts")
+    return table.where(F.col("batch").between(first, last))
 
 
 def _steps(spark: SparkSession, output: str) -> list[_State]:

@@ -249,6 +249,17 @@ def test_only_what_is_within_reach_is_corrected(spark, feed, tmp_path):
     assert set(ids.values()) == {1}
 
 
+def test_of_a_task_that_comes_again_beyond_the_reach_the_latest_verdict_is_read(spark, tmp_path):
+    output = str(tmp_path / "audit")
+    for batch, verdict in enumerate([s.OK, s.LATE]):
+        known = {"task_id": "a", "retries": 0, "verdict": verdict, "corrected": False}
+        row = spark.createDataFrame([known], s.FOLLOWED.rpartition(",")[0])
+        row.write.parquet(f"{output}/verdicts/batch={batch}")
+        step = {"batch": batch, "final_to": at(batch * HOUR), "offset": 0}
+        spark.createDataFrame([step], s.STEPS).write.mode("append").parquet(f"{output}/steps")
+    assert [row.verdict for row in read_verdicts(spark, output).collect()] == [s.LATE]
+
+
 def test_steps_by_a_clock_that_was_ahead_are_refused(spark, tmp_path):
     output = str(tmp_path / "audit")
     later = datetime.now(timezone.utc) + timedelta(days=1)

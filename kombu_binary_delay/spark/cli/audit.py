@@ -189,6 +189,7 @@ def report(
     """Draw the verdicts at PATH as one HTML file."""
     needs_spark()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
+    from kombu_binary_delay.spark.classic import cached, release  # noqa: PLC0415
     from kombu_binary_delay.spark.follow import is_followed, read_verdicts  # noqa: PLC0415
     from kombu_binary_delay.spark.tables import Place, read  # noqa: PLC0415
 
@@ -199,7 +200,8 @@ def report(
     seen = _depths(session, depths, plan)
     is_folder = str(Place.parse(path)) == f"parquet:{path}"
     if is_folder and is_followed(session, path):
-        verdicts = read_verdicts(session, path)
+        # It is read often, and finding the latest rows takes a shuffle.
+        verdicts = cached(read_verdicts(session, path))
     else:
         # A table written by an earlier release does not have all columns.
         verdicts = read(session, f"{path}/verdicts" if is_folder else path, s.VERDICTS)
@@ -207,6 +209,7 @@ def report(
     with following(session) as phase:
         phase("drawing the report")
         _report(verdicts, file, plan, seen, thresholds, jobs)
+    release(verdicts)
     console().print(str(file))
 
 
