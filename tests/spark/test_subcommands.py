@@ -188,9 +188,14 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
     again = tmp_path / "again.html"
     assert tool("report", output, "--output", again).exit_code == 0
     assert again.read_text() == text
+    summary = output / "summary.json"
+    summary.write_text(summary.read_text()[:-9])
+    refused = tool("report", output, "--output", again)
+    assert refused.exit_code == 2
+    assert f"{summary} is not the summary of an audit" in " ".join(refused.output.split())
 
 
-def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
+def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path, monkeypatch):
     past = datetime.now(timezone.utc) - timedelta(days=1)
     lost = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
     event = (s.SCHEDULED, "i", 0, "t", "q", past, past, "l", 1, None, 0)
@@ -200,6 +205,14 @@ def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
     given = ["--receipts", receipts, "--journal", journal, "--output", output, "--complete"]
     assert tool("audit", *given).exit_code == 1
     assert tool("audit", *given, "--allow", "lost=1").exit_code == 0
+
+    def ends(*_, **__):
+        raise RuntimeError("it ends half-way")
+
+    # The verdicts are those of this audit, so no summary is there of another one.
+    monkeypatch.setattr("kombu_binary_delay.spark.report.figures.figures", ends)
+    assert "it ends half-way" in tool("audit", *given).output
+    assert not Path(output, "summary.json").exists()
 
 
 def test_complete_is_refused_for_a_journal_that_says_until_when_it_is(tool, spark, tmp_path):

@@ -143,7 +143,9 @@ def audit(
     if job_id is not None and table is not None:
         # Not sooner: the events of all tasks are needed to find the journal's end.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
-    page = folder / "report.html"
+    page, summary_file = folder / "report.html", folder / "summary.json"
+    # An audit that ends half-way leaves none beside other verdicts.
+    summary_file.unlink(missing_ok=True)
     with following(session) as phase:
         phase("judging the tasks")
         overwrite(judged, Place("parquet", f"{output}/verdicts"))
@@ -157,15 +159,10 @@ def audit(
                     overwrite(verdicts, kept)
         phase("drawing the report")
         summary = _report(verdicts, page, plan, seen, thresholds, _jobs(table))
-    write_file(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_file(summary_file, json.dumps(summary, indent=2) + "\n")
     show_counts(summary)
     console().print(str(page))
-    judged = summary["thresholds"].get("judged")
-    if judged and not judged["passed"]:
-        console().print(
-            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
-            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
-        )
+    _show_judged(summary)
     if not summary["passed"]:
         sys.exit(FAILED)
 
@@ -283,16 +280,37 @@ def _jobs(receipts: DataFrame | None) -> list[str]:
 
 
 def _judged(path: str) -> tuple[Any, list[str]]:
-    """Read an audit's thresholds and jobs; nothing if its files are not on this machine."""
+    """Read an audit's thresholds and jobs; nothing if its files are not on this machine.
+
+    :raises click.UsageError: for a summary that is not one.
+    """
     from kombu_binary_delay.spark.audit import Thresholds  # noqa: PLC0415 - see above
 
     try:
-        summary = json.loads((local(path) / "summary.json").read_text(encoding="utf-8"))
+        file = local(path) / "summary.json"
+        text = file.read_text(encoding="utf-8")
     except (OSError, click.BadParameter):
         return None, []
-    limits = {name: each["allowed"] for name, each in summary["thresholds"].items()}
     none = dict.fromkeys(each.name for each in fields(Thresholds))
-    return Thresholds(**{**none, **limits}), summary.get("jobs", [])
+    try:
+        summary = json.loads(text)
+        limits = {name: each["allowed"] for name, each in summary["thresholds"].items()}
+        return Thresholds(**{**none, **limits}), summary.get("jobs", [])
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise click.UsageError(
+            f"{file} is not the summary of an audit: {exc!r}; run the audit again, or delete the "
+            f"file to draw the verdicts against the default limits"
+        ) from exc
+
+
+def _show_judged(summary: dict[str, Any]) -> None:
+    """Print what may be wrong if too few tasks are judged."""
+    judged = summary["thresholds"].get("judged")
+    if judged and not judged["passed"]:
+        console().print(
+            f"{judged['measured']:,} tasks are judged, and {judged['allowed']:,g} must be: are the "
+            f"job, the receipts and the journal those that you mean? --allow judged=0 allows none"
+        )
 
 
 def show_counts(summary: dict[str, Any]) -> None:
