@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from . import schema as s
 from .checks import check_limits, check_not_negative
-from .columns import action_of, messages
+from .columns import action_of, instant, messages
 
 #: The percentiles of the lateness that are reported.
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -94,7 +94,7 @@ def audit(
     latest = now if until is None else max(now, until.astimezone(timezone.utc))
     happened = _events_of_journal(journal)
     known_ends = {"journal_from": since, "journal_to": until}
-    given = {name: F.lit(time) for name, time in known_ends.items() if time is not None}
+    given = {name: instant(time) for name, time in known_ends.items() if time is not None}
     if len(given) < len(known_ends):
         ends = _span(_timed(happened, latest), patience)
     else:
@@ -279,7 +279,7 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
 def _with_cancellations(tasks: DataFrame, receipts: DataFrame | None) -> DataFrame:
     """Add the time at which a receipt says that the task was cancelled, with all its retries."""
     if receipts is None:
-        return tasks.withColumn("cancelled_at", F.lit(None).cast("timestamp"))
+        return tasks.withColumn("cancelled_at", F.lit(None).cast("timestamp_ltz"))
     is_cancelled = (action_of(receipts) == s.CANCEL) & (F.col("status") == s.RECORDED)
     # They are few, and of no retry, so a join costs less than further events.
     cancelled = receipts.where(is_cancelled).groupBy("task_id")
@@ -288,7 +288,7 @@ def _with_cancellations(tasks: DataFrame, receipts: DataFrame | None) -> DataFra
 
 def _timed(events: DataFrame, latest: datetime) -> DataFrame:
     """Add columns derived from an event's time; null if it is in the future: a clock is wrong."""
-    is_past = F.unix_micros("written") <= F.unix_micros(F.lit(latest)) + _SKEW
+    is_past = F.unix_micros("written") <= F.unix_micros(instant(latest)) + _SKEW
     at = F.when(is_past, F.col("written"))
     is_publish = F.col("kind").isin(*_RECEIPTS, _SCHEDULED)
     return events.withColumns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -15,9 +16,12 @@ from . import schema as s
 #: does, and 12:30 as a time of today.
 _PATTERNS = {
     "double": r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$",
-    "timestamp": r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}",
+    "timestamp_ltz": r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}",
 }
 _WHOLE = ("int", "bigint")
+_TIMES = (t.StringType, t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
@@ -79,6 +83,29 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
     return value
 
 
+def instant(time: datetime) -> Column:
+    """Return a time as a column.
+
+    Over Spark Connect, spark.sql.timestampType can make a literal a local time without a zone.
+    """
+    return F.timestamp_micros(F.lit((time.astimezone(timezone.utc) - _EPOCH) // _MICROSECOND))
+
+
+def time_of(df: DataFrame, column: str) -> Column:
+    """Return an existing column as times; null if its text is not a time.
+
+    :raises ValueError: names the column, its type and the remedy.
+    """
+    kind = kind_of(df, column)
+    if not isinstance(kind, _TIMES):
+        raise ValueError(
+            f"the column {column} must be a timestamp, or text such as 2030-01-31T12:00:00Z, got "
+            f"{kind.simpleString()}; use timestamp_seconds or timestamp_millis for a number"
+        )
+    # Not TIMESTAMP: by spark.sql.timestampType, it may have no zone, and ignore that of a text.
+    return tried(df, column, "timestamp_ltz")
+
+
 def _quoted(df: DataFrame, column: str) -> str:
     name = find(df.columns, column) or column
     return "`{}`".format(name.replace("`", "``"))
@@ -126,25 +153,32 @@ def check_time(names: Sequence[str]) -> None:
 
 
 def published_micros(df: DataFrame) -> Column:
-    """Return when each row is published, in microseconds since the epoch; by default now."""
+    """Return when each row is published, in microseconds since the epoch; by default now.
+
+    It is null if its text is not a time.
+
+    :raises ValueError: see :func:`time_of`.
+    """
     now = F.lit(time.time_ns() // 1000)
     if not has(df, "published"):
         return now
-    return F.coalesce(F.unix_micros(tried(df, "published", "timestamp")), now)
+    at = F.unix_micros(time_of(df, "published"))
+    return F.when(named(df, "published").isNull(), now).otherwise(at)
 
 
 def due_micros(df: DataFrame, published: Column) -> Column:
     """Return each row's due time, in microseconds since the epoch; null if the row has none.
 
-    :param published: the time of the publish, in the same unit; a ``countdown`` starts there.
-    :raises ValueError: if the DataFrame has neither ``eta`` nor ``countdown``.
+    :param published: the time of the publish, in the same unit; a ``countdown`` starts there. A row
+        without it has no due time, either.
+    :raises ValueError: if the DataFrame has neither ``eta`` nor ``countdown``; see :func:`time_of`.
     """
     check_time(df.columns)
     times = []
     if has(df, "eta"):
-        times.append(F.unix_micros(tried(df, "eta", "timestamp")))
+        times.append(F.unix_micros(time_of(df, "eta")))
     if has(df, "countdown"):
         seconds = tried(df, "countdown", "double")
         sane = F.when(F.abs(seconds) < 1e12, seconds)  # to Spark, NaN is greater than all numbers
         times.append(published + F.ceil(sane * 1_000_000).cast("bigint"))
-    return F.coalesce(*times)
+    return F.when(published.isNotNull(), F.coalesce(*times))

@@ -21,7 +21,7 @@ from . import schema as s
 from .audit import audit, span
 from .checks import check_not_negative, check_number
 from .classic import cached, release
-from .columns import action_of
+from .columns import action_of, instant
 from .tables import Place, append, existing
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
@@ -214,8 +214,8 @@ def _ends(
     """Return from when to when the journal is complete; only new rows can move the end."""
     if last.complete_from is not None and last.complete_to is not None:
         seconds = timedelta(seconds=patience)
-        rows = (F.col("at") >= last.complete_to - seconds) | (
-            F.col("at") <= last.complete_from + timedelta(days=1)
+        rows = (F.col("at") >= instant(last.complete_to - seconds)) | (
+            F.col("at") <= instant(last.complete_from + timedelta(days=1))
         )
         journal = journal.where(rows)
     first, end = span(journal, patience)
@@ -234,8 +234,8 @@ class _Window:
 
     def has(self, column: str) -> Column:
         """Return whether a time is in the window."""
-        is_in = F.col(column) < self.end
-        return is_in if self.start is None else is_in & (F.col(column) >= self.start)
+        is_in = F.col(column) < instant(self.end)
+        return is_in if self.start is None else is_in & (F.col(column) >= instant(self.start))
 
     def is_within_reach(self, time: datetime | None) -> bool:
         """Return whether a time is not too long ago."""
@@ -247,7 +247,7 @@ class _Window:
         """Return whether a row is young enough to be read: by any of its times, or without one."""
         if self.start is None:
             return F.lit(True)
-        oldest = self.start - timedelta(seconds=self.reach)
+        oldest = instant(self.start - timedelta(seconds=self.reach))
         is_young = F.lit(False)
         for each in columns:
             is_young |= F.col(each) >= oldest
@@ -271,7 +271,7 @@ def _candidates(
         & (F.col("due").isNull() | (F.col("at") >= F.col("due")))
     )
     if window.start is not None:
-        is_late = (F.coalesce("due", "at") < window.start) & window.reaches("due")
+        is_late = (F.coalesce("due", "at") < instant(window.start)) & window.reaches("due")
         is_due |= (F.col("offset") >= offset) & is_late
     ids = journal.where(F.col("task_id").isNotNull() & is_due).select("task_id", _retries())
     if receipts is None:
@@ -283,8 +283,8 @@ def _candidates(
         return ids
     # Receipts that could not be seen when their messages were judged.
     unseen = sent.where(
-        (F.greatest("published_at", _due(sent)) < window.start)
-        & (F.col("published_at") >= window.start - _UNSEEN)
+        (F.greatest("published_at", _due(sent)) < instant(window.start))
+        & (F.col("published_at") >= instant(window.start - _UNSEEN))
     )
     seen = before.where("key is not null").select(F.col("task_id").alias("seen"), "verdict")
     # A cancellation can be seen after the receipt of its message, and changes the verdict then.
@@ -327,7 +327,7 @@ def _due(receipts: DataFrame) -> Column:
 
 def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> DataFrame:
     """Return the ids of messages of which no due time or publish is after the window."""
-    now = F.lit(datetime.now(timezone.utc))
+    now = instant(datetime.now(timezone.utc))
 
     def past(time: str) -> Column:
         """Return a time, unless it is in the future: a clock is wrong."""
@@ -338,7 +338,7 @@ def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> Da
         published = F.greatest(_due(receipts), past("published_at")).alias("time")
         times = times.unionByName(receipts.select("task_id", F.lit(0).alias("retries"), published))
     last = times.groupBy(*_ID).agg(F.max("time").alias("last"))
-    return last.where(F.coalesce(F.col("last") < window.end, F.lit(True))).select(*_ID)
+    return last.where(F.coalesce(F.col("last") < instant(window.end), F.lit(True))).select(*_ID)
 
 
 def _corrected(found: DataFrame, before: DataFrame | None) -> DataFrame:

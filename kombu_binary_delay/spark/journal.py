@@ -34,6 +34,7 @@ from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.journal import stream_name
 
 from . import schema as s
+from .columns import instant
 from .prepare import FIRST, LAST
 from .tables import Place, append, existing, read
 from .versions import (
@@ -123,7 +124,7 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
 
 def _complete(events: DataFrame, until: datetime) -> DataFrame:
     """Return the row that says until when a journal is complete."""
-    known = {"event": F.lit(s.COMPLETE), "at": F.lit(until)}
+    known = {"event": F.lit(s.COMPLETE), "at": instant(until)}
     columns = [
         known.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name)
         for each in events.schema
@@ -139,7 +140,7 @@ def _last(spark: SparkSession, path: str) -> dict[str, str]:
     last = table.agg(F.max("offset").alias("last")).collect()[0]["last"]
     if last is None:
         return {}
-    at = F.unix_micros(F.col("at").cast("timestamp"))
+    at = F.unix_micros(F.col("at").cast("timestamp_ltz"))
     row = table.where(F.col("offset") == last).select("event", "task_id", at).first()
     return {"start": str(int(last) + 1), "last": _identity(*row)} if row else {}
 

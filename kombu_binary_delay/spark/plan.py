@@ -8,6 +8,7 @@ must not touch a broker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -26,7 +27,7 @@ from .columns import due_micros, has, messages, published_micros, tried
 #: One row for each scope and minute in which something entered or left.
 PLAN_SCHEMA = (
     "ladder string, scope string, level int, digit bigint, queue string, wait_ms bigint, "
-    "minute timestamp, entered bigint, left bigint, waiting bigint, most bigint, "
+    "minute timestamp_ltz, entered bigint, left bigint, waiting bigint, most bigint, "
     "waiting_bytes bigint, most_bytes bigint"
 )
 #: What a row of a plan counts: a level queue, the whole ladder, or messages that never enter it.
@@ -88,7 +89,7 @@ class Limits:
     :param published_per_second: messages that enter the ladder, mean of a minute.
     :param queues: distinct level queues.
     :param beyond: messages whose delay is longer than the ladder.
-    :param undated: rows without a due time.
+    :param undated: rows without a due time, or with a time that cannot be read.
     :raises ValueError: for a limit that is not a finite number >= 0, or for 0 hops per second.
     """
 
@@ -118,7 +119,8 @@ def plan(
     :param df: one row per message; rows with another ``action`` do not count. ``eta`` is a
         timestamp, or ``countdown`` a number of seconds from ``published``; ``published`` is a
         timestamp, by default now; ``bytes`` is the size of the message, by default
-        ``message_bytes``.
+        ``message_bytes``. Times can be text. A row in which that is not a time counts as without a
+        due time.
     :param every: the length of a "minute", in seconds.
     :returns: rows of :data:`PLAN_SCHEMA`. ``waiting`` is the depth at the end of the minute, and
         ``most`` is at least the greatest depth in it; both are also in bytes. A minute without a
@@ -133,7 +135,7 @@ def plan(
     published = published_micros(df)
     size = tried(df, "bytes", "bigint") if has(df, "bytes") else F.lit(message_bytes)
     rows = df.select(
-        published.cast("bigint").alias("published"),
+        F.coalesce(published, F.lit(time.time_ns() // 1000)).cast("bigint").alias("published"),
         F.coalesce(due_micros(df, published), F.lit(_NONE)).cast("bigint").alias("due"),
         F.coalesce(size, F.lit(message_bytes)).cast("bigint").alias("bytes"),
     )

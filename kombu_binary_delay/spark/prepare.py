@@ -17,7 +17,7 @@ from kombu_binary_delay.model.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number
-from .columns import check_key, check_needed, has, kind_of, named, tried
+from .columns import check_key, check_needed, has, kind_of, named, time_of, tried
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
@@ -200,15 +200,9 @@ def _micros(df: DataFrame, column: str) -> Column:
         return _null("bigint")
     kind = kind_of(df, column)
     value = named(df, column)
+    micros = F.unix_micros(time_of(df, column))
     if isinstance(kind, t.StringType):
-        micros = F.unix_micros(tried(df, column, "timestamp"))
         return F.coalesce(micros, F.when(value.isNotNull(), F.lit(_UNREAD)))
-    if not isinstance(kind, (t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)):
-        raise ValueError(
-            f"the column {column} must be a timestamp, or text such as 2030-01-31T12:00:00Z, got "
-            f"{kind.simpleString()}; use to_timestamp"
-        )
-    micros = F.unix_micros(value.cast("timestamp"))
     if isinstance(kind, t.DateType):
         # Some dates have no timestamp.
         micros = (

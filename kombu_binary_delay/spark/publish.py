@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from . import schema as s
 from .checks import check_number, check_whole
+from .columns import instant
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import Sender, Sent, Target
@@ -186,7 +187,7 @@ def publish(
             "key",
             "task",
             "reason",
-            F.lit(datetime.now(timezone.utc)).alias("rejected_at"),
+            instant(datetime.now(timezone.utc)).alias("rejected_at"),
         )
         _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))
     report = on_progress or (lambda _: None)

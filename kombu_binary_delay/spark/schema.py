@@ -3,6 +3,9 @@
 A name means the same in all tables: ``task_id`` is Celery's, ``due`` and all other times are
 timestamps in microseconds, ``queue`` is the routing key for the default exchange and
 ``exchange/routing key`` for others.
+
+Times are ``timestamp_ltz``: the setting ``spark.sql.timestampType`` can make ``timestamp`` a local
+time without a zone.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 PUBLISH, CANCEL, RESCHEDULE = ACTIONS = ("publish", "cancel", "reschedule")
 #: One row per message or amendment: the outcome of its publish.
 RECEIPTS = (
-    "job_id string, key string, task_id string, task string, queue string, due timestamp, "
-    "published_at timestamp, hops int, partition int, attempt int, status string, detail string, "
-    "action string"
+    "job_id string, key string, task_id string, task string, queue string, due timestamp_ltz, "
+    "published_at timestamp_ltz, hops int, partition int, attempt int, status string, "
+    "detail string, action string"
 )
 #: The possible statuses of a receipt. Only the first means that the broker has the message, and
 #: only the second that it has the amendment.
@@ -29,12 +32,12 @@ RESERVED_HEADERS = ("id", "task", "eta", "retries", "x-delay")
 #: The longest name of a queue or an exchange, and the longest routing key, in bytes.
 LONGEST_NAME = 255
 #: One row per invalid row, which was not published, and why.
-REJECTS = "job_id string, key string, task string, reason string, rejected_at timestamp"
+REJECTS = "job_id string, key string, task string, reason string, rejected_at timestamp_ltz"
 
 #: One row per event. ``retries`` is Celery's count: each retry is a separate message.
 JOURNAL = (
-    "event string, task_id string, retries int, task string, queue string, at timestamp, "
-    "due timestamp, ladder string, hops int, state string, offset bigint"
+    "event string, task_id string, retries int, task string, queue string, at timestamp_ltz, "
+    "due timestamp_ltz, ladder string, hops int, state string, offset bigint"
 )
 SCHEDULED, RELEASED, EXECUTED, CANCELLED, POSTPONED = EVENTS = (
     "scheduled",
@@ -48,9 +51,9 @@ COMPLETE = "complete"
 
 #: One row per message, with its verdict.
 VERDICTS = (
-    "task_id string, retries int, key string, task string, queue string, due timestamp, "
-    "published_at timestamp, hops int, arrived_at timestamp, lateness double, released int, "
-    "executed int, state string, postponed int, misdated int, verdict string"
+    "task_id string, retries int, key string, task string, queue string, due timestamp_ltz, "
+    "published_at timestamp_ltz, hops int, arrived_at timestamp_ltz, lateness double, "
+    "released int, executed int, state string, postponed int, misdated int, verdict string"
 )
 (
     OK,
@@ -88,6 +91,6 @@ FOLLOWED = f"{VERDICTS}, corrected boolean, batch int"
 #: ``final_to`` have their verdict. The journal is complete between the next two times, and
 #: ``offset`` follows its last event. ``judged`` and ``corrected`` count rows of the step.
 STEPS = (
-    "batch int, final_to timestamp, complete_from timestamp, complete_to timestamp, "
+    "batch int, final_to timestamp_ltz, complete_from timestamp_ltz, complete_to timestamp_ltz, "
     "offset bigint, judged bigint, corrected bigint"
 )

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from .classic import folders
 from .columns import find
@@ -160,7 +160,7 @@ def create(session: SparkSession, place: str | Place, schema: StructType) -> Non
         raise ValueError(f"{place} is for input only: {place.form} keeps no types; take parquet")
     if not place.is_table:
         return
-    columns = ", ".join(f"{_quoted(each.name)} {each.dataType.simpleString()}" for each in schema)
+    columns = ", ".join(f"{_quoted(each.name)} {_type_of(each)}" for each in schema)
     form = _session_format(session, place.where)
     how = "" if form is None else f" USING {form}"
     if form in _FILES:
@@ -298,6 +298,13 @@ def _place(place: str | Place) -> Place:
 
 def _quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
+
+
+def _type_of(column: StructField) -> str:
+    # Spark's own name for it may be that of another type, by spark.sql.timestampType.
+    if isinstance(column.dataType, TimestampType):
+        return "timestamp_ltz"
+    return column.dataType.simpleString()
 
 
 def _assignments(options: dict[str, str]) -> str:

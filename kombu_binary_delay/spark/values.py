@@ -19,7 +19,7 @@ from .columns import INTEGERS, check_key, check_needed, find
 
 _NUMBERS = (*INTEGERS, t.DoubleType, t.DecimalType)
 _TEXT = ((t.StringType,), "a string", 'cast("string")')
-_TIME = ((t.TimestampType,), "a timestamp", 'to_timestamp or cast("timestamp")')
+_TIME = ((t.TimestampType,), "a timestamp", 'cast("timestamp_ltz")')
 _OBJECT = ((t.StringType, t.MapType, t.StructType), "JSON, a map or a struct", "to_json")
 _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str, str]] = {
     "action": _TEXT,

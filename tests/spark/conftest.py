@@ -62,6 +62,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def local_times(spark: SparkSession) -> Iterator[None]:
+    """A session in which TIMESTAMP, in SQL and in schemas, is a local time without a zone."""
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    yield
+    spark.conf.unset("spark.sql.timestampType")
+
+
+@pytest.fixture
 def streams(broker: Server) -> None:
     """What amendments and the journal need of a broker."""
     if broker.release < STREAMS_SINCE:

@@ -448,6 +448,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
     assert summarize(verdicts)["misdated"] == 11
 
 
+@pytest.mark.usefixtures("local_times")
 def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     events = [scheduled("a"), released("a", 101), executed("a", 101.5)]
     expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)

@@ -75,6 +75,7 @@ def consume(vhost, count, journal="stream"):
         assert count == 0
 
 
+@pytest.mark.usefixtures("local_times")
 def test_the_stream_is_read_with_all_its_events(spark, vhost, write):
     write([f"{n}" for n in range(50)])
     consume(vhost, 50)

@@ -5,7 +5,6 @@ from collections import Counter
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from kombu_binary_delay import Ladder, Topology
@@ -201,10 +200,11 @@ def test_text_such_as_files_have_is_planned_by_what_it_says(spark):
         (noon, later, None, None),
         (noon, None, "30d", None),
         (noon, "12:30", None, None),
+        ("soon", later, None, None),
     ]
     names = "published string, eta string, countdown string, bytes string"
     [summary] = summarize(plan(spark.createDataFrame(rows, names), BINARY)).collect()
-    assert (summary.messages, summary.undated, summary.bytes) == (2, 2, 600)
+    assert (summary.messages, summary.undated, summary.bytes) == (2, 3, 600)
 
 
 def test_limits_pass_or_fail_one_by_one(spark):
@@ -247,9 +247,17 @@ def test_a_limit_that_is_no_number_is_refused(value):
         Limits(waiting=value)
 
 
-def test_rows_without_any_due_time_are_refused_by_the_columns_they_have(spark):
-    with pytest.raises(ValueError, match=r"eta \(timestamp\) or countdown .*\['id'\]"):
-        plan(spark.range(1).select(F.col("id")), BINARY)
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("1 id", r"eta \(timestamp\) or countdown .*\['id'\]"),
+        ("1 published, 60 countdown", "published must be a timestamp, .* got int; use timestamp_s"),
+        ("1L eta", "eta must be a timestamp, or text such as .*, got bigint; use timestamp_s"),
+    ],
+)
+def test_rows_are_refused_by_the_columns_they_have(spark, columns, words):
+    with pytest.raises(ValueError, match=words):
+        plan(spark.sql(f"select {columns}"), BINARY)
 
 
 def test_no_limit_at_all_is_refused(spark):

@@ -112,6 +112,7 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
 
 
+@pytest.mark.usefixtures("local_times")
 def test_text_is_read_as_a_time_if_it_has_a_date(spark):
     noon = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
     is_not = "eta is not a time"

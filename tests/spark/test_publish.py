@@ -104,6 +104,7 @@ def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run):
     assert [round(each, -2) for each in remaining] == [300, 200, 100, 0]
 
 
+@pytest.mark.usefixtures("local_times")
 def test_resume_publishes_only_what_has_no_receipt(spark, reminders, run, receipts, vhost):
     run(reminders(100))
     with pytest.raises(RuntimeError, match=r"'job' has receipts .* pass resume .* another job_id"):

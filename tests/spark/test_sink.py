@@ -181,7 +181,7 @@ def writer(schema, **options):
         ),
         ("key double, task string, countdown int", "key must be a string or an integer"),
         ("key string, task int, countdown int", "task must be a string, got int"),
-        ("key string, task string, eta string", "eta must be a timestamp, got string; use to_time"),
+        ("key string, task string, eta string", "eta must be a timestamp, got string; use cast"),
         ("key string, task string, eta date", "eta must be a timestamp, got date"),
         ("key string, task string, eta timestamp_ntz", "eta must be .* got timestamp_ntz; use"),
         ("key string, task string, countdown string", "countdown must be a number of seconds"),

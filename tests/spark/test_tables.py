@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
 
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.cli import binary_delay
@@ -371,6 +372,7 @@ def test_a_table_that_is_missing_is_no_traceback_in_sparks_log(spark, logged, tm
     assert "FileNotFoundException" not in logged.toString()
 
 
+@pytest.mark.usefixtures("local_times")
 @pytest.mark.parametrize(("name", "shuffled"), [("spark", 0), ("merging", 1)])
 def test_receipts_are_shuffled_only_for_tables_that_may_compute_them_twice(
     spark, lakes, name, shuffled, vhost, monkeypatch
@@ -390,6 +392,8 @@ def test_receipts_are_shuffled_only_for_tables_that_may_compute_them_twice(
     # An executor that is lost while they are written takes what it has shuffled with it. The
     # messages are then sent again, with other receipts, for which Spark ends the job.
     assert plan.partition("MapInArrow")[0].count("Repartition") == shuffled
+    # The table that it made has times as they are, whatever the session calls a timestamp.
+    assert read(spark, receipts).schema["due"].dataType == TimestampType()
 
 
 @pytest.mark.parametrize("name", ["spark", "merging", "derby"])
