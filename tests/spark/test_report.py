@@ -16,7 +16,13 @@ from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds
 from kombu_binary_delay.spark.plan import plan
-from kombu_binary_delay.spark.report.figures import BINS, GROUPS, OFFENDERS, figures
+from kombu_binary_delay.spark.report.figures import (
+    BINS,
+    GROUPS,
+    OFFENDERS,
+    checked_depths,
+    figures,
+)
 from kombu_binary_delay.spark.report.page import page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -94,6 +100,22 @@ def test_what_was_seen_is_shown_beside_what_was_planned(whole):
     found, _ = whole
     queue = max(found["seen"], key=lambda name: max(found["seen"][name]))
     assert max(found["seen"][queue]) == max(found["planned"][queue]["waiting"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("'' at, 'q' queue", r"the columns at, queue, waiting, and waiting is missing, got \['at'"),
+        ("5 at, 'q' queue, 1 waiting", "at must be a timestamp, or .* got int; use timestamp_sec"),
+        ("now() at, 'q' queue, true waiting", "waiting must be a whole number, got boolean; use"),
+        ("'31.01.2030' at, 'q' queue, 1 waiting", "at '31.01.2030', queue 'q', waiting '1'; give"),
+        ("'2030-01-31' at, 'q' queue, '' waiting", "cannot be read: at '2030-01-31', .*waiting ''"),
+        ("'2030-01-31' at, 'q' queue, '12.5' waiting", "waiting '12.5'; give at as a timestamp"),
+    ],
+)
+def test_depths_that_cannot_be_read_are_refused(spark, columns, words):
+    with pytest.raises(ValueError, match=words):
+        checked_depths(None, spark.sql(f"select {columns}"))
 
 
 def test_the_page_is_one_file_that_fetches_nothing_and_runs_nothing(whole):

@@ -25,7 +25,9 @@ from kombu_binary_delay.cli.asked import Asked
 from kombu_binary_delay.spark import columns, follow, journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.cli.audit import _depths
+from kombu_binary_delay.spark.cli.plan import _published
 from kombu_binary_delay.spark.cli.shared import given_broker
+from kombu_binary_delay.spark.columns import published_micros
 from kombu_binary_delay.spark.follow import audit_due
 from kombu_binary_delay.spark.journal import export_journal
 from kombu_binary_delay.spark.report import plan_page
@@ -79,6 +81,8 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("audit --journal PATH --output o --job-id j", "give --receipts"),
         ("audit-follow -b amqp:// --journal PATH --output o --job-id j", "give --receipts"),
         ("audit --journal PATH --output s3://lake/audit", "'s3://lake/audit' is not on this"),
+        ("audit --journal PATH --output o --depths PATH", "beside those of a plan: give --plan"),
+        ("report PATH --output o --depths PATH", "beside those of a plan: give --plan"),
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
         ("-A shop spark publish PATH --job-id j --receipts r", "name it after 'publish', with"),
         ("-A shop spark journal-export --output j", "The app before 'spark' does not count here"),
@@ -168,6 +172,26 @@ def test_a_countdown_begins_at_one_time_in_the_plan_and_in_its_report(
     result = tool("plan", path, "--report", tmp_path / "plan.html")
     assert result.exit_code == 0, result.output
     assert {name: sum(each) for name, each in found["due"].items()} == {"the task's own": 30}
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ("1 id", ["id", "published"]),
+        ("null Published", ["Published"]),
+        ("cast(null as string) Published", ["Published"]),
+        ("cast(null as timestamp) Published", ["Published"]),
+    ],
+)
+def test_the_time_of_the_publish_is_filled_in_under_its_own_name(spark, columns, names):
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        rows = _published(spark.sql(f"select {columns}"))
+        [[micros]] = rows.select(published_micros(rows)).collect()
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    assert rows.columns == names
+    assert 0 < time.time() - micros / 1_000_000 < 600
 
 
 def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):

@@ -85,7 +85,8 @@ if TYPE_CHECKING:
 @click.option(
     "--depths",
     metavar="TABLE",
-    help="Depths of queues that were recorded, with the columns at, queue and waiting.",
+    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
+    "beside those of --plan.",
 )
 @conf
 def audit(
@@ -114,6 +115,7 @@ def audit(
 
     folder = local(output)
     check_job(job_id, receipts)
+    _check_plan(planned, depths)
     thresholds = limits_of(Thresholds, allow)
     check_before(conf, reads=(receipts, journal, planned, depths), writes=(output, kept))
     session = spark_session(conf)
@@ -177,7 +179,8 @@ def audit(
 @click.option(
     "--depths",
     metavar="TABLE",
-    help="Depths of queues that were recorded, with the columns at, queue and waiting.",
+    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
+    "beside those of --plan.",
 )
 @conf
 def report(
@@ -191,6 +194,7 @@ def report(
     from kombu_binary_delay.spark.tables import Place, read  # noqa: PLC0415
 
     file = local(output)
+    _check_plan(planned, depths)
     check_before(conf, reads=(path, planned, depths), writes=(output,))
     session = spark_session(conf)
     plan = _plan(session, planned)
@@ -251,23 +255,19 @@ def _plan(session: SparkSession, table: str | None) -> DataFrame | None:
 def _depths(session: SparkSession, table: str | None, plan: DataFrame | None) -> DataFrame | None:
     """Return the depths that were seen; None without them.
 
-    :raises click.UsageError: if the plan has none of their queues.
+    :raises click.UsageError: if they cannot be read, or the plan has none of their queues.
     """
-    from kombu_binary_delay.spark.columns import tried  # noqa: PLC0415 - see above
-    from kombu_binary_delay.spark.report.figures import check_depths  # noqa: PLC0415
+    from kombu_binary_delay.spark.report.figures import checked_depths  # noqa: PLC0415 - see above
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
-    depths = None
-    if table:
-        rows = read(session, table)
-        depths = rows.select(
-            tried(rows, "at", "timestamp").alias("at"),
-            "queue",
-            tried(rows, "waiting", "bigint").alias("waiting"),
-        )
     with usage():
-        check_depths(plan, depths)
-    return depths
+        return checked_depths(plan, read(session, table) if table else None)
+
+
+def _check_plan(planned: str | None, depths: str | None) -> None:
+    """Raise a usage error for depths that nothing would show."""
+    if depths is not None and planned is None:
+        raise click.UsageError("depths are drawn beside those of a plan: give --plan")
 
 
 def _jobs(receipts: DataFrame | None) -> list[str]:

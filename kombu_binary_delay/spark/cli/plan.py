@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,10 +138,24 @@ def _ladder_before() -> Ladder:
 def _published(rows: DataFrame) -> DataFrame:
     """Return rows with the time of their publish, the same for the plan and for its report."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - see above
+    from pyspark.sql import types as t  # noqa: PLC0415
 
-    from kombu_binary_delay.spark.columns import published_micros  # noqa: PLC0415
+    from kombu_binary_delay.spark.columns import (  # noqa: PLC0415
+        find,
+        instant,
+        kind_of,
+        named,
+        time_of,
+    )
 
-    return rows.withColumn("published", F.timestamp_micros(published_micros(rows)))
+    at = datetime.now(timezone.utc)
+    now, name = instant(at), find(rows.columns, "published")
+    if name is None:
+        return rows.withColumn("published", now)
+    if isinstance(kind_of(rows, name), t.StringType):
+        # It stays text, in which the plan finds what is not a time.
+        return rows.withColumn(name, F.coalesce(named(rows, name), F.lit(at.isoformat())))
+    return rows.withColumn(name, F.coalesce(time_of(rows, name), now))
 
 
 def _report(

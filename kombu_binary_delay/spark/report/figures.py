@@ -8,9 +8,11 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql import types as t
 
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds, lateness, summarize
+from kombu_binary_delay.spark.columns import has, kind_of, named, time_of, tried
 from kombu_binary_delay.spark.plan import LADDER, QUEUE
 
 BINS = 160
@@ -19,6 +21,7 @@ GROUPS = 24
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 #: From one edge of the histogram to the next: four to a power of ten.
 _EDGES = [10 ** (power / 4) for power in range(-12, 25)]
+_DEPTHS = ("at", "queue", "waiting")
 
 Figures = dict[str, Any]
 
@@ -38,9 +41,9 @@ def figures(
     :param depths: what was seen on the broker: ``at timestamp, queue string, waiting bigint``.
     :param jobs: the names of the jobs that published the tasks, for the title.
     :returns: plain values, ready for JSON; times in seconds since the epoch.
-    :raises ValueError: see :func:`check_depths`.
+    :raises ValueError: see :func:`checked_depths`.
     """
-    check_depths(plan, depths)
+    depths = checked_depths(plan, depths)
     start, end, unknown = _span(verdicts)
     width = _width(end - start)
     start -= start % width
@@ -61,13 +64,52 @@ def figures(
     return found
 
 
-def check_depths(plan: DataFrame | None, depths: DataFrame | None) -> None:
-    """Check that depths are of queues that the plan has, as the chart would show none of others.
+def checked_depths(plan: DataFrame | None, depths: DataFrame | None) -> DataFrame | None:
+    """Return depths with the types that they are drawn with; None without them.
 
-    :raises ValueError: names a queue of each, and the remedy.
+    They may be text, as in CSV files.
+
+    :raises ValueError: for a missing column, a wrong type, or a row that cannot be read; or if no
+        queue of the depths is in the plan, as the chart would show nothing of them.
     """
-    if plan is None or depths is None:
-        return
+    if depths is None:
+        return None
+    depths = _read_depths(depths)
+    if plan is not None:
+        _check_queues(plan, depths)
+    return depths
+
+
+def _read_depths(given: DataFrame) -> DataFrame:
+    missing = [name for name in _DEPTHS if not has(given, name)]
+    if missing:
+        raise ValueError(
+            f"the depths need the columns {', '.join(_DEPTHS)}, and {', '.join(missing)} is "
+            f"missing, got {given.columns}"
+        )
+    kind = kind_of(given, "waiting")
+    if not isinstance(kind, (t.StringType, t.NumericType)):
+        raise ValueError(
+            f"the column waiting must be a whole number, got {kind.simpleString()}; use "
+            f'cast("bigint")'
+        )
+    found = {
+        "at": time_of(given, "at"),
+        "queue": named(given, "queue").cast("string"),
+        "waiting": tried(given, "waiting", "bigint"),
+    }
+    is_unread = found["at"].isNull() | found["queue"].isNull() | found["waiting"].isNull()
+    row = given.where(is_unread).select(*(named(given, name).cast("string") for name in found))
+    if bad := row.first():
+        cells = ", ".join(f"{name} {cell!r}" for name, cell in zip(found, bad, strict=True))
+        raise ValueError(
+            f"a row of the depths cannot be read: {cells}; give at as a timestamp, or text such as "
+            f"2030-01-31T12:00:00Z, and waiting as a whole number"
+        )
+    return given.select(*(column.alias(name) for name, column in found.items()))
+
+
+def _check_queues(plan: DataFrame, depths: DataFrame) -> None:
     planned = plan.where(F.col("scope") == QUEUE).select("queue")
     known = planned.select(F.col("queue").alias("planned"))
     is_planned = F.col("queue") == F.col("planned")
