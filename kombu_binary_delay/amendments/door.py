@@ -383,7 +383,8 @@ class AmendingChannel(FollowingChannel):
         self._acknowledge(message)
         if self._mechanism.journal is not None:
             found = self._arrived(message)
-            self._mechanism.journal.taken_back(found.properties, found.destination, again=False)
+            # Of a message without an `eta`, only the ladder's header has the due time.
+            self._mechanism.journal.taken_back(message.properties, found.destination, again=False)
         name, _ = names_of(message.properties)
         queue = self._queue_of(message.delivery_info)
         logger.info(
@@ -428,7 +429,7 @@ class AmendingChannel(FollowingChannel):
         self._amendments.publish(again, plan.exchange, plan.routing_key)
         journal = self._mechanism.journal
         if journal is not None:
-            journal.taken_back(found.properties, found.destination, again=True)
+            journal.taken_back(message.properties, found.destination, again=True)
             journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
 
     def _arrived(self, message: Any) -> Delivery:

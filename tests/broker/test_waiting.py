@@ -24,11 +24,11 @@ from dev.broker import CTL
 from dev.cluster import Cluster
 from kombu_binary_delay import Ladder, PublishBatch, Topology, admin
 from kombu_binary_delay.admin.waiting import script
-from kombu_binary_delay.amendments.record import CancelStamped, Supersede, new_generation
+from kombu_binary_delay.amendments.record import REPLACES, CancelStamped, Supersede, new_generation
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
-from tests.waits import PATIENCE, wait_until
+from tests.waits import PATIENCE, drain_until, wait_until
 
 HAS_STREAMS = (3, 9)
 HOUR = 3600  # in seconds, of which no test sees the end
@@ -463,6 +463,19 @@ def test_what_is_cancelled_or_postponed_waits_no_longer(journalling, vhost, by_j
         {"event": "invented", "at": at, "id": "kept"},
     )
     assert ids(by_journal(10)) == ["gone", "kept", "postponed"]
+
+
+def test_what_replaces_a_message_waits_when_the_first_has_been_dropped(
+    journalling, vhost, by_journal
+):
+    queue = Queue("mail")(journalling.default_channel)
+    queue.declare()
+    for delay, headers in ((500, {}), (HOUR * 1000, {REPLACES: "a"})):
+        headers["x-delay"] = delay
+        journalling.Producer().publish("x", "mail", message_id="a", headers=headers)
+    with journalling.Consumer(queue, callbacks=[lambda *_: None]):
+        drain_until(journalling, lambda: vhost.waiting(STREAM).get(STREAM, 0) >= 3)
+    assert ids(by_journal(3)) == ["a"]
 
 
 def test_the_journal_shows_what_is_asked_for(journalling, by_journal):
