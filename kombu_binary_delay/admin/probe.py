@@ -103,9 +103,11 @@ class Probe:
 
     def _check_can_ask(self, name: str, kind: str) -> None:
         if not self.can_ask(name):
+            where = self._channel.connection.virtual_host
+            of = f"the virtual host {where!r}" if name.isascii() else f"the {kind} {name!r}"
             raise TopologyError(
-                f"the {kind} {name!r} has a name of {len(name.encode())} bytes that is not ASCII, "
-                f"too long for RabbitMQ to report that the {kind} does not exist; use a shorter one"
+                f"{of} has a name that is not ASCII, too long for RabbitMQ to report that the "
+                f"{kind} {name!r} does not exist; use a shorter one"
             )
 
     def has_stream(self, name: str) -> bool:

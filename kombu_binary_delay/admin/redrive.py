@@ -338,7 +338,7 @@ def _obstacle(probe: Probe, place: Destination) -> str:
     try:
         exists = probe.has_exchange(name) if kind == "exchange" else probe.has_queue(name)
     except TopologyError as exc:
-        return f"{exc}: say where they are to go with --to, or take them with --to-file"
+        return f"{exc}; send them elsewhere with --to, or take them with --to-file"
     if exists:
         return ""
     return f"the {kind} {name!r} does not exist; declare it, or send them elsewhere with --to"

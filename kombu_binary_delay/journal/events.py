@@ -25,6 +25,9 @@ POSTPONED = "postponed"
 MAX_ARGUMENTS = 256
 
 HEADERS = "application_headers"
+#: The events of one message say its due time in microseconds with differences smaller than this:
+#: some have it from the task's ``eta``, and others from the ladder's header, in milliseconds.
+ROUNDING = 1_000_000
 #: Celery's count of retries is 32 bits in the tables.
 _MAX_RETRIES = 2**31 - 1
 

@@ -15,6 +15,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kombu_binary_delay.journal.events import ROUNDING
+
 from . import schema as s
 from .checks import check_limits, check_not_negative
 from .columns import action_of, instant, messages
@@ -25,8 +27,6 @@ _PERCENTILES = ("p50", "p90", "p99", "p999")
 _ACCURACY = 10_000
 #: The largest difference between the clocks of two machines, in microseconds, that is accepted.
 _SKEW = 60_000_000
-#: The largest difference between two records of one message's due time, in microseconds.
-_ROUNDING = 1_000_000
 #: Celery's state of a task that the worker has discarded.
 _REVOKED = "REVOKED"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -496,7 +496,7 @@ def _is_postponed(due: str) -> Column:
 
 def _same(one: Column, other: Column) -> Column:
     """Return whether two due times belong to one message."""
-    return F.abs(F.unix_micros(one) - F.unix_micros(other)) < _ROUNDING
+    return F.abs(F.unix_micros(one) - F.unix_micros(other)) < ROUNDING
 
 
 def _verdict(late_after: float, patience: float) -> Column:

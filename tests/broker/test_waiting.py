@@ -531,13 +531,13 @@ def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(
 
 @contextmanager
 def written_to(vhost):
-    """Write to the journal, twenty times a second, for ten seconds at most."""
+    """Write to the journal, twenty times a second, for a minute at most."""
     begun, stop = threading.Event(), threading.Event()
 
     def write_on():
         with vhost.connect() as connection:
             channel = connection.channel()
-            for _ in range(200):
+            for _ in range(1200):
                 channel.basic_publish(amqp.Message('{"event": "invented"}'), "", STREAM)
                 begun.set()
                 if stop.wait(0.05):

@@ -286,7 +286,7 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
 )
 def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeypatch, kinds, state):
     soon = (BEGIN + 3_600_000) * 1000
-    due = {"later": soon + 1, "at any time": None}
+    due = {"later": soon + 2_000_000, "at any time": None}
     told = [{"event": "cancelled", "id": "another", "due": soon}]
     for each in kinds:
         kind, _, rest = each.partition(" ")

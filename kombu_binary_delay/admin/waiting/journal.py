@@ -134,7 +134,7 @@ def story_by_journal(
         told.append(_event(event))
         if told[-1].kind == events.SCHEDULED:
             scheduled = event
-        elif scheduled is not None and event.get("due") not in (None, scheduled.get("due")):
+        elif scheduled is not None and not _is_of(event, scheduled):
             # It is of an earlier attempt, or of a message that this one replaces.
             continue
         state = _after(told[-1], state)
@@ -145,6 +145,12 @@ def story_by_journal(
             passed = task.due <= time.time_ns() // 1_000_000
             state = amended or ("due" if passed else state)
     return Story(task_id, state, JOURNAL, task, tuple(told), waiters.unseen())
+
+
+def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:
+    """Whether an event can be of the message that was scheduled: it has its due time, or none."""
+    due, other = event.get("due"), scheduled.get("due")
+    return not (_is_number(due) and _is_number(other)) or abs(due - other) < events.ROUNDING
 
 
 class JournalWaiters:
