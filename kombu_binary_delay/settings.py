@@ -79,8 +79,8 @@ class Settings:
         have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
-    :param amendments_max_age: how long a cancellation is kept: from now, or from a day before its
-        due time, if it names one that is more than two days ahead. In the form of
+    :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
+        that is more than two days ahead, again from a day before that. In the form of
         ``journal_max_age``.
     :param jitter: the longest time, in milliseconds, by which delayed messages arrive later than
         they are due, on purpose: each by its own share, which its id decides, so that many that are

@@ -92,13 +92,7 @@ class SimulatedBroker:
             exchange = self.exchanges.get(command.exchange)
             return Answer.MISSING if exchange is None else exchange.type
         elif isinstance(command, Look):
-            self._reach(*command.queues)
-            there = self.exchanges.keys() >= {*command.exchanges}
-            return (
-                Answer.DONE
-                if there and self.queues.keys() >= {*command.queues}
-                else (Answer.MISSING)
-            )
+            return self._look(command)
         elif isinstance(command, Ensure):
             return self.declare(command.part)
         elif isinstance(command, Unbind):
@@ -111,6 +105,13 @@ class SimulatedBroker:
             for name in command.queues:
                 self.delete_queue(name)
         return Answer.DONE
+
+    def _look(self, command: Look) -> Answer:
+        # In the order of the executor.
+        if not self.exchanges.keys() >= {*command.exchanges}:
+            return Answer.MISSING
+        self._reach(*command.queues)
+        return Answer.DONE if self.queues.keys() >= {*command.queues} else Answer.MISSING
 
     # -- what programs declare and delete ------------------------------------------------------
 

@@ -48,18 +48,22 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     keyed = split(names, now, due, keyed=True) if is_soon else []
 
     def write(amendments: Amendments) -> None:
-        kept_until = due
-        if due is not None:
-            rides = amendments.rides(due, now)
-            if not rides or len(names) > 1:
-                # Of several, others may be due before the last.
-                amendments.require_remembered(due, now)
-            if rides:
-                _write_ahead(amendments, split(names, now, due), due, now)
-                # It comes again.
-                kept_until = None
-        # At once, also for lists.
-        amendments.write([*keyed, *split(names, now, kept_until)])
+        rides = due is not None and amendments.rides(due, now)
+        if due is not None and (not rides or len(names) > 1):
+            # Of several, others may be due before the last.
+            amendments.require_remembered(due, now)
+        if due is None or due - now <= amendments.max_age:
+            amendments.write([*keyed, *split(names, now, due)])
+            if due is not None and rides:
+                # Again before that time, for consumers that start after now.
+                with _as_well(amendments, "for no longer than usual"):
+                    _write_ahead(amendments, split(names, now, due), due)
+            return
+        _write_ahead(amendments, split(names, now, due), due)
+        if keyed:
+            amendments.write(keyed)
+        with _as_well(amendments, "lists show the task until then"):
+            amendments.write(split(names, now))
 
     _amend(write, connection, tasks)
 
@@ -116,25 +120,30 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
         raise AmendmentError(f"headers must be a mapping, got {headers!r}")
     asked = {**given, **options}
     client = asked.get("connection") or getattr(asked.get("producer"), "connection", None)
-    with _connected(client, signature) as connected:
-        if not has_transport(connected):
-            # Nothing would read the header: both tasks would run.
-            raise _without_transport(connected)
+    if not signature.app.conf.task_always_eager:
+        with _connected(client, signature) as connected:
+            if not has_transport(connected):
+                # Nothing would read the header: both tasks would run.
+                raise _without_transport(connected)
     return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
 
 
-def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int, now: int) -> None:
-    """Write cancellations that come before the due time, for consumers that start after now.
+def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int) -> None:
+    for each in records:
+        amendments.write_ahead(each, due)
 
-    :raises AmendmentError: if they are refused, and the stream does not keep others until then.
+
+@contextmanager
+def _as_well(amendments: Amendments, less: str) -> Iterator[None]:
+    """Write what a cancellation does not depend on; if that is refused, warn.
+
+    :param less: what it lacks then.
     """
     try:
-        for each in records:
-            amendments.write_ahead(each, due)
+        yield
     except AmendmentError as exc:
-        if due - now > amendments.max_age or amendments.end_if_unanswered(exc):
-            raise
-        logger.warning("a cancellation is recorded, but for no longer than usual: %s", exc)
+        amendments.end_if_unanswered(exc)
+        logger.warning("a cancellation is recorded, but %s: %s", less, exc)
 
 
 def _checked(tasks: Any) -> list[str]:

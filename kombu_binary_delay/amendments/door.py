@@ -108,11 +108,12 @@ class AmendingChannel(FollowingChannel):
     @staticmethod
     def begins_generation(headers: Mapping[str, Any] | None) -> bool:
         """Return whether a message supersedes others; a retry of a task does not."""
+        if not headers or GENERATION in headers:
+            return False
         # A retry has the generation of its task. That has none if its publisher was without this
         # transport, and is older than whatever has one by now.
-        if not headers or GENERATION in headers or (TASK in headers and headers.get(RETRIES)):
-            return False
-        return KEY in headers or REPLACES in headers
+        is_retry = TASK in headers and bool(headers.get(RETRIES))
+        return REPLACES in headers or (KEY in headers and not is_retry)
 
     def begin_generation(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, list[Supersede]]:
         """Return the message with a generation, and the records to write after its publish.

@@ -55,9 +55,9 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
     not look whether there is such a task.
 
     A cancellation by id is remembered for 31 days, or as the setting amendments_max_age says; with
-    an --eta more than two days ahead, for so long from a day before that time. By a pattern, the
-    due times are known. For a pattern or a file, it says how many there are and, on a terminal,
-    asks before it acts. Ends with 1 if some could not be found or cancelled.
+    an --eta more than two days ahead, for so long from now and again from a day before that time.
+    By a pattern, the due times are known. For a pattern or a file, it says how many there are and,
+    on a terminal, asks before it acts. Ends with 1 if some could not be found or cancelled.
 
     \b
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1

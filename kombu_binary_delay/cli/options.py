@@ -37,9 +37,9 @@ HELP = {
     "other queue.",
     "amendments": "Whether what was cancelled, rescheduled or superseded counts; needs RabbitMQ "
     "3.9.  [default: yes]",
-    "amendments_max_age": "How long a cancellation is remembered: from now, or from a day before "
-    "a due time that is more than two days ahead. A number and one of Y, M, D, h, m and s.  "
-    "[default: 31D]",
+    "amendments_max_age": "How long a cancellation is remembered: from now and, for a due time "
+    "that is more than two days ahead, again from a day before it. A number and one of Y, M, D, h, "
+    "m and s.  [default: 31D]",
     "lanes": "How many ladders side by side programs use, to share the work among the nodes of a "
     "cluster.  [default: 1]",
     "journal": "'stream' for a journal in a stream on the broker, or a folder for one in local "

@@ -35,7 +35,7 @@ from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
 
 from .delivery_side import DeliverySide
-from .knowledge import ATTEMPTS, BINDINGS, KINDS, quietly
+from .knowledge import ATTEMPTS, BASE, BINDINGS, KINDS, quietly
 
 #: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
@@ -349,9 +349,15 @@ class Router(DeliverySide):
         if self._heights and (yield from self._past_parking(look)) is Answer.MISSING:
             self.lost()
         self._looked = now
-        left, self._unreached = self._unreached & self._bound.keys(), set()
-        for each in left if BINDINGS in self.existing else ():
-            yield from quietly(self._mirror_binding(each))
+        if self._lacks_parking:
+            self._lacks_parking = False
+            self.existing.discard(BASE)
+        # Otherwise, all is declared again in any case.
+        if BINDINGS in self.existing:
+            yield from quietly(self._lay_base())
+            self._unreached &= self._bound.keys()
+            for each in list(self._unreached):
+                yield from quietly(self._mirror_binding(each))
         # Another program may have deleted and recreated a queue, without its bindings. So the route
         # to it is declared again: to a few queues after each check, not to hundreds at once.
         ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))

@@ -172,12 +172,13 @@ class DeliverySide(LadderSide):
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange.
 
-        If the node of a queue is down, that is tried again at each check.
+        If the node of a queue is down, that is tried again at each check of a publisher.
         """
         if bound in self.existing:
             return
         try:
             yield from self._repeat(bound)
+            self._unreached.discard(bound)
         except OutOfReachError as exc:
             self._unreached.add(bound)
             yield from self._warn_once(

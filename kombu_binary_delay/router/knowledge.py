@@ -109,6 +109,8 @@ class Knowledge:
         self._looks = 0
         #: Whether an existing level proves that everything below it exists.
         self._trusts = True
+        #: Whether the parking queue could not be declared, since its node was down.
+        self._lacks_parking = False
         #: Whether something was deleted, and nothing was declared since.
         self._disturbed = False
         self._published = 0
@@ -134,6 +136,8 @@ class Knowledge:
 
         :returns: the answer.
         """
+        if isinstance(command, Look) and self._lacks_parking:
+            return (yield self._but_parking(command))
         try:
             return (yield command)
         except OutOfReachError as exc:
@@ -143,8 +147,9 @@ class Knowledge:
                 raise
             rest: Ensure | Look
             if isinstance(command, Look):
-                rest = replace(command, queues=tuple(each for each in queues if each != parking))
+                rest = self._but_parking(command)
             else:
+                self._lacks_parking = True
                 # Without its exchange, too, which proves to others that all of it is whole.
                 exchanges = command.part.exchanges
                 rest = replace(
@@ -153,6 +158,14 @@ class Knowledge:
             answer = yield rest
             yield Warn(f"messages that should be parked can be lost: {exc}")
             return answer
+
+    def _but_parking(self, look: Look) -> Look:
+        parking = self.topology.parking
+        exchanges, queues = (
+            tuple(each for each in names if each != parking)
+            for names in (look.exchanges, look.queues)
+        )
+        return replace(look, exchanges=exchanges, queues=queues)
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
         """Return the command that checks whether levels, and what they need, exist.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kombu_binary_delay.amendments import memory as memory_module
+from kombu_binary_delay.amendments.door import AmendingChannel
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -553,3 +554,21 @@ class Story(RuleBasedStateMachine):
 
 TestStory = Story.TestCase
 TestStory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "begins"),
+    [
+        ({}, False),
+        ({KEY: "k"}, True),
+        ({REPLACES: "a"}, True),
+        ({KEY: "k", "retries": 1}, True),
+        ({KEY: "k", "task": "t", "retries": 0}, True),
+        ({KEY: "k", "task": "t", "retries": 1}, False),
+        ({REPLACES: "a", "task": "t", "retries": 1}, True),
+        ({KEY: "k", REPLACES: "a", GENERATION: "1-a"}, False),
+    ],
+    ids=repr,
+)
+def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
+    assert AmendingChannel.begins_generation(headers) == begins

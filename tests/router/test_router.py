@@ -311,8 +311,11 @@ def test_a_binding_to_a_queue_whose_node_is_down_is_repeated_at_the_look_after_i
     assert connection.reached("a.b", "x") == ["other", "q"]
 
 
-def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_return(broker):
-    connection = Connection(broker)
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_return(
+    broker, queue_type
+):
+    connection = Connection(broker, queue_type=queue_type)
     connection.queue("q")
     connection.publish()
     parking = connection.topology.parking
@@ -320,10 +323,13 @@ def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_retu
     broker.out_of_reach.add(parking)
     connection.now += LOOK_AGAIN
     assert connection.reached() == ["q"]
+    # What does not exist is no sign that somebody deletes the ladder.
+    connection.publish("nowhere")
+    assert "'nowhere' does not exist" in broker.warnings[-1]
     broker.out_of_reach.clear()
     connection.now += LOOK_AGAIN
 
-    for each in (connection, Connection(broker)):
+    for each in (connection, Connection(broker, queue_type=queue_type)):
         assert each.reached("nowhere") == [parking]
 
 
