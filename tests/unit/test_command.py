@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ from kombu_binary_delay.admin import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.command import subcommand
 from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.compat.files import write_file
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, or mounts it")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,58 @@ def test_a_device_is_written_to_and_not_replaced():
 
     assert (done.exit_code, "/dev/full: No space left on device" in done.output) == (2, True)
     assert Path("/dev/full").is_char_device()
+
+
+def test_a_redirected_output_keeps_what_is_before_and_after(tmp_path):
+    command = f"{sys.executable} -B -m kombu_binary_delay.cli export mermaid -o /dev/stdout"
+    shell = f"{{ echo before; {command}; echo after; }} >{tmp_path}/file"
+    subprocess.run(["bash", "-c", shell], check=True)  # noqa: S607
+
+    first, second, *_, last = (tmp_path / "file").read_text().splitlines()
+    assert (first, second[:9], last) == ("before", "flowchart", "after")
+
+
+@as_root
+def test_a_file_that_is_replaced_keeps_its_owner_and_its_group(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    os.chown(file, 65534, 65533)
+
+    write_file(file, "after")
+
+    known = file.stat()
+    assert (file.read_text(), known.st_uid, known.st_gid) == ("after", 65534, 65533)
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o777], ids=["folder", "owner"])
+def test_a_file_that_cannot_be_replaced_for_want_of_rights_is_written_in_place(mode):
+    # Not tmp_path: nobody else may see that.
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "file")
+        file.write_text("what was before is longer")
+        file.chmod(0o666)
+        Path(folder).chmod(mode)
+        before = os.geteuid()
+        try:
+            if before == 0:
+                os.seteuid(65534)
+            write_file(file, "after")
+        finally:
+            os.seteuid(before)
+            Path(folder).chmod(0o755)
+        assert (file.read_text(), file.stat().st_uid) == ("after", before)
+        assert [*Path(folder).iterdir()] == [file]
+
+
+@as_root
+def test_a_file_that_is_a_mount_point_is_written_in_place(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    command = f"{sys.executable} -B -m kombu_binary_delay.cli export mermaid -o {file}"
+    script = f"mount --bind {file} {file} && exec {command}"
+    subprocess.run(["unshare", "--mount", "sh", "-c", script], check=True)  # noqa: S607
+
+    assert file.read_text().startswith("flowchart")
 
 
 @pytest.fixture
