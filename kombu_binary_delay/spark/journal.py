@@ -322,8 +322,8 @@ class _Stream:
             else:
                 raise RuntimeError(
                     f"the stream {self.queue} gave nothing for {_PATIENCE:g} s before the offset "
-                    f"{end}: it may have been deleted, or cut by its retention, since the read "
-                    f"began; read it again"
+                    f"{end}: the broker is away, or the stream has been deleted, or cut by its "
+                    f"retention, since the read began; read it again"
                 )
         if held:
             yield self._batch(held)

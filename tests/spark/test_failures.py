@@ -276,6 +276,10 @@ def test_what_a_cluster_says_is_one_sentence_too(text, code, sentence):
         ),
         (REFUSED, None),
         (f"{WORKER}RuntimeError: the stream s begins at 9 now; do this\n", None),
+        (
+            f"{WORKER}RuntimeError: the stream s gave nothing for 60 s before 9; read it again\n",
+            "the stream s gave nothing for 60 s before 9; read it again",
+        ),
         ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext", None),
     ],
 )

@@ -369,7 +369,7 @@ def test_options_of_a_batch_read_that_cannot_be_are_refused(options, words):
         JournalSource({"broker": "amqp://nobody//", **options}).reader(StructType())
 
 
-def test_a_stream_that_is_deleted_while_it_is_read_is_no_broker_that_is_away(vhost):
+def test_a_stream_that_is_deleted_or_silent_while_it_is_read_is_named(vhost):
     with pytest.raises(RuntimeError, match=r"the stream .* gave nothing for 60 s"):
         list(_Stream({"broker": vhost.url}).rows(0, 5))
 

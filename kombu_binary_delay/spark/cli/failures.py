@@ -44,7 +44,12 @@ _CANNOT_REACH = (
 #: Of a broker that is away, and may be back soon: what Spark's text says, the exit code, and what
 #: we say, in which {0} is the first group.
 _AWAY: tuple[tuple[str, int, str], ...] = (
-    (r"RuntimeError: (the stream .+ cannot be read now.+)", UNREACHABLE, "{0}"),
+    # If it is the stream that is away, the next read finds that out.
+    (
+        r"RuntimeError: (the stream .+ (?:cannot be read now|gave nothing for).+)",
+        UNREACHABLE,
+        "{0}",
+    ),
     (
         (
             r"(?m)^(?:[\w.]+\.)?("
