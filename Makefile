@@ -57,5 +57,6 @@ coverage: ## what the last `make test` has covered of the mechanism, line by lin
 	@exec .venv/bin/python -m coverage html --fail-under=0
 
 clean: ## remove what these commands have made
-	rm -rf .venv .tox .coverage build dist docs/_build htmlcov .hypothesis .import_linter_cache .*_cache *.egg-info
+	[ -L .venv ] || [ ! -e .venv/made-for ] || rm -rf .venv
+	rm -rf .tox .coverage build dist docs/_build htmlcov .hypothesis .import_linter_cache .*_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

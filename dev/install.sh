@@ -17,12 +17,18 @@ prometheus=/usr/bin/prometheus
 say() { echo "install: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# One at a time: `make -j lint docs` starts two.
-exec 9<dev/install.sh
-flock -n 9 || { say "waits for another that runs" && flock 9; }
+# One at a time, where the system has locks: `make -j lint docs` starts two.
+exec 9<dev
+lock=0
+flock -n 9 2>/dev/null || lock=$?
+[ "$lock" != 1 ] || { say "waits for another that runs" && flock 9; }
 
-# Whether .venv is not of this script's making. Then it is used, with its Python.
-is_yours() { [ -L .venv ] || { [ -e .venv ] && [ ! -e .venv/made-for ]; }; }
+# Whether .venv is a virtual environment that this script has not made, or a link to one. Then it is
+# used, with its Python.
+is_yours() {
+    { [ -e .venv/bin/python ] || [ -e .venv/pyvenv.cfg ]; } &&
+        { [ -L .venv ] || [ ! -e .venv/made-for ]; }
+}
 
 # Whether .venv has to be made, since there is none, or one for another place or Python.
 is_to_be_made() { ! is_yours && [ "$(cat .venv/made-for 2>/dev/null)" != "$base" ]; }
@@ -103,9 +109,11 @@ install_project() {
     if [ "$(cat ".venv/installed-$group" 2>/dev/null)" = "$wanted" ]; then return; fi
     say "the project and its group '$group' into .venv"
     if is_to_be_made; then
-        rm -rf .venv
+        [ ! -L .venv ] || rm .venv
+        mkdir -p .venv
+        # Not removed: it may be a mount point.
+        [ ! -e .venv/made-for ] || find .venv -mindepth 1 ! -path .venv/made-for -delete
         # From the beginning: if this is interrupted, it is made again.
-        mkdir .venv
         : >.venv/made-for
         "$python" -m venv .venv
         echo "$base" >.venv/made-for
@@ -138,7 +146,7 @@ install_project
 case $group in test | dev)
     # Spark's Python processes import PySpark from this archive, which has no bytecode: that takes a
     # second of CPU for each. The same modules are beside it.
-    rm -f .venv/lib/python3.*/site-packages/pyspark/python/lib/pyspark.zip
+    is_yours || rm -f .venv/lib/python3.*/site-packages/pyspark/python/lib/pyspark.zip
     # While nothing else runs: among the tests, it would take minutes. They do without it as well.
     [ -e .venv/spark-classes.jsa ] || { say "an archive of Spark's classes into .venv" &&
         .venv/bin/python -m tests.spark_classes; } || true

@@ -29,7 +29,7 @@ PROGRAMS = {
         -VV) echo "Python 3.11.2" ;;
         "-c import ensurepip") exit ${ENSUREPIP:-0} ;;
         "-c import sys; print"*) echo python3.11-venv ;;
-        "-m venv "*) rm -f .venv/of-mine && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+        "-m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
         "-m pip --version") exit ${PIP:-0} ;;
         "-m pip install -qq --group"*) sleep ${SLOWLY:-0} && echo installed >>calls ;;
         esac""",
@@ -158,12 +158,40 @@ def test_a_virtual_environment_of_yours_is_used_and_kept(here, link):
     if link:
         (here / ".venv").rename(here / "shared")
         (here / ".venv").symlink_to("shared")
+    archive = here / ".venv/lib/python3.11/site-packages/pyspark/python/lib/pyspark.zip"
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    (here / "usr/bin").mkdir()
+    (here / "usr/bin/prometheus").touch()
+
+    done = run(here, "install.sh", "test")
+
+    assert done.returncode == 0, done.stderr
+    assert "installed" in calls(here)
+    make_clean(here)
+    assert (here / ".venv/of-mine").exists()
+    assert archive.exists()
+
+
+def make_clean(here):
+    makefile = DEV.parent / "Makefile"
+    subprocess.run(["make", "-s", "-f", makefile, "clean"], cwd=here, check=True)  # noqa: S607
+
+
+def make_link(venv):
+    venv.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_link], ids=["empty folder", "dangling link"])
+def test_what_is_no_virtual_environment_becomes_one_of_the_script(here, make):
+    make(here / ".venv")
 
     done = run(here, "install.sh", "docs")
 
     assert done.returncode == 0, done.stderr
-    assert (here / ".venv/of-mine").exists()
-    assert "installed" in calls(here)
+    assert (here / ".venv/made-for").read_text()
+    make_clean(here)
+    assert not (here / ".venv").exists()
 
 
 @pytest.mark.parametrize("made_for", ["another place", ""], ids=["moved", "interrupted"])
@@ -207,6 +235,17 @@ def test_two_installations_at_once_do_it_one_after_the_other(here):
 
     assert [each.returncode for each in done] == [0, 0]
     assert calls(here).count("installed") == 1
+
+
+@pytest.mark.parametrize("status", [65, 127], ids=["no locks", "no flock"])
+def test_without_locks_it_goes_on_and_waits_for_nobody(here, status):
+    flock = here / "bin/flock"
+    flock.write_text(f"#!/bin/sh\nexit {status}\n")
+    flock.chmod(0o755)
+
+    done = run(here, "install.sh", "docs")
+
+    assert (done.returncode, "waits" in done.stderr) == (0, False), done.stderr
 
 
 def test_two_at_once_unpack_a_broker_one_after_the_other(here):
