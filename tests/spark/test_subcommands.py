@@ -233,10 +233,15 @@ def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path, monkeypatch):
     def ends(*_, **__):
         raise RuntimeError("it ends half-way")
 
-    # The verdicts are those of this audit, so no summary is there of another one.
+    # While the verdicts are those of the audit before, so is the summary, and no longer.
+    summary = Path(output, "summary.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("kombu_binary_delay.spark.tables.overwrite", ends)
+        assert "it ends half-way" in tool("audit", *given).output
+    assert summary.exists()
     monkeypatch.setattr("kombu_binary_delay.spark.report.figures.figures", ends)
     assert "it ends half-way" in tool("audit", *given).output
-    assert not Path(output, "summary.json").exists()
+    assert not summary.exists()
 
 
 def test_complete_is_refused_for_a_journal_that_says_until_when_it_is(tool, spark, tmp_path):

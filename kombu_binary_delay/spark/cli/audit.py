@@ -146,11 +146,11 @@ def audit(
         # Not sooner: the events of all tasks are needed to find the journal's end.
         judged = judged.join(table.select("task_id"), "task_id", "left_semi")
     page, summary_file = folder / "report.html", folder / "summary.json"
-    # An audit that ends half-way leaves none beside other verdicts.
-    summary_file.unlink(missing_ok=True)
     with following(session) as phase:
         phase("judging the tasks")
         overwrite(judged, Place("parquet", f"{output}/verdicts"))
+        # An audit that ends half-way leaves none beside other verdicts.
+        summary_file.unlink(missing_ok=True)
         verdicts = session.read.parquet(f"{output}/verdicts")
         phase("counting how late they are")
         overwrite(lateness(verdicts), Place("parquet", f"{output}/lateness"))
