@@ -311,12 +311,13 @@ def _span(happened: DataFrame, patience: float) -> DataFrame:
     due = F.when(F.col("kind") != _SCHEDULED, F.unix_micros("due"))
     alone = F.when(due.isNull(), told)
     wait = round(patience * 1_000_000)
+    # An execution is written when it has ended, with the time when it began.
+    prompt = ~F.col("kind").isin(*_EXECUTIONS)
+    arrived = told.isNotNull() & due.isNotNull()
     ends = happened.groupBy(F.pmod(F.hash("task_id"), F.lit(_WITNESSES))).agg(
-        F.min(F.when(told.isNotNull() & due.isNotNull(), F.greatest(told, due))).alias("sure_from"),
-        F.max(F.when(told.isNotNull() & due.isNotNull(), F.least(told, due + wait))).alias(
-            "sure_to"
-        ),
-        F.min(alone).alias("told_from"),
+        F.min(F.when(arrived & prompt, F.greatest(told, due))).alias("sure_from"),
+        F.max(F.when(arrived, F.least(told, due + wait))).alias("sure_to"),
+        F.min(F.when(prompt, alone)).alias("told_from"),
         F.max(alone).alias("told_to"),
         F.max(F.when(is_mark, F.unix_micros("at"))).alias("marked"),
     )

@@ -101,6 +101,15 @@ def test_who_knows_when_a_journal_begins_and_ends_says_so(spark):
     assert row.verdict == s.UNDECIDED
 
 
+def test_a_journal_begins_no_sooner_for_a_task_that_began_before_it(spark):
+    sent = spark.createDataFrame([receipt("gone")], s.RECEIPTS)
+    events = [executed("ran long", 50, due=50), *arrives("first", 150, due=150), *LAST]
+    journal = spark.createDataFrame(events, s.JOURNAL)
+    assert span(journal) == (at(150), at(END))
+    [row] = audit(sent, journal).where("task_id = 'gone'").collect()
+    assert row.verdict == s.UNDECIDED
+
+
 def test_every_planted_fate_gets_its_verdict(judge):
     soon = END - 1
     planted = {
