@@ -346,8 +346,6 @@ def _tasks(events: DataFrame) -> DataFrame:
     return events.groupBy("task_id", "retries").agg(
         F.max("key").alias("key"),
         F.max("task").alias("task"),
-        # Apart from the name: if no column with text is needed, the aggregate needs no sort.
-        F.max(F.col("task").isNotNull()).alias("named"),
         F.max("queue").alias("queue"),
         # A duplicate that was sent later may be due later. The first due time counts, of the
         # messages that the broker accepted according to a receipt or an arrival.
@@ -429,7 +427,7 @@ def _amended() -> dict[str, Column]:
     # A worker may have received a task and died; the redelivered message can be dropped, or
     # postponed. The release of the second is taken back with it.
     is_released = (F.col("released") > 0) & ~_is_postponed("due_released_last")
-    came = (F.col("executed") > 0) | (is_released & ~F.col("named"))
+    came = (F.col("executed") > 0) | (is_released & F.col("task").isNull())
     dropped = F.col("cancelled") > 0
     # By its due time, not by counts: one message may be dropped twice.
     is_dropped = F.exists("dues_cancelled", lambda due: _same(last, due))
@@ -505,7 +503,7 @@ def _verdict(late_after: float, patience: float) -> Column:
     nothing_came = ~F.col("is_released") & (executed == 0)
     # A Celery worker records the execution. A consumer that uses Kombu alone has no task name, and
     # records only that it received the message.
-    unexecuted = (executed == 0) & F.col("named")
+    unexecuted = (executed == 0) & F.col("task").isNotNull()
     released_again = F.col("released_again") & ~F.col("released_later")
     again = F.when(executed > 0, F.col("ran_again")).otherwise(released_again)
     # A message that is due when it is sent goes directly to its destination.
