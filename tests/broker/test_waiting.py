@@ -471,8 +471,9 @@ def test_what_replaces_a_message_waits_when_the_first_has_been_dropped(
     queue = Queue("mail")(journalling.default_channel)
     queue.declare()
     for delay, headers in ((500, {}), (HOUR * 1000, {REPLACES: "a"})):
-        headers["x-delay"] = delay
-        journalling.Producer().publish("x", "mail", message_id="a", headers=headers)
+        journalling.Producer().publish(
+            "x", "mail", message_id="a", headers={**headers, "x-delay": delay}
+        )
     with journalling.Consumer(queue, callbacks=[lambda *_: None]):
         drain_until(journalling, lambda: vhost.waiting(STREAM).get(STREAM, 0) >= 3)
     assert ids(by_journal(3)) == ["a"]
