@@ -298,17 +298,17 @@ class ChannelMixin(AmendingChannel):
 
     def tx_commit(self) -> Any:
         """Commit a transaction, and record in the journal what it published."""
-        # While the answer is awaited, a callback may publish, into the next transaction.
-        actions, self._afterwards = self._afterwards, []
         result = super().tx_commit()
+        actions, self._afterwards = self._afterwards, []
         for action in actions or ():
             action()
         return result
 
     def tx_rollback(self) -> Any:
         """Roll back a transaction: the journal records nothing of it."""
+        result = super().tx_rollback()
         self._afterwards = []
-        return super().tx_rollback()
+        return result
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         # A transaction ends with its channel; py-amqp opens the channel again without one.
