@@ -31,12 +31,6 @@ class Mechanism:
         return [each for each in (self.amendments, self.journal) if each is not None]
 
 
-def has_transport(client: Any) -> bool:
-    """Return whether a :class:`kombu.Connection`, open or not, is of our transport."""
-    made = getattr(client.get_transport_cls(), "Connection", None)
-    return hasattr(made, "delay_mechanism")
-
-
 def mechanism_of(connection: Any) -> Mechanism | None:
     """Return the mechanism of a py-amqp connection; None if it is not of our transport."""
     return getattr(connection, "delay_mechanism", None)

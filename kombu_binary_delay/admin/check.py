@@ -16,7 +16,7 @@ from typing import Any, Literal
 import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 
-from kombu_binary_delay.compat.celery import MarkedDriverType
+from kombu_binary_delay.compat.celery import delays
 from kombu_binary_delay.compat.worker_log import describe
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
@@ -71,7 +71,7 @@ def check_app(app: Any) -> Iterator[Finding]:
         )
         return
     name = f"{transport.__module__}:{transport.__name__}"
-    if not isinstance(getattr(transport, "driver_type", None), MarkedDriverType):
+    if not delays(transport):
         yield Finding(
             "transport",
             "error",

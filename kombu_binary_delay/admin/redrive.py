@@ -331,12 +331,15 @@ def _obstacle(probe: Probe, place: Destination) -> str:
             f"its destination {place.exchange!r} is a part of another ladder, which does not know "
             f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
         )
-    kind, name = ("exchange", place.exchange) if place.exchange else ("queue", place.routing_key)
-    if kind == "queue" and not probe.can_ask(name):
-        # Without the queue, the broker returns the message.
-        return ""
+    if place.exchange:
+        kind, name, exists_there = "exchange", place.exchange, probe.has_exchange
+    else:
+        kind, name, exists_there = "queue", place.routing_key, probe.has_queue
+        if not probe.can_ask(name):
+            # Without the queue, the broker returns the message.
+            return ""
     try:
-        exists = probe.has_exchange(name) if kind == "exchange" else probe.has_queue(name)
+        exists = exists_there(name)
     except TopologyError as exc:
         return f"{exc}; send them elsewhere with --to, or take them with --to-file"
     if exists:

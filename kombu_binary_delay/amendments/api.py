@@ -11,9 +11,10 @@ from typing import Any
 from amqp.exceptions import RecoverableConnectionError
 from kombu.log import get_logger
 
+from kombu_binary_delay.compat.celery import delays
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.mechanism import has_transport, mechanism_of
+from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
 from .record import REPLACES, Cancel, Postpone, check_name, split
@@ -59,6 +60,7 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
                 with _as_well(amendments, "for no longer than usual"):
                     _write_ahead(amendments, split(names, now, due), due)
             return
+        # Only the record on the ladder holds: the stream drops another before the due time.
         _write_ahead(amendments, split(names, now, due), due)
         if keyed:
             amendments.write(keyed)
@@ -122,7 +124,7 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
     client = asked.get("connection") or getattr(asked.get("producer"), "connection", None)
     if not signature.app.conf.task_always_eager:
         with _connected(client, signature) as connected:
-            if not has_transport(connected):
+            if not delays(connected.get_transport_cls()):
                 # Nothing would read the header: both tasks would run.
                 raise _without_transport(connected)
     return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)

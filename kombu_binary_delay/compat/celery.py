@@ -31,6 +31,11 @@ class MarkedDriverType(str):
     __slots__ = ()
 
 
+def delays(transport: Any) -> bool:
+    """Return whether a transport, or a class of transports, delays messages itself."""
+    return isinstance(getattr(transport, "driver_type", None), MarkedDriverType)
+
+
 def disable_native_delivery() -> None:
     """Turn off native delayed delivery for our transports, if Celery is loaded.
 
@@ -60,7 +65,7 @@ def _detect_unless_marked(detect: Any) -> Any:
 def _start_unless_marked(start: Any) -> Any:
     def start_unless_marked(step: Any, consumer: Any) -> Any:
         transport = consumer.app.connection_for_write().transport
-        if not isinstance(transport.driver_type, MarkedDriverType):
+        if not delays(transport):
             return start(step, consumer)
         return None
 

@@ -19,7 +19,7 @@ from kombu.utils.url import as_url, parse_url
 
 from kombu_binary_delay.errors import SettingsError
 
-from .celery import MarkedDriverType
+from .celery import delays
 from .patch import replace
 
 #: The URL scheme that names our transport, once it is registered; with an ``s``, over TLS.
@@ -35,7 +35,7 @@ def is_broker_url(url: str) -> bool:
     scheme, has_scheme, _ = url.partition("://")
     named = TRANSPORT_ALIASES.get(scheme, "kombu.") if has_scheme else "kombu."
     # A transport of Kombu's may need a client that is not installed.
-    return not str(named).startswith("kombu.") and _delays(get_transport_cls(scheme))
+    return not str(named).startswith("kombu.") and delays(get_transport_cls(scheme))
 
 
 def for_kombus_transport(url: str) -> tuple[str, dict[str, Any]]:
@@ -95,7 +95,7 @@ def _read_url(init_params: Any) -> Any:
         # Otherwise, Kombu has not loaded the transport yet.
         has_url = "://" in (params["hostname"] or "") and not client.uri_prefix
         transport = get_transport_cls(named) if has_url or not is_new else None
-        if not _delays(transport):
+        if not delays(transport):
             init_params(client, **params)
             return
         given = initial["ssl"]
@@ -158,10 +158,6 @@ def _tls_of_url(options: dict[str, Any] | None, given: Any, *, asks: bool) -> An
     tls = _UrlsTLS(found)
     tls.asks = asks or bool(options)
     return tls
-
-
-def _delays(transport: Any) -> bool:
-    return isinstance(getattr(transport, "driver_type", None), MarkedDriverType)
 
 
 def _aliases(transport: Any) -> tuple[str, str]:

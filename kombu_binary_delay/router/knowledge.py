@@ -141,31 +141,29 @@ class Knowledge:
         try:
             return (yield command)
         except OutOfReachError as exc:
-            parking = self.topology.parking
             queues = command.queues if isinstance(command, Look) else names_of(command.part)[1]
-            if parking not in queues:
+            if self.topology.parking not in queues:
                 raise
-            rest: Ensure | Look
-            if isinstance(command, Look):
-                rest = self._but_parking(command)
-            else:
+            if isinstance(command, Ensure):
                 self._lacks_parking = True
-                # Without its exchange, too, which proves to others that all of it is whole.
-                exchanges = command.part.exchanges
-                rest = replace(
-                    command, part=Part(tuple(each for each in exchanges if each.name != parking))
-                )
-            answer = yield rest
+            answer = yield self._but_parking(command)
             yield Warn(f"messages that should be parked can be lost: {exc}")
             return answer
 
-    def _but_parking(self, look: Look) -> Look:
+    def _but_parking(self, command: Ensure | Look) -> Ensure | Look:
+        """Return a command without the parking queue.
+
+        Also without its exchange, which proves to others that all of the base is whole.
+        """
         parking = self.topology.parking
+        if isinstance(command, Ensure):
+            kept = tuple(each for each in command.part.exchanges if each.name != parking)
+            return replace(command, part=Part(kept))
         exchanges, queues = (
             tuple(each for each in names if each != parking)
-            for names in (look.exchanges, look.queues)
+            for names in (command.exchanges, command.queues)
         )
-        return replace(look, exchanges=exchanges, queues=queues)
+        return replace(command, exchanges=exchanges, queues=queues)
 
     def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
         """Return the command that checks whether levels, and what they need, exist.
