@@ -12,7 +12,7 @@ import click
 
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.admin.delivery import to_queue
-from kombu_binary_delay.compat.files import write_file
+from kombu_binary_delay.files import write_file
 from kombu_binary_delay.journal import stream_part
 
 from .command import Printer, ladder, queues_of_yours, subcommand

@@ -30,7 +30,7 @@ from kombu_binary_delay.admin import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.command import subcommand
 from kombu_binary_delay.cli.connect import Target
-from kombu_binary_delay.compat.files import write_file
+from kombu_binary_delay.files import write_file
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, or mounts it")
 

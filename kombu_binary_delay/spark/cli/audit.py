@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kombu_binary_delay.compat.files import write_file
 from kombu_binary_delay.compat.urls import is_broker_url
+from kombu_binary_delay.files import write_file
 
 from .before import check_before
 from .progress import following

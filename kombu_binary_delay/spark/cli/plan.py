@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kombu_binary_delay.compat.files import write_file
+from kombu_binary_delay.files import write_file
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.settings import KEY, Settings
 
