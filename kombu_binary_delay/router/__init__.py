@@ -136,9 +136,26 @@ class Router(DeliverySide):
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
                 properties = {**properties, _HEADERS: headers}
             return Plan(*destination, properties, 0, _NOTHING)
-        topic = False
         if destination.exchange:
             destination = self._unwrapped(destination, headers)
+        try:
+            return self._delayed(properties, due, destination, now, lane)
+        except (AddressError, TopologyError):
+            if lane is not None or not self._forget_type(destination.exchange, now):
+                raise
+            return self._delayed(properties, due, destination, now, lane)
+
+    def _delayed(
+        self,
+        properties: dict[str, Any],
+        due: int,
+        destination: Destination,
+        now: int,
+        lane: int | None,
+    ) -> Plan:
+        headers = properties.get(_HEADERS) or {}
+        topic = False
+        if destination.exchange:
             self._refuse_unreachable(destination.exchange)
             topic = self._is_topic(destination.exchange, planned=lane is not None)
         if lane is None:
@@ -269,6 +286,18 @@ class Router(DeliverySide):
                     f"reads routing keys, but the key of a delayed message is an address; bind "
                     f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
                 )
+
+    def _forget_type(self, exchange: str, now: int) -> bool:
+        """Forget the type by which a message is refused, if it was asked for long ago.
+
+        Another program may have deleted the exchange and declared it with another type.
+        """
+        is_old = self._looked and not 0 <= now - self._looked < LOOK_AGAIN
+        if not (is_old and self._declares and exchange in self._types and self._can_ask(exchange)):
+            return False
+        del self._types[exchange]
+        self.existing.discard(("target", exchange))
+        return True
 
     def _is_topic(self, exchange: str, *, planned: bool) -> bool:
         """Whether to treat an exchange as a topic exchange; to be safe, also if it is unknown.

@@ -160,13 +160,18 @@ class DeliverySide(LadderSide):
         if ("mirror", exchange) in self.existing:
             return
         by_headers = self._types.get(exchange) == "headers"
-        topology = self.topology
+        mirror = self.topology.mirror(exchange)
+        with_relay = self.topology.exchange_relay(exchange)
         command = Ensure(
-            topology.exchange_relay(exchange) if by_headers else topology.mirror(exchange),
+            with_relay if by_headers else mirror,
             f"the way to the exchange {exchange!r}",
             f"write on the exchange {exchange!r}" if by_headers else "",
         )
         yield from self._on_the_base(command)
+        if not by_headers:
+            # A headers exchange of this name may have been deleted by what does not remove this.
+            to_relay = (each for each in with_relay.bindings if each not in mirror.bindings)
+            yield Unbind(tuple(to_relay), command.what)
         self.existing.add(("mirror", exchange))
 
     def _mirror_binding(self, bound: Bound) -> Steps:
@@ -260,19 +265,22 @@ class DeliverySide(LadderSide):
         return (yield command)
 
     def _type_of(self, exchange: str) -> Any:
-        """Ask for the type of an exchange, unless this connection has declared it."""
-        if exchange not in self._types:
-            if not can_have_type_told(exchange, self._vhost):
-                raise TopologyError(
-                    f"the exchange {exchange!r} has a name of {len(exchange.encode())} bytes that "
-                    f"is not ASCII, too long for RabbitMQ to report its type; declare the exchange "
-                    f"on this connection before you bind or delay to it"
-                )
-            answer = yield AskType(exchange)
-            if answer is Answer.MISSING:
-                return answer
+        """Ask for the type of an exchange, unless this connection knows it."""
+        if exchange in self._types and exchange not in self._doubted:
+            return self._types[exchange]
+        if not can_have_type_told(exchange, self._vhost):
+            raise TopologyError(
+                f"the exchange {exchange!r} has a name of {len(exchange.encode())} bytes that "
+                f"is not ASCII, too long for RabbitMQ to report its type; declare the exchange "
+                f"on this connection before you bind or delay to it"
+            )
+        answer = yield AskType(exchange)
+        self._doubted.discard(exchange)
+        if answer is Answer.MISSING:
+            self._types.pop(exchange, None)
+        else:
             self._types[exchange] = answer
-        return self._types[exchange]
+        return answer
 
     # -- what the program declares, binds and deletes ------------------------------------------
 
@@ -309,6 +317,7 @@ class DeliverySide(LadderSide):
         """Remember an exchange's type."""
         if exchange:
             self._types[exchange] = exchange_type
+            self._doubted.discard(exchange)
 
     def declared_queue(
         self,

@@ -10,7 +10,7 @@ from kombu_binary_delay.commands import Delete, Ensure, Look, OutOfReachError, P
 from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, is_since
+from kombu_binary_delay.model.versions import QUORUM_SINCE, can_have_type_told, is_since
 from kombu_binary_delay.settings import Settings
 
 #: How often to start again if the ladder is deleted while it is declared.
@@ -92,6 +92,8 @@ class Knowledge:
         self.existing: set[tuple[Any, ...]] = set()
         #: The types of exchanges; None for one that delayed messages cannot reach.
         self._types = dict(_BUILT_IN)
+        #: The exchanges whose types may have changed since, so they are asked for again.
+        self._doubted: set[str] = set()
         #: Whether the queues that this connection declared reject messages while they are full.
         self._refusing: dict[str, bool] = {}
         #: The queues and bindings that this connection made, in order; mailboxes are left out.
@@ -121,9 +123,15 @@ class Knowledge:
     def lost(self) -> None:
         """Forget what exists: the broker has reported that something of ours is missing."""
         self.existing.clear()
+        # What was deleted may be the way to an exchange that another one has replaced.
+        self._doubted |= {each for each in self._types if self._can_ask(each)}
         self._delays.clear()
         self._trusts = False
         self._disturbed = True
+
+    def _can_ask(self, exchange: str) -> bool:
+        """Whether the broker can be asked again for the type of an exchange."""
+        return exchange not in _BUILT_IN and can_have_type_told(exchange, self._vhost)
 
     def _settle(self) -> Steps:
         """Pause, once, after something was deleted."""

@@ -453,6 +453,28 @@ def test_a_type_that_reads_keys_in_its_own_way_is_refused_before_anything_is_dec
     assert not broker.commands
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "after"), [("k", "x-hash", "direct"), (LONG_KEY, "topic", "fanout")]
+)
+def test_an_exchange_that_is_of_another_type_by_now_is_refused_no_longer(
+    broker, key, before, after
+):
+    owner, publisher = Connection(broker), Connection(broker)
+    owner.exchange("x", before)
+    with pytest.raises((AddressError, TopologyError)):
+        publisher.publish(key, "x")
+    broker.delete_exchange("x")
+    owner.exchange("x", after)
+    owner.queue("q")
+    owner.bind("q", "x", key)
+    owner.consume()
+
+    with pytest.raises((AddressError, TopologyError)):
+        publisher.publish(key, "x")
+    publisher.now += LOOK_AGAIN
+    assert publisher.reached(key, "x") == ["q"]
+
+
 def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     connection = Connection(broker)
     connection.exchange("x", "direct")

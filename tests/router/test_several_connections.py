@@ -157,6 +157,29 @@ def test_an_exchange_that_another_connection_has_deleted_is_not_led_to_again(bro
     assert owner.reached("q") == ["q"]
 
 
+@pytest.mark.parametrize("through_transport", [True, False])
+@pytest.mark.parametrize("kind", ["fanout", "topic"])
+def test_a_headers_exchange_that_is_of_another_type_by_now_gets_a_message_once(
+    broker, kind, through_transport
+):
+    publisher, other = Connection(broker), Connection(broker)
+    other.exchange("e", "headers")
+    publisher.publish("k", "e")
+    broker.delete_exchange("e")
+    if through_transport:
+        other.run(other.router.deleted_exchange("e"))
+
+    consumer = Connection(broker)
+    consumer.exchange("e", kind)
+    consumer.queue("q")
+    consumer.bind("q", "e", "#")
+    consumer.consume()
+    publisher.now += LOOK_AGAIN
+
+    assert publisher.reached("k", "e") == ["q"]
+    assert Connection(broker).reached("k", "e") == ["q"]
+
+
 class Interfered(SimulatedBroker):
     """A broker on which somebody deletes exchanges before a command, once."""
 
