@@ -211,16 +211,18 @@ class ChannelMixin(AmendingChannel):
         router, journal = self._router, self._mechanism.journal
         destination = Destination(exchange, routing_key)
         plan = router.publish(properties, due, destination, now)
-        if journal is not None and not journal.is_ready:
+        is_ready = journal is None or journal.is_ready
+        if is_ready and not plan.needs:
+            return plan
+        if not is_ready:
             with self._answered_within(timeout):
                 journal.prepare()
         if plan.needs:
             with self._answered_within(timeout):
                 self._mechanism.executor.run(router.prepare(plan.needs, now))
-            # That took time, which is a part of the delay; at least one tick remains.
-            now = min(time.time_ns() // 1000, (due or 0) - 1)
-            plan = router.publish(properties, due, destination, now, plan.lane)
-        return plan
+        # That took time, which is a part of the delay; at least one tick remains.
+        now = min(time.time_ns() // 1000, (due or 0) - 1)
+        return router.publish(properties, due, destination, now, plan.lane)
 
     @contextmanager
     def _answered_within(self, timeout: float | None) -> Iterator[None]:

@@ -594,6 +594,20 @@ def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, 
         connection.collect()
 
 
+def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, broker):
+    """Also where the topology is not declared, so that nothing else takes time."""
+    if broker.release < STREAMS_SINCE:
+        pytest.skip("RabbitMQ before 3.9 has no streams")
+    connection = connect(binary_delay={"journal": "stream", "declare": "never"})
+    channel = connection.default_channel
+    with patch.object(writer.Journal, "prepare", lambda _: time.sleep(2)):
+        begin = time.time_ns() // 1000
+        plan = channel.plan({}, begin + 60_000_000, "", "mail", begin)
+    topology = connection.connection.delay_mechanism.router.topology
+    digits, _ = topology.parse(plan.routing_key)
+    assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick
+
+
 def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost, broker):
     if broker.release < STREAMS_SINCE:
         pytest.skip("RabbitMQ before 3.9 has no streams")
