@@ -157,6 +157,11 @@ class Settings:
                 f"{KEY}: namespace must be 1 to 32 letters, digits, '-' or '_', "
                 f"got {self.namespace!r}"
             )
+        if self.namespace == "amq":
+            raise SettingsError(
+                f"{KEY}: namespace must not be 'amq', since RabbitMQ reserves names that begin "
+                f"with 'amq.'; choose another"
+            )
 
     @classmethod
     def from_transport_options(cls, options: Mapping[str, Any] | None) -> Settings:

@@ -52,6 +52,7 @@ def test_no_settings_are_the_defaults():
         ({"namespace": ""}, "namespace"),
         ({"namespace": "n" * 33}, "namespace"),
         ({"namespace": None}, "namespace"),
+        ({"namespace": "amq"}, "RabbitMQ reserves"),
         ("quorum", "must be a mapping"),
         ([], "must be a mapping"),
     ],
