@@ -1,12 +1,41 @@
-"""Check numbers that a caller passes; errors name the parameter. Does not import Spark."""
+"""Check what a caller passes; errors name the parameter. Does not import Spark."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
+from typing import Any
 
 #: More than any pipeline needs, in seconds or per second. In microseconds, it fits 64-bit integers.
 MOST = 1e12
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """Read the settings of the transport.
+
+    :raises ValueError: if the text is not a JSON object.
+    """
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(f"settings must be a JSON object such as '{{\"radix\": 4}}', got {text!r}")
+    return settings
+
+
+def read_number(name: str, text: str) -> float:
+    """Read a number, and check it by :func:`check_number`.
+
+    :raises ValueError: names the parameter, its text and the bounds.
+    """
+    try:
+        number: Any = float(text)
+    except ValueError:
+        number = text
+    check_number(name, number)
+    return float(number)
 
 
 def check_number(name: str, value: float, *, above: float = 0.0, most: float = MOST) -> None:

@@ -26,7 +26,7 @@ from kombu_binary_delay.spark import columns, follow, journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.cli.audit import _depths
 from kombu_binary_delay.spark.cli.plan import _published
-from kombu_binary_delay.spark.cli.shared import given_broker
+from kombu_binary_delay.spark.cli.publish import publish
 from kombu_binary_delay.spark.columns import published_micros
 from kombu_binary_delay.spark.follow import audit_due
 from kombu_binary_delay.spark.journal import export_journal
@@ -72,7 +72,14 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("plan PATH --limit waiting=nan", "waiting must be a finite number >= 0, got nan; leave"),
         ("plan PATH --ladder nope", "'nope'"),
         ("plan PATH --horizon 0", "horizon must be above 0, and"),
-        ("publish PATH --job-id j --receipts r -b amqp:// --settings {", "property name"),
+        (
+            "publish PATH --job-id j --receipts r -b amqp:// --settings {",
+            """settings must be a JSON object such as '{"radix": 4}', got '{'""",
+        ),
+        (
+            "publish PATH --job-id j --receipts r -b amqp:// --settings [4]",
+            "settings must be a JSO",
+        ),
         ("publish PATH --job-id j --receipts r -b amqp:// --max-rate 0", "max_rate must be above"),
         ("audit --journal PATH --output o --late-after -1", "late_after must be a number"),
         ("audit-follow -b amqp:// --journal PATH --output o --allow x=1", "'x' is unknown"),
@@ -119,10 +126,28 @@ def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tm
         assert "0 tasks are judged" in tool(*words).output
 
 
-def test_the_broker_before_spark_is_taken_as_it_is_given():
-    url = "amqps://rabbit//?ssl_ca_certs=/ca.pem"
-    with click.Context(binary_delay, obj=Asked(broker=url)):
-        assert given_broker(None) == url
+@pytest.mark.parametrize(
+    ("before", "variable", "after", "taken"),
+    [
+        (Asked(broker="amqps://before//?ssl_ca_certs=/ca.pem"), "amqp://variable", "", "before"),
+        (Asked(broker="amqp://before"), "amqp://variable", "-b amqp://after", "after"),
+        (Asked(), "", "", None),
+        # Under spark-submit, nothing is before it.
+        (None, "amqp://variable", "", "variable"),
+        (None, "amqp://variable", "-b amqp://after", "after"),
+        (None, "", "", None),
+    ],
+)
+@pytest.mark.parametrize("app", ["", "--app shop:app"])
+def test_the_broker_after_spark_counts_then_that_before_and_then_the_variable_and_the_apps_last(
+    monkeypatch, before, variable, after, taken, app
+):
+    monkeypatch.setenv("BINARY_DELAY_BROKER", variable)
+    given = f"PATH --job-id j --receipts r {after} {app}".split()
+    with click.Context(binary_delay, obj=before) as parent:
+        broker = publish.make_context("publish", given, parent=parent).params["broker"]
+    urls = [getattr(before, "broker", None), variable, "amqp://after"]
+    assert (broker or None) == next((url for url in urls if taken and taken in (url or "")), None)
 
 
 def test_a_plan_that_compares_ladders_is_not_drawn_as_one(tool, gone, reminders, tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from kombu_binary_delay.spark.checks import check_number, read_settings
 
 from .before import check_before
 from .progress import following, span
@@ -96,8 +97,7 @@ if TYPE_CHECKING:
 def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
     """Publish a delayed Celery task for each row in TABLE."""
     needs_spark()
-    from kombu_binary_delay.spark.checks import check_number  # noqa: PLC0415 - with Spark's
-    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415
+    from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
     refuse_app_before(options["app"])
@@ -141,8 +141,8 @@ def _settings(given: str | None, app: str | None) -> dict[str, Any] | None:
             f"the app has its own settings, and {', '.join(before)} is given before 'spark' or in "
             f"the environment: say with --settings which count"
         )
-    settings = None if given is None else json.loads(given)
-    if before and app is None and isinstance(settings or {}, dict):
+    settings = None if given is None else read_settings(given)
+    if before and app is None:
         return {**before, **(settings or {})}
     return settings
 

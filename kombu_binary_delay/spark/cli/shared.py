@@ -5,6 +5,7 @@ PySpark and Rich are imported when a subcommand runs, so that other subcommands 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -27,8 +28,19 @@ if TYPE_CHECKING:
 _Limits = TypeVar("_Limits")
 FAILED = 1
 
+
+def _broker_before() -> str | None:
+    """Return the broker's URL from before ``spark``, which may be from the environment.
+
+    Where ``spark`` is the tool itself, as under ``spark-submit``, nothing is before it.
+    """
+    before = click.get_current_context().obj
+    return os.environ.get("BINARY_DELAY_BROKER") if before is None else before.broker
+
+
+# Not by `envvar`, which would override an option before `spark`.
 broker = click.option(
-    "--broker", "-b", metavar="URL", envvar="BINARY_DELAY_BROKER", help="Where RabbitMQ is."
+    "--broker", "-b", metavar="URL", default=_broker_before, help="Where RabbitMQ is."
 )
 conf = click.option(
     "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
@@ -154,13 +166,12 @@ def limits_of(kind: Callable[..., _Limits], given: tuple[str, ...], **more: floa
 
 
 def given_broker(broker: str | None) -> str:
-    """Return the broker's URL as it was given: to the subcommand, or before ``spark``."""
-    url = broker or getattr(click.get_current_context().obj, "broker", None)
-    if url is None:
+    """Return the broker's URL; raise a usage error if none is given."""
+    if not broker:
         raise click.UsageError(
             f"say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER{_app_is_not_enough()}"
         )
-    return str(url)
+    return broker
 
 
 def refuse_app_before(app: str | None) -> None:
