@@ -11,11 +11,10 @@ Options: ``job_id``, ``broker``, ``receipts`` (a folder that driver and executor
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 
 from . import schema as s
-from .checks import check_number
+from .checks import read_number, read_settings
 from .prepare import FIRST, LAST, PAST, task_id
 from .publish import receipts_of
 from .send import WINDOW, Sender, Sent, Target
@@ -95,10 +94,8 @@ class _Job:
             raise ValueError(f"past must be one of {PAST}, got {self._past!r}")
         check_types(schema, self._key)
         self._schema = schema
-        settings = json.loads(given["settings"]) if "settings" in given else None
-        rate = float(given["max_rate"]) if "max_rate" in given else None
-        if rate is not None:
-            check_number("max_rate", rate)
+        settings = read_settings(given["settings"]) if "settings" in given else None
+        rate = read_number("max_rate", given["max_rate"]) if "max_rate" in given else None
         self._target = Target(given["broker"], given.get("app"), settings, rate)
         self._target.ladder()
         self._max_age = self._target.max_age() * 1000
@@ -122,13 +119,28 @@ class _Job:
         return _Written(path)
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
-        for path in _paths(messages):
-            name = path.rpartition("/")[2]
-            self._system.move(path, f"{self._folder}/part-{name.removeprefix('_')}")
+        # Each is tried, and what has failed once more: what is still hidden after the commit, Spark
+        # lets abort delete, and these messages have been published.
+        failed = self._unmoved(self._unmoved(_paths(messages)))
+        if failed:
+            raise next(iter(failed.values()))
 
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         for path in _paths(messages):
-            self._system.delete_file(path)
+            # A commit that has failed may have moved it. What stays is hidden from readers.
+            with suppress(OSError):
+                self._system.delete_file(path)
+
+    def _unmoved(self, paths: Iterable[str]) -> dict[str, OSError]:
+        """Give receipts the name that readers see; return those that have failed, and why."""
+        failed = {}
+        for path in paths:
+            name = path.rpartition("/")[2]
+            try:
+                self._system.move(path, f"{self._folder}/part-{name.removeprefix('_')}")
+            except OSError as exc:
+                failed[path] = exc
+        return failed
 
     @contextmanager
     def _receipts(self, path: str) -> Iterator[pq.ParquetWriter]:
@@ -159,12 +171,12 @@ class _Job:
         :param seen: the keys of the rows before, to which this adds.
         """
         refused: list[Sent] = []
-        for row in rows(batch, self._schema, self._key):
+        for row, unread in rows(batch, self._schema, self._key):
             key = row["key"]
             row["task_id"] = None if key is None else task_id(self._job_id, key)
             now = time.time_ns() // 1000
             due = _due(row, now)
-            reason = _reason(row, due, seen)
+            reason = unread or _reason(row, due, seen)
             reason = reason or self._reason_of_time(row["action"], due, now)
             if row["action"] == s.CANCEL:
                 # A time that is not valid is not known.

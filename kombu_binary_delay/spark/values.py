@@ -62,8 +62,13 @@ def check_types(schema: t.StructType, key: str) -> None:
             )
 
 
-def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict[str, Any]]:
-    """Yield each row of a batch for a sender: times in microseconds, JSON as text."""
+def rows(
+    batch: pa.RecordBatch, schema: t.StructType, key: str
+) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yield each row of a batch for a sender: times in microseconds, JSON as text.
+
+    With it comes the reason why the row cannot be read; None if it can.
+    """
     found = ((name, find(schema.names, name)) for name in (key, *_COLUMNS))
     spelled = {name: each for name, each in found if each is not None}
     columns = [batch.column(each) for each in spelled.values()]
@@ -73,7 +78,7 @@ def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict
         for column in columns
     ]
     kinds = {name: schema[spelled[name]].dataType for name in _JSON if name in spelled}
-    for given in pa.RecordBatch.from_arrays(columns, names=list(spelled)).to_pylist():
+    for given, reason in _read(pa.RecordBatch.from_arrays(columns, names=list(spelled))):
         row = {name: given.get(name) for name in _COLUMNS}
         row["key"] = None if given[key] is None else str(given[key])
         if row["action"] is None:
@@ -83,7 +88,35 @@ def rows(batch: pa.RecordBatch, schema: t.StructType, key: str) -> Iterator[dict
         for name in _JSON:
             if row[name] is not None and not isinstance(row[name], str):
                 row[name] = json.dumps(_plain(row[name], kinds[name]))
-        yield row
+        yield row, reason
+
+
+def _read(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yield the rows of a batch, each with the reason why it cannot be read, if any.
+
+    Spark does not check that its strings are UTF-8.
+    """
+    try:
+        readable = batch.to_pylist()
+    except UnicodeDecodeError:
+        yield from (_read_row(batch, number) for number in range(batch.num_rows))
+    else:
+        yield from ((given, None) for given in readable)
+
+
+def _read_row(batch: pa.RecordBatch, number: int) -> tuple[dict[str, Any], str | None]:
+    given: dict[str, Any] = {}
+    reasons = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        cell = column[number]
+        try:
+            given[name] = cell.as_py()
+        except UnicodeDecodeError:
+            reasons.append(f"{name} is not UTF-8")
+            is_text = isinstance(cell, (pa.StringScalar, pa.LargeStringScalar))
+            # The receipt shows what can be read of it.
+            given[name] = bytes(cell.as_buffer()).decode(errors="replace") if is_text else None
+    return given, "; ".join(reasons) or None
 
 
 def _without_json(kind: t.DataType) -> t.DataType | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from pyarrow import fs
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
@@ -138,6 +139,9 @@ GIVEN = {"job_id": "j", "broker": "amqp://", "receipts": "/nowhere/receipts"}
         ({"past": "drop"}, "past must be one of"),
         ({"key": "id"}, "a column 'id' is needed"),
         ({"settings": '{"tik": 1}'}, "unknown setting 'tik'"),
+        ({"settings": "radix=4"}, "settings must be a JSON object such as .* got 'radix=4'"),
+        ({"settings": "null"}, "settings must be a JSON object such as .* got 'null'"),
+        ({"max_rate": "fast"}, "max_rate must be above 0, .* got 'fast'"),
         ({"max_rate": "0"}, "max_rate must be above 0"),
         ({"max_rate": "inf"}, "max_rate must be .* got inf"),
         ({"receipts": "dbfs:/x"}, "'dbfs:/x': .* give a path, or a URI of file, s3"),
@@ -267,6 +271,29 @@ def test_a_row_that_cannot_be_sent_has_a_receipt_with_what_is_known_of_it(spark,
     }
 
 
+def test_one_text_that_is_not_utf_8_is_the_reason_of_its_row_alone(spark, tmp_path, sent):
+    columns = "'t' task, 60.0D countdown, map('a', 'b') kwargs"
+    latin = "cast(unhex('6be9') as string)"
+    rows = [
+        f"'a' key, {columns}",
+        f"{latin} key, {columns}",
+        f"'c' key, {latin} task, 60.0D countdown, map('a', {latin}) kwargs",
+        f"'d' key, {columns}",
+    ]
+    df = spark.sql(" union all ".join(f"select {row}" for row in rows)).coalesce(1)
+    there = writer(df.schema, receipts=str(tmp_path))
+    there.commit([there.write(iter(df.toArrow().to_batches()))])
+    assert [(row["key"], row["kwargs"]) for row in sent] == [
+        ("a", '{"a": "b"}'),
+        ("d", '{"a": "b"}'),
+    ]
+    found = spark.read.schema(s.RECEIPTS).parquet(str(tmp_path)).toArrow().to_pylist()
+    assert {(row["key"], row["task"], row["status"], row["detail"]) for row in found} == {
+        ("k\ufffd", "t", s.REFUSED, "key is not UTF-8"),
+        ("c", "k\ufffd", s.REFUSED, "task is not UTF-8; kwargs is not UTF-8"),
+    }
+
+
 def test_where_receipts_cannot_be_written_nothing_is_sent(rows, tmp_path, sent):
     there = writer(rows.schema, receipts=str(tmp_path / "receipts"))
     # As on an executor that does not see the driver's disk.
@@ -286,6 +313,35 @@ def test_receipts_go_to_s3_by_whichever_of_its_names(rows, monkeypatch, uri):
     monkeypatch.setattr("pyarrow.fs.FileSystem", known)
     writer(rows.schema, receipts=uri)
     assert made == ["s3://lake/receipts"]
+
+
+class Moving(fs.LocalFileSystem):
+    """A disk that fails to move a file so often."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+
+    def move(self, src, dest):
+        if self.fails.get(src, 0):
+            self.fails[src] -= 1
+            raise OSError(f"{src} cannot be moved now")
+        super().move(src, dest)
+
+
+@pytest.mark.parametrize(("times", "moved"), [(1, 3), (2, 2)])
+def test_a_commit_that_fails_half_way_leaves_nothing_hidden(rows, tmp_path, sent, times, moved):
+    there = writer(rows.schema, receipts=str(tmp_path))
+    written = [there.write(iter([])) for _ in range(3)]
+    there._system = Moving({written[1].path: times})  # noqa: SLF001 - in place of a disk
+    if moved == 3:
+        there.commit(written)
+    else:
+        # As Spark does it.
+        with pytest.raises(OSError, match="cannot be moved now"):
+            there.commit(written)
+        there.abort(written)
+    assert [path.name[:5] for path in tmp_path.iterdir()] == ["part-"] * moved
 
 
 def test_a_task_that_fails_leaves_no_receipts(rows, tmp_path, monkeypatch):
