@@ -22,6 +22,10 @@ _WHOLE = ("int", "bigint")
 _TIMES = (t.StringType, t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+#: Where Spark puts the text of a row of CSV or JSON that it cannot read; null for the others.
+UNREAD = "_corrupt_record"
+#: The most characters of such a row that are shown.
+_SHOWN = 200
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 
 
@@ -65,6 +69,12 @@ def messages(df: DataFrame) -> DataFrame:
     return df.where(action_of(df) == s.PUBLISH)
 
 
+def readable(text: Column) -> Column:
+    """Return text with U+FFFD in place of what is not UTF-8; Spark does not check its strings."""
+    # Java replaces it as it reads the text. Spark 4 refuses to decode it as UTF-8.
+    return F.decode(F.encode(text, "UTF-16BE"), "UTF-16BE")
+
+
 def tried(df: DataFrame, column: str, kind: str) -> Column:
     """Return an existing column as another type; null if a value cannot be converted.
 
@@ -81,6 +91,14 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
         is_whole = tried(df, column, "double") % 1 == 0
         return F.coalesce(value, F.when(is_whole, F.expr(f"try_cast({number} AS {kind})")))
     return value
+
+
+def unread_reason(df: DataFrame) -> Column:
+    """Return why a row cannot be read, with its text; null if it can."""
+    if not has(df, UNREAD):
+        return F.lit(None).cast("string")
+    text = F.substring(named(df, UNREAD).cast("string"), 1, _SHOWN)
+    return F.concat(F.lit("the row cannot be read: "), text)
 
 
 def instant(time: datetime) -> Column:

@@ -17,7 +17,17 @@ from kombu_binary_delay.model.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number
-from .columns import check_key, check_needed, has, kind_of, named, time_of, tried
+from .columns import (
+    check_key,
+    check_needed,
+    has,
+    kind_of,
+    named,
+    readable,
+    time_of,
+    tried,
+    unread_reason,
+)
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
@@ -59,7 +69,8 @@ def prepare(
         and structs), ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (as
         ``eta``) and ``headers`` (JSON, or a map or struct). Column names ignore case. With
         ``action``, a row can also be ``"cancel"``, which needs a key only, or ``"reschedule"``,
-        which needs a key and ``eta``; null is ``"publish"``.
+        which needs a key and ``eta``; null is ``"publish"``. A row with a ``_corrupt_record``,
+        where Spark puts the text of what it cannot read, has that as its reason.
     :param ladder: the delays must be in its range.
     :param past: ``"send"`` sends a row whose due time has passed at once; ``"reject"`` rejects it.
     :param horizon: seconds; rows due after it are left for a later run, and their delays are not
@@ -93,6 +104,7 @@ def prepare(
         _priority(df, "priority").alias("priority"),
         _micros(df, "expires").alias("expires"),
         _json(df, "headers").alias("headers"),
+        unread_reason(df).alias("reason"),
     )
     seconds = F.when(F.abs("countdown") < 1e12, F.col("countdown"))
     due = F.coalesce("eta", F.lit(now) + F.round(seconds * 1_000_000).cast("bigint"))
@@ -108,7 +120,9 @@ def prepare(
         }
     )
     reasons = F.array_compact(F.array(*_reasons(ladder, past, horizon, now)))
-    return rows.withColumn("reason", F.when(F.size(reasons) > 0, F.array_join(reasons, "; ")))
+    reason = F.when(F.size(reasons) > 0, F.array_join(reasons, "; "))
+    # What has not been read has no values.
+    return rows.withColumn("reason", F.coalesce("reason", reason))
 
 
 def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list[Column]:
@@ -164,6 +178,11 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
     }
     return [
         F.when(~action.isin(*s.ACTIONS), F.lit(f"action must be one of {', '.join(s.ACTIONS)}")),
+        # Whatever the row does: Python could not read it.
+        *(
+            F.when(F.col(name) != readable(F.col(name)), F.lit(f"{name} is not UTF-8"))
+            for name in ("key", "action", "task", "args", "kwargs", "headers", *_NAMES)
+        ),
         *(
             F.when((action == each) & condition, F.lit(reason))
             for each, reasons in of_action.items()
@@ -241,7 +260,12 @@ def _json(df: DataFrame, column: str) -> Column:
     if isinstance(kind, (t.StringType, t.NullType)):
         return named(df, column).cast("string")
     if isinstance(kind, (t.ArrayType, t.MapType, t.StructType)):
-        return F.to_json(named(df, column), {"ignoreNullFields": "false"})
+        value = named(df, column)
+        text, json = value.cast("string"), F.to_json(value, {"ignoreNullFields": "false"})
+        # Spark would replace what is not UTF-8. The bytes of binary values need not be UTF-8.
+        if "string" not in kind.simpleString() or "binary" in kind.simpleString():
+            return json
+        return F.when(text != readable(text), text).otherwise(json)
     raise ValueError(
         f"the column {column} must be JSON, an array, a map or a struct, got {kind.simpleString()}"
     )

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from . import schema as s
 from .checks import check_number, check_whole
-from .columns import instant
+from .columns import instant, readable
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import Sender, Sent, Target
@@ -184,9 +184,8 @@ def publish(
     if progress.rejected:
         rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
-            "key",
-            "task",
-            "reason",
+            # Many readers refuse a whole table with a text that is not UTF-8.
+            *(readable(F.col(name)).alias(name) for name in ("key", "task", "reason")),
             instant(datetime.now(timezone.utc)).alias("rejected_at"),
         )
         _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from .classic import folders
-from .columns import find
+from .columns import UNREAD, find
 
 #: The formats that a place can name. Others are read and written as a table in a catalogue.
 FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
@@ -31,8 +31,12 @@ FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
 _FILES = ("avro", "csv", "json", "orc", "parquet")
 #: The formats that have no types of their own, so times would lose their microseconds. How to read
 #: them: in CSV, a quote within quotes is doubled (RFC 4180, section 2.7), as most programs write
-#: it, while Spark itself expects and writes a backslash.
-_UNTYPED = {"csv": {"header": "true", "escape": '"'}, "json": {"primitivesAsString": "true"}}
+#: it, while Spark itself expects and writes a backslash. Spark only counts the cells of a row if it
+#: reads them all.
+_UNTYPED = {
+    "csv": {"header": "true", "escape": '"', "columnPruning": "false"},
+    "json": {"primitivesAsString": "true"},
+}
 _TABLE = "table"
 #: Hadoop's committer keeps uncommitted files in a folder of the path, and the first job that ends
 #: moves or deletes all that is in it, also the files of other jobs. So each task moves its file
@@ -109,10 +113,12 @@ class Place:
 def read(session: SparkSession, place: str | Place, schema: str | None = None) -> DataFrame:
     """Return a table.
 
-    CSV files need a header line.
+    CSV files need a header line, which must be the same in all files of a folder.
 
     :param schema: return these columns, null where the table does not have one. Without it, return
-        all columns; those of CSV and JSON files are text.
+        all columns; those of CSV and JSON files are text, and null in a row that Spark cannot read,
+        such as one with a cell too few: its text is in the column ``_corrupt_record``.
+    :raises ValueError: for a folder of CSV files that has a column without a name.
     """
     place = _place(place)
     if place.is_table:
@@ -123,7 +129,7 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
         # In CSV, Spark would take the columns by their order.
         return session.read.schema(schema).format(place.form).load(place.where)
     elif place.form in _UNTYPED:
-        table = _text(session, place)
+        table = _text(session, place, "PERMISSIVE" if schema is None else "FAILFAST")
     else:
         table = session.read.format(place.form).load(place.where)
     if schema is None:
@@ -311,15 +317,42 @@ def _assignments(options: dict[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
 
 
-def _text(session: SparkSession, place: Place) -> DataFrame:
+def _text(session: SparkSession, place: Place, mode: str) -> DataFrame:
     """Return a table with each value as it is written: any type that Spark infers changes some.
 
     A key 007 is not 7, and the object {"a": 1} has no "b", though one in another row does.
+
+    :param mode: Spark's mode for rows that it cannot read.
     """
     reader = session.read.format(place.form).options(**_UNTYPED[place.form])
-    names = reader.load(place.where).columns
+    reader = reader.option("columnNameOfCorruptRecord", UNREAD)
+    found = reader.load(place.where)
+    names = found.columns
     columns = [StructField(name, StringType()) for name in names]
-    return reader.schema(StructType(columns)).load(place.where)
+    if place.form != "csv":
+        return reader.schema(StructType(columns)).load(place.where)
+    # Spark would take the cells of each file by their order, whatever its header line.
+    reader = reader.option("enforceSchema", str(_has_unnamed(found, place)).lower())
+    columns.append(StructField(UNREAD, StringType()))
+    table = reader.option("mode", mode).schema(StructType(columns)).load(place.where)
+    # In a row with a cell too few or too many, any cell may be that of another column.
+    is_read = F.col(UNREAD).isNull()
+    cells = (F.when(is_read, F.col(_quoted(name))).alias(name) for name in names)
+    return table.select(*cells, UNREAD)
+
+
+def _has_unnamed(table: DataFrame, place: Place) -> bool:
+    """Return whether a CSV file has a column without a name, which Spark cannot compare.
+
+    :raises ValueError: if there are several files, whose header lines may differ.
+    """
+    unnamed = [at for at, name in enumerate(table.columns, 1) if name == f"_c{at - 1}"]
+    if unnamed and len(table.inputFiles()) > 1:
+        raise ValueError(
+            f"{place} has several files, and their column {unnamed[0]} has no name: name it in the "
+            f"header line of each file, by which they are compared"
+        )
+    return bool(unnamed)
 
 
 def _column(table: DataFrame, name: str) -> Column:

@@ -35,6 +35,10 @@ def place(spark, tmp_path_factory):
     spark.createDataFrame(rows, columns).write.parquet(str(folder / "rows"))
     (folder / "empty").mkdir()
     (folder / "text.parquet").write_text("text")
+    (folder / "mixed").mkdir()
+    for name, header in {"a": "countdown,task", "b": "task,countdown"}.items():
+        (folder / "mixed" / f"{name}.csv").write_text(f"{header}\n1,1\n")
+    (folder / "cut.csv").write_text("task_id,verdict\ni\n")
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "shop_elsewhere.py").write_text("import celery; app = celery.Celery()")
     scripts = {
@@ -124,6 +128,13 @@ def place(spark, tmp_path_factory):
             {},
             USAGE,
             "{tmp}/text.parquet cannot be read as Parquet:",
+        ),
+        ("plan csv:{tmp}/mixed", {}, USAGE, "does not have the header line of the other files"),
+        (
+            "report csv:{tmp}/cut.csv --output {tmp}/report.html",
+            {},
+            USAGE,
+            "a row has more or fewer cells than the header line of its file, [",
         ),
         ("plan {tmp}/empty", {}, USAGE, "no files of the format Parquet at {tmp}/empty: name the"),
         ("plan {tmp}/rows --output /proc/none", {}, USAGE, "Spark cannot write /proc/none-staged-"),

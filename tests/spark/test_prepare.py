@@ -112,6 +112,39 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
     assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
 
 
+def test_text_that_is_not_utf_8_is_a_reason_whatever_the_row_does(spark):
+    latin = "cast(unhex('6be9') as string)"
+    given = {
+        ("publish", "key"): "key is not UTF-8",
+        ("publish", "task"): "task is not UTF-8",
+        ("publish", "args"): "args is not UTF-8",
+        ("publish", "kwargs"): "kwargs is not UTF-8; kwargs is not a JSON object",
+        ("publish", "headers"): None,
+        ("cancel", "queue"): "queue is not UTF-8",
+        ("cancel", "none"): None,
+    }
+    good = {
+        "task": "'caf\u00e9 \U0001f552 \ufffd'",
+        "args": "'[\"\u00e9\"]'",
+        "kwargs": "map('a', array('\u00e9', null))",
+        "headers": "map('a', unhex('e9'))",
+        "queue": "'q'",
+        "countdown": "60.0D",
+    }
+    bad = {
+        **dict.fromkeys(("key", "task", "queue"), latin),
+        "args": f"concat('[\"', {latin}, '\"]')",
+        "kwargs": f"map('a', array({latin}))",
+    }
+    rows = []
+    for number, (action, name) in enumerate(given):
+        cells = {**good, "key": f"'{number}'", "action": f"'{action}'"}
+        cells |= {name: bad[name]} if name in bad else {}
+        rows.append("select " + ", ".join(f"{cell} {column}" for column, cell in cells.items()))
+    found = prepared(spark.sql(" union all ".join(rows))).collect()
+    assert sorted(str(row.reason) for row in found) == sorted(map(str, given.values()))
+
+
 @pytest.mark.usefixtures("local_times")
 def test_text_is_read_as_a_time_if_it_has_a_date(spark):
     noon = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from kombu import Connection, Queue
 from pyspark.sql import Observation
@@ -156,11 +157,15 @@ def test_what_a_server_does_not_tell_is_counted_in_the_receipts(spark, run, vhos
 
 def test_rejected_rows_have_a_table_of_their_own(spark, reminders, run, receipts):
     bad = reminders(3).withColumn("key", F.lit("same"))
-    progress = run(reminders(5).unionByName(bad))
-    assert (progress.published, progress.rejected) == (5, 3)
-    rejects = read(spark, f"{receipts}-rejects", s.REJECTS).collect()
-    assert {(row.key, row.reason) for row in rejects} == {("same", "the key is not unique")}
-    assert len(rejects) == 3
+    latin = reminders(1).withColumn("key", F.unhex(F.lit("6be9")).cast("string"))
+    progress = run(reminders(5).unionByName(bad).unionByName(latin))
+    assert (progress.published, progress.rejected) == (5, 4)
+    # As readers without Spark, which refuse text that is not UTF-8.
+    rejects = pq.read_table(f"{receipts}-rejects").to_pylist()
+    assert Counter((row["key"], row["reason"]) for row in rejects) == {
+        ("same", "the key is not unique"): 3,
+        ("k\ufffd", "key is not UTF-8"): 1,
+    }
 
 
 def test_a_dry_run_counts_and_does_nothing(reminders, run, tmp_path, vhost):

@@ -176,9 +176,8 @@ def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
     with pytest.raises(ValueError, match=f"is for input only: {form} keeps no types"):
         append(rows, place)
     rows.write.format(form).option("header", "true").save(f"{tmp_path}/rows")
-    assert [row.asDict() for row in read(spark, place).collect()] == [
-        {"key": "a", "countdown": "1.5"}
-    ]
+    found = read(spark, place).select("key", "countdown").collect()
+    assert [tuple(row) for row in found] == [("a", "1.5")]
 
 
 #: Rows of one file, and what is published of each, or why it is not.
@@ -234,6 +233,44 @@ def test_a_csv_file_without_rows_is_read_as_none(spark, tmp_path):
     (tmp_path / "rows.csv").write_text("key,task,action,eta,expires\n")
     rows = read(spark, f"csv:{tmp_path}/rows.csv")
     assert prepare(rows, job_id="j", ladder=Ladder.default()).count() == 0
+
+
+def test_a_csv_row_of_too_few_or_too_many_cells_is_rejected_with_its_text(spark, tmp_path):
+    lines = ("key,task,queue,countdown,", "a,t,,60,", "b,t,", "c,t,q,60,,", "d,t,q,60,more", "e,t")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    rows = read(spark, f"csv:{tmp_path}/rows.csv")
+    found = prepare(rows, job_id="j", ladder=Ladder.default()).collect()
+    cut = [(None, f"the row cannot be read: {line}") for line in ("b,t,", "c,t,q,60,,", "e,t")]
+    expected = [("a", None), ("d", None), *cut]
+    assert Counter((row.key, row.reason) for row in found) == Counter(expected)
+    # Spark must not leave out what says so, however little is asked for.
+    assert {row.key for row in rows.select("key").collect()} == {"a", "d", None}
+    with pytest.raises((PySparkException, Py4JJavaError), match="Malformed records are detected"):
+        read(spark, f"csv:{tmp_path}/rows.csv", "key string").collect()
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        (["key,task", "Key,TASK"], None),
+        (["key,task", "task,key"], "CSV header does not conform"),
+        (["key,task", "key,task,eta"], "Number of column in CSV header is not equal"),
+        (["key,task,", "key,task,"], "has several files, and their column 3 has no name: name it"),
+    ],
+)
+def test_the_csv_files_of_a_folder_have_the_same_header_line(spark, tmp_path, headers, words):
+    for name, header in zip("ab", headers, strict=True):
+        cells = ["x"] * (header.count(",") + 1)
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n{','.join(cells)}\n")
+
+    def rows():
+        return [tuple(row) for row in read(spark, f"csv:{tmp_path}").select("key").collect()]
+
+    if words is None:
+        assert rows() == [("x",)] * 2
+    else:
+        with pytest.raises((PySparkException, Py4JJavaError, ValueError), match=f"(?s){words}"):
+            rows()
 
 
 def test_columns_of_csv_are_matched_by_name_where_a_schema_is_given(spark, tmp_path):

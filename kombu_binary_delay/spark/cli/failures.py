@@ -110,6 +110,22 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         "there are no files of the format {0} at {places}: name the path of such files",
     ),
     (
+        r"CSV header (?s:.+?)CSV file: (?:file:/*(?=/))?(\S+)",
+        USAGE,
+        (
+            "{0} does not have the header line of the other files, or has a name in it twice: give "
+            "all files the same one, or name a path with fewer of them"
+        ),
+    ),
+    (
+        r"Malformed records are detected in record parsing: (.+?)\.(?:\s|$)",
+        USAGE,
+        (
+            "a row has more or fewer cells than the header line of its file, {0}, at {places}: "
+            "correct or delete it"
+        ),
+    ),
+    (
         r"(?:CANNOT_READ_FILE_FOOTER|NO_HINT)\] .*?(?:file |file:)(\S+?)[.:]?\s",
         USAGE,
         "{0} cannot be read as Parquet: name a path of such files, or the format that it has",
