@@ -119,8 +119,8 @@ class _Job:
         return _Written(path)
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
-        # Each is tried, and what has failed once more: what is still hidden after the commit, Spark
-        # lets abort delete, and these messages have been published.
+        # Each is tried, and those that have failed once more: their messages have been published,
+        # and after an error Spark calls abort, which deletes what is still hidden.
         failed = self._unmoved(self._unmoved(_paths(messages)))
         if failed:
             raise next(iter(failed.values()))
@@ -132,7 +132,7 @@ class _Job:
                 self._system.delete_file(path)
 
     def _unmoved(self, paths: Iterable[str]) -> dict[str, OSError]:
-        """Give receipts the name that readers see; return those that have failed, and why."""
+        """Move receipts to the name that readers see; return the errors, by the receipts' paths."""
         failed = {}
         for path in paths:
             name = path.rpartition("/")[2]
