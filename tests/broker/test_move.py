@@ -1522,11 +1522,12 @@ def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(s
     assert "'alone' hands out nothing" in done.reasons[0]
 
 
-def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, operator):
+def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, operator, monkeypatch):
     """Given: more messages that stay than the mover has room for, before one that can be moved."""
     if small.queue_type == "classic":
         pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
-    many = mover.PREFETCH + 100
+    monkeypatch.setattr(mover, "PREFETCH", 100)
+    many = 2 * mover.PREFETCH
     ladder = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
     with operator.plain() as connection:
         create(connection, ladder, ladder.whole)
