@@ -3,6 +3,7 @@
 import logging
 import pkgutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -565,19 +566,23 @@ def test_a_failover_keeps_the_transport(vhost, connect, collect):
 def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
     connect, collect, confirm, topology
 ):
-    connection = connect(confirm_publish=confirm)
-    queue = Queue("q", channel=connection.default_channel)
-    queue.declare()
+    connection, consuming = connect(confirm_publish=confirm), connect()
+    queue = Queue("q")
+    for each in (connection, consuming):
+        queue(each.default_channel).declare()
     producer = Producer(connection.default_channel)
     due = {}
-    for number in range(3000):
-        # Whole ticks, which no rounding makes longer, and one wait each: what a queue lets go early
-        # is early here. The shorter ends when all is published, so that arrivals are seen at once.
-        delay = (4000, 6000)[number % 2]
-        due[number] = time.time() + delay / 1000
-        producer.publish(number, routing_key="q", headers={"x-delay": delay})
+    with ThreadPoolExecutor() as threads:
+        # From the beginning: what comes early is seen then, however long publishing takes.
+        collected = threads.submit(collect, consuming, [queue], 3000, timeout=2 * PATIENCE)
+        for number in range(3000):
+            # Whole ticks, which no rounding makes longer, and one wait each: what a queue lets go
+            # early is early here.
+            delay = (4000, 6000)[number % 2]
+            due[number] = time.time() + delay / 1000
+            producer.publish(number, routing_key="q", headers={"x-delay": delay})
 
-    arrivals = collect(connection, [queue], 3000)
+    arrivals = collected.result()
 
     assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
     early = {each.body: due[each.body] - each.at for each in arrivals if each.at < due[each.body]}
