@@ -379,20 +379,21 @@ class Environment:
         return program
 
 
-def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Outcome | None:
+def run_case(
+    case: Case, root: str | None = None, *, short: bool = False, broker: Broker | None = None
+) -> Outcome | None:
     """Run a scenario on a broker of its own, and judge it; None where that broker is too old.
 
+    :param broker: one to run it on instead, for a case that changes nothing beyond its virtual
+        host, which is deleted at the end.
     :raises ScenarioError: where the scenario could not be run to its end.
     """
     with ExitStack() as stack:
         processes = stack.enter_context(Processes("faults"))
-        root = case.on() if case.on else root
-        broker = (
-            stack.enter_context(Broker(root, case.config, case.advanced))
-            if case.nodes == 1
-            else stack.enter_context(Cluster(root, case.config, case.advanced, size=case.nodes))
-        )
-        env = Environment(broker, processes, short=short)
+        env = Environment(broker or _start(stack, case, root), processes, short=short)
+        if broker is not None:
+            stack.callback(env.vhost.delete)
+            stack.callback(processes.close)  # before that
         if env.broker.release < case.since:
             return None
         version = env.broker.version  # of the one that it begins with, which may be gone at the end
@@ -404,6 +405,13 @@ def run_case(case: Case, root: str | None = None, *, short: bool = False) -> Out
             tuple(env.checks),
             env.notes,
         )
+
+
+def _start(stack: ExitStack, case: Case, root: str | None) -> Broker | Cluster:
+    root = case.on() if case.on else root
+    if case.nodes == 1:
+        return stack.enter_context(Broker(root, case.config, case.advanced))
+    return stack.enter_context(Cluster(root, case.config, case.advanced, size=case.nodes))
 
 
 def topology_on(broker: Broker) -> Topology:
