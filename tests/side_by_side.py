@@ -42,7 +42,9 @@ TABLE = (
     ("tests/broker/test_waiting.py::test_the_journal_", EACH),
     ("tests/broker/test_waiting.py::test_a_listing_of_the_journal", EACH),
     ("tests/broker/test_waiting.py::test_the_story_of_a_task", EACH),
-    ("tests/broker/test_waiting.py", OWNERS[0]),
+    ("tests/broker/test_waiting.py::test_what_moves_meanwhile", OWNERS[0]),
+    ("tests/broker/test_waiting.py::test_a_listing_that_nobody_reads", OWNERS[0]),
+    ("tests/broker/test_waiting.py", FILE),
     # The first on its broker, which it measures.
     ("tests/broker/test_monitoring.py", OWNERS[1]),
     ("tests/broker/test_web_browser.py", OWNERS[1]),

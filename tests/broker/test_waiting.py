@@ -62,8 +62,8 @@ exec {shlex.join(words)} "$@"
 
 
 @pytest.fixture
-def beside(own_broker, tmp_path):
-    return reach(own_broker, tmp_path)
+def beside(vhost, tmp_path):
+    return reach(vhost.broker, tmp_path)
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ cat "$answer"
 
 
 @pytest.fixture
-def on_node(vhost, beside, own_broker):
+def on_node(vhost, beside):
     """List what waits by the node; RabbitMQ before 3.10 has no quorum queues with a TTL."""
-    if own_broker.release < (3, 10):
+    if vhost.broker.release < (3, 10):
         pytest.skip("the levels of this RabbitMQ are classic queues")
 
     def on_node(command=beside, **select):
@@ -222,6 +222,7 @@ def test_the_node_shows_what_is_asked_for(connect, on_node, once):
 
 
 @pytest.mark.own_broker
+@pytest.mark.usefixtures("own_broker")
 def test_what_moves_meanwhile_is_listed_once(connect, on_node):
     connection = connect()
     for attempt in attempts(15_000, 30_000, 120_000):
@@ -304,13 +305,11 @@ def test_headers_of_any_kind_are_shown_or_counted(connect, on_node):
 
 
 @pytest.mark.own_broker
-def test_classic_levels_are_not_looked_into_and_the_journal_is_named(
-    connect, vhost, beside, own_broker
-):
+def test_classic_levels_are_not_looked_into_and_the_journal_is_named(connect, vhost, beside):
     publish(connect(binary_delay={"queue_type": "classic"}), ("c", HOUR))
     with pytest.raises(admin.OperationError, match="classic queues, which cannot be looked into"):
         admin.from_node(beside, vhost.name, LADDER)
-    if own_broker.release >= (3, 10):
+    if vhost.broker.release >= (3, 10):
         publish(connect(), ("q", HOUR))
         found = admin.from_node(beside, vhost.name, LADDER)
         assert ids(found) == ["q"]
@@ -319,8 +318,8 @@ def test_classic_levels_are_not_looked_into_and_the_journal_is_named(
 
 
 @pytest.mark.own_broker
-def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside, own_broker):
-    if own_broker.release < (3, 10):
+def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside):
+    if vhost.broker.release < (3, 10):
         pytest.skip("the levels of this RabbitMQ are classic queues")
     options = {"binary_delay": {"foreign_ladder": "nservicebus"}}
     publish(connect(**options), ("n", 3600))
