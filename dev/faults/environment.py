@@ -239,12 +239,17 @@ class Environment:
         self,
         count: int,
         *,
+        first: int = 0,
         rate: float = 100.0,
         longest: float = 8.0,
         urls: list[str] | None = None,
     ) -> None:
-        """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker."""
-        send(urls or self.urls, Book(Path(self._book())), count, rate, longest)
+        """Send tasks with a countdown of 0.3 to ``longest`` seconds to such a worker.
+
+        :param first: the number of the first, by which it is named.
+        """
+        numbers = range(first, first + count)
+        send(urls or self.urls, Book(Path(self._book())), numbers, rate, longest)
 
     def proxied(self, proxy: Proxy) -> list[str]:
         """Write the URL of the broker behind a proxy."""

@@ -61,11 +61,11 @@ def revoked(request: Any, **_: object) -> None:
     _book.write(DROPPED, request.id, queue=QUEUE)
 
 
-def send(urls: list[str], book: Book, count: int, rate: float, longest: float) -> None:
-    """Send tasks, and keep a publisher's book."""
+def send(urls: list[str], book: Book, numbers: range, rate: float, longest: float) -> None:
+    """Send tasks of these numbers, and keep a publisher's book."""
     draw = random.Random(1)  # noqa: S311 - the same delays each time
     with app.connection_for_write(urls) as connection:
-        for number in range(count):
+        for number in numbers:
             name = f"task-{number}"
             # As many digits as a float keeps.
             due = round((time.time() + draw.uniform(0.3, longest)) * 1e6) / 1e6
