@@ -20,7 +20,8 @@ from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.model.delay import spread
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.send import _PAUSE, WINDOW, Sender, Target, _Producer
+from kombu_binary_delay.spark import send as sending
+from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer
 from tests.starting import take_away
 from tests.waits import PATIENCE, wait_until
 
@@ -335,11 +336,13 @@ def test_a_rate_is_kept(vhost):
     assert {each.status for each in sent} == {s.PUBLISHED}
 
 
-def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost):
-    rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(3500)]
+def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch):
+    window = 100
+    monkeypatch.setattr(sending, "WINDOW", window)
+    rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(350)]
     parts = list(Sender(Target(vhost.url)).send([rows]))
     # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
-    assert max(map(len, parts)) < 3 * WINDOW < len(rows)
+    assert max(map(len, parts)) < 3 * window < len(rows)
     sent = [str(each.row["task_id"]) for part in parts for each in part]
     assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
 
@@ -377,8 +380,9 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed()
         time.sleep(3)
 
         def rows():
-            for number in range(4000):
-                if number == 2500:
+            for number in range(1500):
+                # More than a window of each kind has gone by.
+                if number == 1200:
                     broker.kill()
                     broker.start()
                 yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
@@ -389,20 +393,20 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed()
             (s.PUBLISH, s.PUBLISHED),
             (s.CANCEL, s.RECORDED),
         }
-        assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 8000
+        assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 3000
         with Connection(vhost.url, transport=OURS) as connection:
             connection.connect()
             amendments = connection.connection.delay_mechanism.amendments
             amendments.catch_up()
-            assert len(amendments.memory) == 4001
+            assert len(amendments.memory) == 1501
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             rows_of = (row for row in vhost.queues() if row.get("type") != "stream")
             waiting = sum(row.get("messages", 0) for row in rows_of)
-            if waiting >= 4001:
+            if waiting >= 1501:
                 break
             time.sleep(0.5)
-        assert waiting >= 4001
+        assert waiting >= 1501
 
 
 def amended(vhost, rows, **target):
