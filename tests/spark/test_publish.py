@@ -71,16 +71,20 @@ def waiting(vhost, count):
     return found
 
 
-def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, receipts, vhost):
+def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_published_first(
+    spark, reminders, run, receipts, vhost
+):
     reports: list[Progress] = []
-    progress = run(reminders(500), slice_rows=200, on_progress=reports.append)
+    progress = run(reminders(500), slice_rows=200, publishers=1, on_progress=reports.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
     assert (progress.by_send_task, progress.reasons) == (0, ())
     assert [each.remaining for each in reports] == sorted(
         (t.remaining for t in reports), reverse=True
     )
     assert len(reports) == 4
-    rows = read(spark, receipts).collect()
+    rows = read(spark, receipts).orderBy("published_at").collect()
+    due = [row.due for row in rows]
+    assert due == sorted(due)
     assert {(row.key, row.task_id) for row in rows} == {
         (f"key-{n}", task_id("job", f"key-{n}")) for n in range(500)
     }
@@ -88,13 +92,6 @@ def test_every_row_is_on_the_ladder_and_has_a_receipt(spark, reminders, run, rec
         (s.PUBLISHED, "celery", "shop.remind", 0)
     }
     assert waiting(vhost, 500) == 500
-
-
-def test_nearest_due_is_published_first(spark, reminders, run, receipts):
-    run(reminders(300), slice_rows=100, publishers=1)
-    rows = read(spark, receipts).orderBy("published_at").collect()
-    due = [row.due for row in rows]
-    assert due == sorted(due)
 
 
 def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run):
@@ -117,21 +114,6 @@ def test_resume_publishes_only_what_has_no_receipt(spark, reminders, run, receip
     assert len(counts) == 150
     assert set(counts.values()) == {1}
     assert waiting(vhost, 150) == 150
-
-
-def test_what_failed_is_tried_again_when_resumed(spark, run, receipts, vhost):
-    df = spark.createDataFrame(
-        [("k", "t", -1.0, "amq.topic", "lonely")],
-        "key string, task string, countdown double, exchange string, routing_key string",
-    )
-    progress = run(df)
-    assert (progress.published, progress.failed) == (0, 1)
-    assert read(spark, receipts).first().status == s.RETURNED
-    with vhost.connect() as connection:
-        channel = connection.channel()
-        channel.queue_declare("company")
-        channel.queue_bind("company", "amq.topic", "lonely")
-    assert run(df, resume=True).published == 1
 
 
 def test_what_a_server_does_not_tell_is_counted_in_the_receipts(spark, run, vhost, monkeypatch):
