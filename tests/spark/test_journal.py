@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.draining import drain
 from kombu_binary_delay.spark import journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
@@ -402,7 +403,7 @@ def test_an_end_is_found_though_events_keep_coming(vhost, write):
 
 def test_a_broker_may_take_its_time_for_the_first_event(vhost, write, monkeypatch):
     write(["a", "b"], countdown=3600.0)
-    drain, refused = journal.drain, list[float]()
+    refused = list[float]()
 
     def drain_late(connection, timeout):
         now = time.monotonic()
@@ -420,7 +421,7 @@ def test_a_broker_may_take_its_time_for_the_first_event(vhost, write, monkeypatc
 
 def test_a_reader_that_stands_still_finds_the_same_end(vhost, write, monkeypatch):
     write([f"{n}" for n in range(300)], countdown=3600.0)
-    drain, consume, calls = journal.drain, _Stream.consume, []
+    consume, calls = _Stream.consume, []
 
     def drain_and_stall(connection, timeout):
         drain(connection, timeout)
