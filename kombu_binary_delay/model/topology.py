@@ -498,6 +498,7 @@ class Topology:
                 ("x-dead-letter-strategy", "at-least-once"),
                 ("x-overflow", "reject-publish"),
             )
-            if self.lane:
+            # All lanes share the relays, which have no wait.
+            if self.lane and wait:
                 arguments += (("x-queue-leader-locator", "balanced"),)
         return Queue(name, arguments, wait)

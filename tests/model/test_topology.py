@@ -153,6 +153,7 @@ def test_lanes_have_names_of_their_own_and_one_delivery_side():
     assert alone == Topology()
     assert len({lane.prefix for lane in (alone, *lanes)}) == 4
     assert {lane.delivery for lane in (alone, *lanes)} == {alone.delivery}
+    assert {lane.queue_relay("q") for lane in (alone, *lanes)} == {alone.queue_relay("q")}
     for queue in lanes[2].levels[0].queues:
         assert dict(queue.arguments)["x-queue-leader-locator"] == "balanced"
 
