@@ -96,7 +96,7 @@ class Settings:
         ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each. Turn it off if they
         are confidential.
     :param namespace: the first word of the names of all exchanges and queues of the ladder: 1 to 32
-        letters, digits, ``-`` or ``_``.
+        letters, digits, ``-`` or ``_``; not ``amq``, which RabbitMQ reserves.
     :raises SettingsError: for an invalid value.
     """
 
