@@ -220,6 +220,8 @@ class ChannelMixin(AmendingChannel):
         if plan.needs:
             with self._answered_within(timeout):
                 self._mechanism.executor.run(router.prepare(plan.needs, now))
+        if due is None or due <= now:
+            return plan
         # That took time, which is a part of the delay; at least one tick remains.
         now = min(time.time_ns() // 1000, (due or 0) - 1)
         return router.publish(properties, due, destination, now, plan.lane)
