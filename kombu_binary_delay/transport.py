@@ -223,7 +223,7 @@ class ChannelMixin(AmendingChannel):
         if due is None or due <= now:
             return plan
         # That took time, which is a part of the delay; at least one tick remains.
-        now = min(time.time_ns() // 1000, (due or 0) - 1)
+        now = min(time.time_ns() // 1000, due - 1)
         return router.publish(properties, due, destination, now, plan.lane)
 
     @contextmanager

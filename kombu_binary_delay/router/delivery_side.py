@@ -160,20 +160,19 @@ class DeliverySide(LadderSide):
         if ("mirror", exchange) in self.existing:
             return
         by_headers = self._types.get(exchange) == "headers"
-        mirror = self.topology.mirror(exchange)
         with_relay = self.topology.exchange_relay(exchange)
         command = Ensure(
-            with_relay if by_headers else mirror,
+            with_relay if by_headers else self.topology.mirror(exchange),
             f"the way to the exchange {exchange!r}",
             f"write on the exchange {exchange!r}" if by_headers else "",
         )
         yield from self._on_the_base(command)
         if not by_headers:
             # A headers exchange of this name may have been deleted by what does not remove this.
-            to_relay = (each for each in with_relay.bindings if each not in mirror.bindings)
+            to_relay = tuple(each for each in with_relay.bindings if each.to_queue)
             # Without the permission it stays, and `verify --fix` removes it.
             with suppress(TopologyError):
-                yield Unbind(tuple(to_relay), command.what)
+                yield Unbind(to_relay, command.what)
         self.existing.add(("mirror", exchange))
 
     def _mirror_binding(self, bound: Bound) -> Steps:
