@@ -66,11 +66,9 @@ from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
 from .model.delay import ETA, JITTER, TASK, X_DELAY, due_time, headers_of_body, is_retry
+from .model.envelope import HEADERS
 from .router import Plan, Router
 from .settings import Settings
-
-_HEADERS = "application_headers"
-
 
 #: The base of a mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
@@ -105,7 +103,7 @@ class ChannelMixin(AmendingChannel):
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         """
         # Skipped if the message cannot ask for a delay: each publish comes here.
-        headers = msg.properties.get(_HEADERS)
+        headers = msg.properties.get(HEADERS)
         asked = (headers or self._reads_bodies) and self.asked(msg)
         if asked:
             msg, asked = self.with_jitter(msg, asked)
@@ -164,7 +162,7 @@ class ChannelMixin(AmendingChannel):
 
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Return the headers that ask for a delay; None or empty if the message asks for none."""
-        headers: dict[str, Any] = msg.properties.get(_HEADERS) or {}
+        headers: dict[str, Any] = msg.properties.get(HEADERS) or {}
         if self._reads_bodies and TASK not in headers:
             asked = headers_of_body(msg.properties, msg.body)
             if asked:
@@ -183,9 +181,9 @@ class ChannelMixin(AmendingChannel):
         if not self._router.jitter or JITTER in asked or due_time(asked, 0) is None:
             return msg, asked
         jitter = {JITTER: self._router.jitter}
-        headers = {**(msg.properties.get(_HEADERS) or {}), **jitter}
+        headers = {**(msg.properties.get(HEADERS) or {}), **jitter}
         jittered = amqp.Message(msg.body)
-        jittered.properties = {**msg.properties, _HEADERS: headers}
+        jittered.properties = {**msg.properties, HEADERS: headers}
         return jittered, {**asked, **jitter}
 
     def plan(

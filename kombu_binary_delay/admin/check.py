@@ -21,6 +21,7 @@ from kombu_binary_delay.compat.worker_log import describe
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import X_DELAY
+from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
@@ -274,7 +275,7 @@ class _Trial:
             self._channel.queue_delete(self._queue)
 
     def _take(self, message: Any) -> None:
-        headers = message.properties.get("application_headers") or {}
+        headers = message.properties.get(HEADERS) or {}
         self._arrived.append((time.monotonic(), headers))
 
     def _lanes(self) -> list[Topology]:

@@ -17,7 +17,7 @@ from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
-from kombu_binary_delay.model.envelope import further_keys, has_blind_copies, wrap
+from kombu_binary_delay.model.envelope import HEADERS, further_keys, has_blind_copies, wrap
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.recognise import parking_of
@@ -42,7 +42,6 @@ from .reading import (
 )
 from .snapshot import Snapshot
 
-_HEADERS = "application_headers"
 _RETURNS = 2.0  # seconds
 #: The header with the origin of a message in the poison queue, the error, and what was removed.
 POISON_HEADER = "x-binary-delay-poison"
@@ -264,7 +263,7 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
     if source.topology is None:
         again = as_new(message)
         # To this queue only, as in read().
-        again.properties[_HEADERS].pop("CC", None)
+        again.properties[HEADERS].pop("CC", None)
         return Send(again, "", source.name, count)
     if _has_blind_copies(message):
         return None
@@ -280,12 +279,12 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
 def _entered(message: Any) -> str:
     """Return the exchange that a message was published to."""
     # What has not waited in a queue before this one has it still.
-    headers = message.properties.get(_HEADERS) or {}
+    headers = message.properties.get(HEADERS) or {}
     return str(headers.get(ENTERED, message.delivery_info["exchange"]))
 
 
 def _has_blind_copies(message: Any) -> bool:
-    return has_blind_copies(message.properties.get(_HEADERS) or {})
+    return has_blind_copies(message.properties.get(HEADERS) or {})
 
 
 class _Sorter:
@@ -338,13 +337,13 @@ class _Sorter:
                 f"a message for {place!r} has keys in a BCC header, which RabbitMQ shows to "
                 f"nobody: it arrives by its own ladder when it is due",
             )
-        found.properties[_HEADERS].pop(RETURNS, None)
+        found.properties[HEADERS].pop(RETURNS, None)
         left = remaining(found.due, now)
         if source.topology is not None:
-            keep_due(found.properties[_HEADERS], found.due)
+            keep_due(found.properties[HEADERS], found.due)
         if self._to.mirrors:
             # At least one tick: a message that is already due also takes the ladder.
-            found.properties[_HEADERS][X_DELAY] = max(left, 1)
+            found.properties[HEADERS][X_DELAY] = max(left, 1)
             message = amqp.Message(message.body, **found.properties)
             to = found.destination
             return Send(message, to.exchange, to.routing_key, "moved")
@@ -418,7 +417,7 @@ class _Sorter:
             # From one to the other: both know a queue, or in Celery's case a key, by its name.
             destination = Destination("", destination.routing_key)
         digits = self._to.ladder.digits(max(left, 1))
-        names = [destination.routing_key, *further_keys(properties[_HEADERS])]
+        names = [destination.routing_key, *further_keys(properties[HEADERS])]
         properties, key = wrap(
             properties,
             destination,
@@ -476,7 +475,7 @@ class _Sorter:
             create(self._taking, self._to, part)
             self._has_poison = True
         again = as_new(message)
-        headers = again.properties[_HEADERS]
+        headers = again.properties[HEADERS]
         noted: dict[str, Any] = {"queue": source.name, "key": key}
         noted["why"] = str(why) or repr(why)
         # These would copy it to other queues, and drop it before somebody looks at it.

@@ -21,6 +21,7 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 
 from .errors import OperationError, UnreachableError
@@ -28,7 +29,6 @@ from .probe import Probe
 from .progress import Progress, ignore
 from .snapshot import Row, delivery_limit
 
-_HEADERS = "application_headers"
 #: The most outstanding confirms. More gain nothing, and leave more duplicates after a kill.
 WINDOW = 500
 #: The most messages in this program. It is larger than the window, so that the broker delivers the
@@ -238,7 +238,7 @@ class Mover:
         if why:
             self.reasons[why] += 1
         again = None
-        if returns(message.properties.get(_HEADERS)) >= self._max_deliveries:
+        if returns(message.properties.get(HEADERS)) >= self._max_deliveries:
             again = self._requeue(message, count)
             if again is not None and self._refused_user(self._aside, again):
                 again = None
@@ -557,6 +557,6 @@ def max_deliveries(queue: str, row: Row) -> int:
 
 def as_new(message: Any) -> Any:
     """Return a copy of a message, as if it was never delivered."""
-    headers = dict(message.properties.get(_HEADERS) or {})
+    headers = dict(message.properties.get(HEADERS) or {})
     headers.pop(RETURNS, None)
-    return amqp.Message(message.body, **{**message.properties, _HEADERS: headers})
+    return amqp.Message(message.body, **{**message.properties, HEADERS: headers})

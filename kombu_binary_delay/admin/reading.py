@@ -13,7 +13,7 @@ from kombu_binary_delay.amendments.parts import exchange_name
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
-from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
 
@@ -24,7 +24,6 @@ TIME_RETRIED = "NServiceBus.Retries.Timestamp"
 _TIME_SENT_FORMAT = "%Y-%m-%d %H:%M:%S:%f Z"
 #: The number that NServiceBus gives each publish for its confirms; it must not be sent again.
 _CONFIRMATION = "NServiceBus.Transport.RabbitMQ.ConfirmationId"
-_HEADERS = "application_headers"
 #: The errors that reading a malformed message of another program can raise.
 UNREADABLE_ERRORS = (
     AddressError,
@@ -123,8 +122,8 @@ def read(
     :raises DelayError: if its due time cannot be read.
     """
     packed = dict(properties)
-    headers = dict(packed.get(_HEADERS) or {})
-    packed[_HEADERS] = headers
+    headers = dict(packed.get(HEADERS) or {})
+    packed[HEADERS] = headers
     if source.topology is None:
         due = _eta(headers)
         if due is None or due <= now:
@@ -167,7 +166,7 @@ def put_back(
         found = read(source, key, properties, now)
         if topology is None or found is None:
             return None
-        headers = dict(properties.get(_HEADERS) or {})
+        headers = dict(properties.get(HEADERS) or {})
         digits, _ = topology.parse(key, carried(headers))
         left = topology.ladder.digits(max(remaining(found.due, now), 1))
     except UNREADABLE_ERRORS:
@@ -191,7 +190,7 @@ def put_back(
 
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(each) for each in headers["CC"]]
-    return exchange, again(key), {**properties, _HEADERS: headers}
+    return exchange, again(key), {**properties, HEADERS: headers}
 
 
 def remaining(due: int, now: int) -> int:

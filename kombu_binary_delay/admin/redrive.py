@@ -21,7 +21,7 @@ from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, way
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import TopologyError, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.envelope import HEADER, carried, unwrap
+from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
@@ -43,7 +43,6 @@ from .probe import Probe
 from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
 
-_HEADERS = "application_headers"
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
 #: How each line of a file begins, and how much of a file is read at once to find its last line.
@@ -391,7 +390,7 @@ class _Sorter:
     def _read(self, message: Any) -> tuple[Destination, Any]:
         """Return the destination of a message, and the message as it was published."""
         properties = dict(message.properties)
-        headers = properties[_HEADERS] = dict(properties.get(_HEADERS) or {})
+        headers = properties[HEADERS] = dict(properties.get(HEADERS) or {})
         key = message.delivery_info["routing_key"]
         destination = read_address(self._topology, key, carried(headers))
         if destination == UNREADABLE:
@@ -410,7 +409,7 @@ class _Sorter:
 
     def _is_early(self, message: Any) -> bool:
         """Return whether a message is not due yet."""
-        packed = (message.properties.get(_HEADERS) or {}).get(HEADER)
+        packed = (message.properties.get(HEADERS) or {}).get(HEADER)
         due = packed.get("due") if isinstance(packed, dict) else None
         return isinstance(due, int) and due > time.time_ns() // 1_000_000
 

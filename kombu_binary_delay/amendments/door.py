@@ -25,7 +25,7 @@ from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, 
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
-from kombu_binary_delay.model.envelope import COPIES, seen_as
+from kombu_binary_delay.model.envelope import COPIES, HEADERS, seen_as
 from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 from kombu_binary_delay.router import Delivery
@@ -46,7 +46,6 @@ from .stream import Amendments
 
 logger = get_logger(__package__)
 
-_HEADERS = "application_headers"
 #: The longest delay of a message with a key, in milliseconds: half the time its record is kept.
 LONGEST_KEYED = 43_200_000
 
@@ -128,7 +127,7 @@ class AmendingChannel(FollowingChannel):
                 f"a message with {KEY} or {REPLACES} cannot be published in a transaction, since "
                 f"its record cannot be rolled back; publish it on a channel without tx_select"
             )
-        headers = msg.properties[_HEADERS]
+        headers = msg.properties[HEADERS]
         wait = check_wait(headers.get(LONGEST_WAIT))
         if wait is not None and KEY not in headers:
             raise AmendmentError(f"{LONGEST_WAIT} needs {KEY}, which this message does not have")
@@ -145,7 +144,7 @@ class AmendingChannel(FollowingChannel):
         at = now // 1000
         generation = new_generation(at)
         amended = amqp.Message(msg.body)
-        amended.properties = {**msg.properties, _HEADERS: {**headers, GENERATION: generation}}
+        amended.properties = {**msg.properties, HEADERS: {**headers, GENERATION: generation}}
         due = -(-(self.due(amended.properties, asked, now) or now) // 1000)
         longest = max(due - at, wait or 0)
         if KEY in headers and longest > LONGEST_KEYED:
@@ -171,7 +170,7 @@ class AmendingChannel(FollowingChannel):
         name = ""
         if JITTER in asked:
             # A message without any name is nobody's to publish again.
-            headers = properties.get(_HEADERS) or {}
+            headers = properties.get(HEADERS) or {}
             name = str(
                 properties.get("message_id")
                 or properties.get("correlation_id")
@@ -260,7 +259,7 @@ class AmendingChannel(FollowingChannel):
         """Dispatch a message to a consumer, unless it was amended."""
         verdict = judge(message.properties)
         if verdict is None:
-            headers = message.properties.get(_HEADERS)
+            headers = message.properties.get(HEADERS)
             if (
                 headers
                 and REPLACES in headers
@@ -338,7 +337,7 @@ class AmendingChannel(FollowingChannel):
         """
         if message.delivery_info.get("no_ack"):
             raise AmendmentError("the broker blocks publishers, and would not give it again")
-        came = returns(message.properties.get(_HEADERS))
+        came = returns(message.properties.get(HEADERS))
         if came >= MOST_RETURNS:
             raise AmendmentError(
                 f"the broker blocks publishers, and has given it {came} times before: at its "
@@ -412,7 +411,7 @@ class AmendingChannel(FollowingChannel):
         now = time.time_ns() // 1000
         longest = now + self._router.topology.ladder.maximum * 1000
         found = self._arrived(message)
-        headers = dict(found.properties.get(_HEADERS) or {})
+        headers = dict(found.properties.get(HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
         # Somebody has named this time.
@@ -422,11 +421,11 @@ class AmendingChannel(FollowingChannel):
         # To that queue only: copies in other queues are delayed again to theirs. On delivery, it
         # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}
-        properties = {**found.properties, _HEADERS: headers}
+        properties = {**found.properties, HEADERS: headers}
         plan = self.plan(properties, min(due, longest), "", queue, now)
         again = amqp.Message(message.body)
         again.properties = plan.properties
-        seen_as(again.properties[_HEADERS], found.destination, copies)
+        seen_as(again.properties[HEADERS], found.destination, copies)
         self._amendments.publish(again, plan.exchange, plan.routing_key)
         journal = self._mechanism.journal
         if journal is not None:

@@ -32,7 +32,7 @@ from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
 from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.envelope import HEADER, HEADERS
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
@@ -501,7 +501,7 @@ class Amendments:
 
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what happens to a message that arrives; None if it passes."""
-        headers = properties.get("application_headers")
+        headers = properties.get(HEADERS)
         if headers and HEADER in headers and self._can_read and not self.is_reading:
             # The first amendment, after this began to consume, may have created the streams.
             self.look()

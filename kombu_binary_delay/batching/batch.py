@@ -33,11 +33,10 @@ from kombu_binary_delay.errors import (
     UnconfirmedError,
 )
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.envelope import HEADERS
 
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
-
-_HEADERS = "application_headers"
 
 CONFIRMED = "confirmed"
 NACKED = "nacked"
@@ -131,7 +130,7 @@ class _Pending:
     @property
     def headers(self) -> Any:
         """The headers that are sent."""
-        return self.written[0].get(_HEADERS)
+        return self.written[0].get(HEADERS)
 
     @property
     def name(self) -> str:
@@ -241,7 +240,7 @@ class PublishBatch:
             asked = getattr(self.channel, "asked", None)
             headers = asked and asked(message)
             if headers or (
-                asked and self.channel.begins_generation(message.properties.get(_HEADERS))
+                asked and self.channel.begins_generation(message.properties.get(HEADERS))
             ):
                 self._plan(pending, headers or {})
             self._buffer.append(pending)
@@ -327,7 +326,7 @@ class PublishBatch:
             if headers:
                 pending.message, headers = channel.with_jitter(pending.message, headers)
             message = pending.message
-            if channel.begins_generation(message.properties.get(_HEADERS)):
+            if channel.begins_generation(message.properties.get(HEADERS)):
                 begun = channel.begin_generation(message, headers)
                 pending.message, pending.records = begun
             if headers:
@@ -639,7 +638,7 @@ class PublishBatch:
         if not waiting:
             raise exc
         # Equal messages without ids differ in their headers, which an exchange may have routed by.
-        headers = message.properties.get("application_headers")
+        headers = message.properties.get(HEADERS)
         pending = next((each for each in waiting if each.headers == headers), waiting[0])
         waiting.remove(pending)
         if not waiting:
@@ -712,9 +711,9 @@ def _copied(message: Any) -> Any:
     """Return a message as it is now: callers may use one dict of headers for all of a batch."""
     copied = amqp.Message(message.body)
     copied.properties = dict(message.properties)
-    headers = copied.properties.get(_HEADERS)
+    headers = copied.properties.get(HEADERS)
     if headers is not None:
-        copied.properties[_HEADERS] = dict(headers)
+        copied.properties[HEADERS] = dict(headers)
     return copied
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import JITTER
+from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.settings import KEY
 
 from . import events
@@ -74,7 +75,7 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
         JITTER: of(JITTER),
     }
     message = events.about(
-        {events.HEADERS: headers}, info.get("exchange") or "", info.get("routing_key") or ""
+        {HEADERS: headers}, info.get("exchange") or "", info.get("routing_key") or ""
     )
     at = at or time.time_ns() // 1000
     _writer.write(app, {**message, "event": events.EXECUTED, "at": at, "state": state})

@@ -10,7 +10,7 @@ from kombu_binary_delay.amendments.record import judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
-from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.model.envelope import HEADER, HEADERS
 from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.model.topology import Topology
@@ -24,7 +24,6 @@ POSTPONED = "postponed"
 #: The most characters of a task's args, and of its kwargs, as Celery writes them.
 MAX_ARGUMENTS = 256
 
-HEADERS = "application_headers"
 #: The events of one message say its due time in microseconds with differences smaller than this:
 #: some have it from the task's ``eta``, and others from the ladder's header, in milliseconds.
 ROUNDING = 1_000_000

@@ -16,6 +16,7 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.settings import STREAM, Settings
@@ -101,7 +102,7 @@ class Journal:
 
     def received(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message from no ladder, if it was due when published."""
-        due = events.due(properties.get(events.HEADERS) or {})
+        due = events.due(properties.get(HEADERS) or {})
         # A message that is not due yet comes from a program without the transport.
         if due is not None and due <= time.time_ns() // 1000:
             self.released(properties, destination)

@@ -23,7 +23,8 @@ from .address import Destination, has_digest
 from .delay import X_DELAY
 
 HEADER = "x-binary-delay"
-_HEADERS = "application_headers"
+#: A message's headers among its properties, by py-amqp's name.
+HEADERS = "application_headers"
 DEATHS = "x-death"
 #: The newest death comes first in the list; these headers repeat its first and last entry.
 _ENDS = {
@@ -54,7 +55,7 @@ def wrap(
     :param owns: returns whether a queue belongs to a ladder, by its name.
     :returns: the properties and the routing key to publish with.
     """
-    headers = dict(properties.get(_HEADERS) or {})
+    headers = dict(properties.get(HEADERS) or {})
     packed: dict[str, Any] = {"due": due}
     key = address(destination)
     if has_digest(key):
@@ -75,7 +76,7 @@ def wrap(
     if properties.get("expiration") is not None:
         packed["expiration"] = properties.pop("expiration")
     headers[HEADER] = packed
-    properties[_HEADERS] = headers
+    properties[HEADERS] = headers
     return properties, key
 
 
@@ -131,7 +132,7 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
     gets no ``CC``. Values that :func:`wrap` would not write come from another program; they are
     ignored.
     """
-    headers = properties[_HEADERS]
+    headers = properties[HEADERS]
     packed = headers.get(HEADER)
     _take_off(headers, owns)
     if not isinstance(packed, dict):

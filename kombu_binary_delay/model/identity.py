@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .delay import ID, TASK
+from .envelope import HEADERS
 
 
 def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -13,7 +14,7 @@ def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
     The ``correlation_id`` counts only with a ``reply_to``: a reply has that of its request.
     """
-    headers = properties.get("application_headers") or {}
+    headers = properties.get(HEADERS) or {}
     name = headers.get(ID) if TASK in headers else None
     name = name or properties.get("message_id")
     if name is None and properties.get("reply_to"):

@@ -23,6 +23,7 @@ from kombu_binary_delay.model.address import Destination, has_digest, route
 from kombu_binary_delay.model.delay import JITTER, X_DELAY, due_time, jitter_of
 from kombu_binary_delay.model.envelope import (
     HEADER,
+    HEADERS,
     carried,
     further_keys,
     published_as,
@@ -41,8 +42,6 @@ from .knowledge import ATTEMPTS, BASE, BINDINGS, KINDS, quietly
 LOOK_AGAIN = 30_000_000
 #: The number of destinations whose routes are declared again after each check, in rotation.
 MAX_RENEWED = 16
-
-_HEADERS = "application_headers"
 
 
 class Plan(NamedTuple):
@@ -130,11 +129,11 @@ class Router(DeliverySide):
         :raises AddressError: if the destination does not fit into the routing key.
         :raises TopologyError: if a delayed message cannot reach the exchange.
         """
-        headers = properties.get(_HEADERS) or {}
+        headers = properties.get(HEADERS) or {}
         if due is None or due <= now:
             if X_DELAY in headers:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
-                properties = {**properties, _HEADERS: headers}
+                properties = {**properties, HEADERS: headers}
             return Plan(*destination, properties, 0, _NOTHING)
         if destination.exchange:
             destination = self._unwrapped(destination, headers)
@@ -153,7 +152,7 @@ class Router(DeliverySide):
         now: int,
         lane: int | None,
     ) -> Plan:
-        headers = properties.get(_HEADERS) or {}
+        headers = properties.get(HEADERS) or {}
         topic = False
         if destination.exchange:
             self._refuse_unreachable(destination.exchange)
@@ -176,7 +175,7 @@ class Router(DeliverySide):
                 for each in (destination.routing_key, *copies):
                     ladder.address(digits, Destination(destination.exchange, each), topic=True)
         if ladder.delay_header:
-            properties[_HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
+            properties[HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
 
@@ -403,7 +402,7 @@ class Router(DeliverySide):
 
         :param queue: the queue that it was taken from; empty if it is not known.
         """
-        headers = properties.get(_HEADERS)
+        headers = properties.get(HEADERS)
         # The ladder can also be another system's, of an older form, or of another namespace.
         by = ladder_of_exchange(exchange, self.topology)
         if by is None:
@@ -424,10 +423,10 @@ class Router(DeliverySide):
                 found = self._published_to(ladder, destination, found, queue)
         if headers:
             found, copies = published_as(headers) or (found, {})
-            properties = {**properties, _HEADERS: {**headers, **copies}}
+            properties = {**properties, HEADERS: {**headers, **copies}}
             unwrap(properties, ladder.owns)
             if on_ladder and ladder.delay_header:
-                properties[_HEADERS].pop(ladder.delay_header, None)
+                properties[HEADERS].pop(ladder.delay_header, None)
         return Delivery(found, properties)
 
     def _published_to(

@@ -32,6 +32,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.model.envelope import HEADERS
 
 from . import schema as s
 from .columns import instant
@@ -396,7 +397,7 @@ class _Stream:
                     quiet = time.monotonic() + wait
                     hasty = min(hasty, time.monotonic() + glance)
                     for message in taken:
-                        headers = message.properties.get("application_headers") or {}
+                        headers = message.properties.get(HEADERS) or {}
                         yield headers["x-stream-offset"], message.body
                     channel.basic_ack(taken[-1].delivery_tag, multiple=True)
 

@@ -52,7 +52,6 @@ _SOON = 600_000
 #: The most of these messages to remember, to limit the memory.
 _REMEMBERED = 200_000
 _WORDS = 2000  # characters of an error that are shown
-_HEADERS = "application_headers"
 
 
 def from_node(  # noqa: PLR0913 - the last one guards against the wrong node
