@@ -159,6 +159,8 @@ class _Side:
     def to_exchange(self, exchange: str, seen: set[str]) -> Part:
         """Return the route to an exchange, and to those that it is bound to.
 
+        It leads to their queues by name, too: so returns what was rescheduled, or moved.
+
         :raises OperationError: if delayed messages cannot reach it.
         """
         topology = self._topology
@@ -190,6 +192,8 @@ class _Side:
             relay = each.to_queue and self._needs_relay_on_mirrors(target)
             if relay:
                 part += topology.queue_relay(target)
+            elif each.to_queue:
+                part += to_queue(topology, target, relay=self.needs_relay(target))
             part += Part(bindings=self._mirrored(each, kind, relay=relay))
         return part
 
