@@ -114,6 +114,8 @@ class Place:
                 if not probe.has_stream(stream_name(self._namespace, IDS)):
                     return judge
             why = "this user may not read the stream of amendments, or its node is just starting"
+            if not self._broker.settings.amendments:
+                why = "the setting amendments is off, so programs with these settings run it"
         except (AmendmentError, *BROKER_ERRORS) as exc:
             # The node can be read even if its broker is unreachable.
             why = in_words(exc, self._broker)

@@ -24,7 +24,13 @@ from dev.broker import CTL
 from dev.cluster import Cluster
 from kombu_binary_delay import Ladder, PublishBatch, Topology, admin
 from kombu_binary_delay.admin.waiting import script
-from kombu_binary_delay.amendments.record import REPLACES, CancelStamped, Supersede, new_generation
+from kombu_binary_delay.amendments.record import (
+    KEY,
+    REPLACES,
+    CancelStamped,
+    Supersede,
+    new_generation,
+)
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
@@ -637,6 +643,17 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
     assert "3 cancelled or superseded tasks are not shown" in done["unseen"][-1]
     for id_, state in states.items():
         assert run(vhost, "explain", "--task", id_, "--source", "journal")["state"] == state
+
+
+def test_the_journal_lists_of_messages_without_an_id_the_last_one_with_a_key(journalling, vhost):
+    for countdown in (HOUR, 2 * HOUR):
+        headers = {"x-delay": countdown * 1000, KEY: "reindex"}
+        journalling.Producer().publish("x", routing_key="mail", headers=headers)
+    settle(vhost, 2)
+    done = run(vhost, "tasks", "--source", "journal")
+    [last] = done["tasks"]
+    assert (last["id"], last["due"] > (time.time() + HOUR + 600) * 1000) == (None, True)
+    assert "1 cancelled or superseded task is not shown" in done["unseen"][-1]
 
 
 def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(

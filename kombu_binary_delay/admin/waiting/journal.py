@@ -22,6 +22,7 @@ from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import events, stream_name
+from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
@@ -237,12 +238,13 @@ class JournalWaiters:
         task = WaitingTask(
             id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
         )
-        if self._judge is None or id_ is None:
+        if self._judge is None:
             return task, ""
+        # Without an id, a message can still be superseded, by its key.
         headers = json.loads(generation) if generation else {}
-        if name is not None:
+        if name is not None and id_ is not None:
             headers = {"id": id_, "task": name, **headers}
-        return amend(task, self._judge({"application_headers": headers, "message_id": id_}))
+        return amend(task, self._judge({HEADERS: headers, "message_id": id_}))
 
     def _in_use(self, levels: str | None) -> Topology | None:
         """Return the ladder with these levels; None if it is not the publishers', or a lane of it.
@@ -468,5 +470,5 @@ class _Reader:
 
 
 def _offset(message: Any) -> int:
-    headers = message.properties.get("application_headers") or {}
+    headers = message.properties.get(HEADERS) or {}
     return int(headers.get("x-stream-offset", -1))
