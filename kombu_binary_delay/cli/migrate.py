@@ -80,10 +80,10 @@ def migrate(
 
 @click.command(
     short_help="Move what waits to another broker.",
-    help="""Move what waits to the same ladder on another broker, or in another virtual host.
+    help="""Move what waits to another broker or virtual host, to the ladder of the settings.
 
-    It works as 'migrate' does. Make the destination queues there first: a message that finds none
-    is parked there.
+    Without --from, that is the ladder it is taken from. It works as 'migrate' does. Make the
+    destination queues there first: a message that finds none is parked there.
 
     Cancellations stay behind: a task that was cancelled, rescheduled or superseded here runs there
     at its first due time, so cancel it there, too. The output warns if there are any. Only a
@@ -118,7 +118,7 @@ def transfer(
     exchange: str | None,
     dry_run: bool,
 ) -> int:
-    """Move what waits to the same ladder on another broker, or in another virtual host."""
+    """Move what waits to another broker, or another virtual host, to the ladder of the settings."""
     there = replace(Target.of(None, to_broker, to_management, broker.given), option="--to-broker")
     return _move(broker, there, printer, (ladder, from_queue), None, exchange, dry_run=dry_run)
 

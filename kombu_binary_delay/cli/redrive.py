@@ -12,6 +12,7 @@ from typing import IO, Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.admin.redrive import end_last_line
 from kombu_binary_delay.compat.failures import of_this_machine
 from kombu_binary_delay.model.address import Destination
@@ -96,7 +97,7 @@ def redrive(
     sys.stderr.flush()
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", dry=dry_run, **sums)
-    return FOUND if done.reasons or done.unreadable else OK
+    return FOUND if done.reasons or (done.unreadable and only in {None, UNREADABLE}) else OK
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from amqp.exceptions import AccessRefused
 from kombu import Exchange, Producer, Queue
 
 from dev.server import BrokerError
-from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel
+from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel, reschedule
 from kombu_binary_delay.admin import Management, status
 from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
@@ -564,6 +564,27 @@ def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_o
         1: ("", "mail"),
         2: ("events", "order.paid"),
     }
+
+
+@pytest.mark.usefixtures("made_beforehand", "finds_ends")
+@pytest.mark.parametrize("may", [True, False], ids=["may publish", "may not"])
+def test_a_consumer_puts_off_what_was_rescheduled_if_it_may_write_to_the_levels(  # noqa: PLR0913, PLR0917
+    vhost, connect, granted, collect, caplog, may
+):
+    amended(vhost)
+    administrator = connect()
+    countdown = 1.9 if may else 3600
+    due = time.time() + countdown
+    publish(administrator, 1, message_id="put off")
+    reschedule("put off", countdown=countdown, connection=administrator)
+    grant = together(CONSUMER_NEVER, READER, PUBLISHER_NEVER if may else Grant())
+    consumer = connect(url=granted(grant), binary_delay=NEVER)
+
+    [arrival] = collect(consumer, [Queue("mail", no_declare=True)], 1)
+
+    assert (arrival.at >= due) == may
+    refused = r"put off is not postponed, but delivered now: .*'kbd\.v2.*level-.*refused"
+    assert bool(re.search(refused, caplog.text)) != may
 
 
 def test_without_the_right_to_write_to_the_levels_a_publish_is_refused_with_the_remedy(
