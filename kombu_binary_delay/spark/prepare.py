@@ -106,7 +106,9 @@ def prepare(
         _json(df, "headers").alias("headers"),
         unread_reason(df).alias("reason"),
     )
-    seconds = F.when(F.abs("countdown") < 1e12, F.col("countdown"))
+    # That of a cancellation would count from now, not from when its task was published.
+    counts = (F.abs("countdown") < 1e12) & (F.col("action") != s.CANCEL)
+    seconds = F.when(counts, F.col("countdown"))
     due = F.coalesce("eta", F.lit(now) + F.round(seconds * 1_000_000).cast("bigint"))
     due = F.when(~_is_unread("eta"), due)
     later = F.lit(False)

@@ -212,7 +212,8 @@ class _StreamWriter(_Job, DataSourceStreamArrowWriter):
 
 def _due(row: dict[str, Any], now: int) -> int | None:
     due: int | None = row["eta"]
-    if due is None and _is_seconds(row["countdown"]):
+    # That of a cancellation would count from now, not from when its task was published.
+    if due is None and row["action"] != s.CANCEL and _is_seconds(row["countdown"]):
         due = now + round(row["countdown"] * 1_000_000)
     return due if due is not None and FIRST <= due <= LAST else None
 

@@ -177,6 +177,7 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
     given = {
         ("cancel", None, None, None): None,
         ("cancel", past, 5.0, "[1"): None,
+        ("cancel", None, 5.0, None): None,
         ("reschedule", SOON, None, "[1"): None,
         ("reschedule", None, None, None): "a task is rescheduled by eta alone",
         ("reschedule", None, 60.0, None): "a task is rescheduled by eta alone",
@@ -191,7 +192,10 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
     found = prepared(spark.createDataFrame(rows, names), horizon=60).collect()
     reasons = {row.key: row.reason for row in found if row.key != "twice"}
     assert reasons == {f"{number}": each for number, each in enumerate(given.values())}
-    assert {row.key for row in found if row.later} == {"7", "8"} | {"twice"}
+    assert {row.key for row in found if row.later} == {"8", "9"} | {"twice"}
+    # The countdown of a cancellation would begin again.
+    dues = {row.key: row.due for row in found}
+    assert (dues["1"], dues["2"]) == (round(past.timestamp() * 1_000_000), None)
     twice = sorted(row.reason for row in found if row.key == "twice")
     assert twice == ["the key is not unique", "the key is not unique; no task is named"]
 

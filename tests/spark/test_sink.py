@@ -102,6 +102,7 @@ def test_rows_of_a_sink_cancel_and_reschedule_too(spark, vhost, tmp_path):
     past, later = FAR - timedelta(days=2), FAR + timedelta(days=31)
     given = {
         ("cancel", None, None, None): (s.RECORDED, None),
+        ("cancel", None, None, 9e7): (s.RECORDED, None),
         ("cancel", None, FAR, -9e10): (s.RECORDED, None),
         ("reschedule", None, FAR, None): (s.RECORDED, None),
         ("reschedule", None, None, 60.0): (s.REFUSED, "a task is rescheduled by eta alone"),
@@ -123,6 +124,8 @@ def test_rows_of_a_sink_cancel_and_reschedule_too(spark, vhost, tmp_path):
     found = spark.read.schema(s.RECEIPTS).parquet(str(tmp_path)).collect()
     outcomes = {int(row.key): (row.status, row.detail) for row in found}
     assert outcomes == dict(enumerate(given.values()))
+    # The countdown of a cancellation would begin again.
+    assert {row.key: row.due for row in found}["1"] is None
     actions = {int(row.key): row.action for row in found}
     assert actions == dict(enumerate(row[0] or s.PUBLISH for row in given))
 

@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     "--settings", metavar="JSON", help="Settings of the transport, such as '{\"radix\": 4}'."
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with a job: publish only what has no receipt yet."
+    "--resume",
+    is_flag=True,
+    help="Go on with a job: publish only what the broker has not taken yet.",
 )
 @click.option("--dry-run", is_flag=True, help="Count only; publish and write nothing.")
 @click.option(
