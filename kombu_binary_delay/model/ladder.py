@@ -113,8 +113,11 @@ class Ladder:
     def _rising(cls, radices: Iterator[int], levels: int | None, tick: int) -> Ladder:
         """Return the ladder of as many radices as are asked for, or needed; lowest level first."""
         if levels is not None:
-            if not _whole(levels) or levels < 1:
-                raise LadderError(f"levels must be a whole number >= 1, got {levels!r}")
+            if not _whole(levels) or not 1 <= levels <= MAX_KEY:
+                raise LadderError(
+                    f"levels must be a whole number from 1 to {MAX_KEY}, the longest routing key, "
+                    f"got {levels!r}"
+                )
             return cls(tick, tuple(islice(radices, levels))[::-1])
         # One level runs every check that does not depend on the number of levels.
         ladder = cls(tick, (next(radices),))
