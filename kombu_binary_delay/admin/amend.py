@@ -98,16 +98,17 @@ def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list
     """Yield ids that can be cancelled together, and the last due time; 0 if not known.
 
     Tasks that are due later than records are kept are cancelled one by one: consumers read each
-    cancellation shortly before the task is due.
+    cancellation shortly before the task is due. The broker, or the ladder, can refuse such a
+    record, the farthest first: so it is before all others.
 
     :param until: until when records are kept, in milliseconds since the epoch.
     """
+    far = [(due, name) for name, due in dues.items() if due is not None and due >= until]
+    for due, name in sorted(far, reverse=True):
+        yield [name], due
     soon = [name for name, due in dues.items() if (due or 0) < until]
     if soon:
         yield soon, max(dues[name] or 0 for name in soon)
-    for name, due in dues.items():
-        if due is not None and due >= until:
-            yield [name], due
 
 
 def _time(milliseconds: int) -> datetime:

@@ -41,6 +41,7 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
         it.
     """
+    tasks = list(_single(tasks))
     names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
@@ -88,6 +89,7 @@ def reschedule(
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, or if not exactly one time is given.
     """
+    tasks = list(_single(tasks))
     names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
@@ -148,23 +150,24 @@ def _as_well(amendments: Amendments, less: str) -> Iterator[None]:
         logger.warning("a cancellation is recorded, but %s: %s", less, exc)
 
 
-def _checked(tasks: Any) -> list[str]:
-    names = [check_name(name, "the id of a task") for name in _names(tasks)]
+def _checked(tasks: list[Any]) -> list[str]:
+    names = [check_name(getattr(each, "id", each), "the id of a task") for each in tasks]
     if not names:
         raise AmendmentError("got no task; give at least one id")
     return list(dict.fromkeys(names))
 
 
-def _names(tasks: Any) -> Iterator[Any]:
+def _single(tasks: Any) -> Iterator[Any]:
+    """Yield the single ids and results of what a user has given."""
     children = getattr(tasks, "results", None)
     if isinstance(children, (list, tuple)):
         # A group's.
-        yield from _names(children)
+        yield from _single(children)
     elif hasattr(tasks, "id"):
-        yield tasks.id
+        yield tasks
     elif isinstance(tasks, Iterable) and not isinstance(tasks, (str, bytes, Mapping)):
         for each in tasks:
-            yield from _names(each)
+            yield from _single(each)
     else:
         yield tasks
 
@@ -230,10 +233,17 @@ def _current_app() -> Any:
 
 
 def _app_of(tasks: Any) -> Any:
-    """Return the Celery app of a result, or of the first of several; None if there is no result."""
-    if isinstance(tasks, (list, tuple)):
-        return next((app for app in map(_app_of, tasks) if app is not None), None)
-    return getattr(tasks, "app", None)
+    """Return the Celery app of a signature or of results; None if there are only ids.
+
+    :raises AmendmentError: if they are of several apps, which may have other brokers.
+    """
+    found = [getattr(each, "app", None) for each in (tasks if isinstance(tasks, list) else [tasks])]
+    apps = {id(app): app for app in found if app is not None}
+    if len(apps) > 1:
+        raise AmendmentError(
+            f"the results are of {len(apps)} Celery apps; give those of one app, or a connection"
+        )
+    return next(iter(apps.values()), None)
 
 
 def _after(countdown: Any) -> datetime:

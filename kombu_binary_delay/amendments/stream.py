@@ -303,7 +303,8 @@ class Amendments:
                 f"write on {self._exchange!r}"
             ) from exc
         except BinaryDelayError as exc:
-            raise AmendmentError(f"messages cannot be amended: {exc}") from exc
+            kind = UnansweredError if isinstance(exc, UnansweredError) else AmendmentError
+            raise kind(f"messages cannot be amended: {exc}") from exc
         if lines:
             raise AmendmentError(
                 f"{' and '.join(map(repr, self._streams))} exist and did not take "

@@ -19,6 +19,7 @@ from typing import Any, cast
 import click
 
 from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
+from kombu_binary_delay.amendments.channel import UnansweredError
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 
@@ -174,7 +175,8 @@ def _need_rich() -> None:
 def _code(exc: BinaryDelayError) -> int:
     if isinstance(exc, RefusedError):
         return REFUSED
-    return UNREACHABLE if isinstance(exc, (UnreachableError, UnconfirmedError)) else USAGE
+    unheard = (UnreachableError, UnconfirmedError, UnansweredError)
+    return UNREACHABLE if isinstance(exc, unheard) else USAGE
 
 
 def _fail(printer: Printer, code: int, reason: object) -> int:

@@ -420,6 +420,17 @@ def test_an_amendment_by_a_consuming_connection_hides_no_end_of_it(vhost, consum
     app.pool.force_close_all()
 
 
+@pytest.mark.parametrize("several", [tuple, set, iter, lambda results: {0: results[0]}.values()])
+def test_results_are_cancelled_on_the_broker_of_their_app(vhost, several):
+    theirs, other = (Celery(broker=url, set_as_current=False) for url in (vhost.url, "amqp://x"))
+    theirs.conf.broker_transport = "kombu_binary_delay:Transport"
+    with pytest.raises(AmendmentError, match="are of 2 Celery apps; give those of one app"):
+        cancel([theirs.AsyncResult("a"), other.AsyncResult("b")])
+    cancel(several([theirs.AsyncResult("a")]))
+    assert "kbd.v2.amendments.ids" in {each["name"] for each in vhost.queues()}
+    theirs.pool.force_close_all()
+
+
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(
     vhost, consumer, publisher
 ):

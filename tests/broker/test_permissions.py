@@ -23,7 +23,7 @@ from kombu import Exchange, Producer, Queue
 
 from dev.server import BrokerError
 from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel, reschedule
-from kombu_binary_delay.admin import Management, status
+from kombu_binary_delay.admin import Chosen, Management, amend, judge_of, status
 from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.amendments.channel import AmendmentChannel
@@ -391,6 +391,18 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
 
 
 # -- amendments ----------------------------------------------------------------------------------
+
+
+def test_who_may_not_cancel_what_is_far_ahead_cancels_none_of_several(vhost, connect, granted):
+    amended(vhost)
+    administrator = connect()
+    cancel("other", connection=administrator)
+    now = time.time_ns() // 1_000_000
+    chosen = Chosen({"near": now + 60_000, "far": now + 40 * 86_400_000})
+    with pytest.raises(AmendmentError, match=r"cannot be amended: .* refused"):
+        amend(connect(url=granted(CANCELLER)), "cancel", chosen)
+    judge = judge_of(administrator)
+    assert [judge({"message_id": each}) is None for each in ("other", "near")] == [False, True]
 
 
 def amended(vhost):
