@@ -18,7 +18,7 @@ from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 
 from kombu_binary_delay.compat.celery import delays
 from kombu_binary_delay.compat.worker_log import describe
-from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import HEADERS
@@ -97,8 +97,10 @@ def check(connection: Any, settings: Settings, delay: float, late: float) -> Ite
     :param connection: a :class:`kombu.Connection` by our transport with these settings.
     :param delay: in milliseconds.
     :param late: seconds after the due time from which a message counts as late.
-    :raises DelayError: if the delay is out of the ladder's range.
+    :raises DelayError: if the delay is zero, or out of the ladder's range.
     """
+    if not delay:
+        raise DelayError("got a delay of 0: what is due at once waits nowhere; give one of 1 s")
     broker = connection.connection
     server = broker.server_properties
     topology: Topology = mechanism_of(broker).router.topology  # type: ignore[union-attr] # ours

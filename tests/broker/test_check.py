@@ -111,6 +111,12 @@ def test_a_message_that_comes_too_early_is_an_error(check, vhost, topology):
     assert "message-ttl" in found.output
 
 
+def test_no_delay_checks_nothing(check, vhost):
+    done = check("--delay", "0s")
+    assert (done.exit_code, "what is due at once waits nowhere" in done.output) == (2, True)
+    assert not vhost.queues()
+
+
 def test_where_nothing_may_be_declared_the_ladder_must_exist(check, vhost):
     found = check(options=("--declare", "never"))
 
