@@ -45,7 +45,7 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from .amendments.celery import BROADCASTS
+from .amendments.celery import BROADCASTS, NESTED, with_own_nested
 from .amendments.door import AmendingChannel
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
@@ -345,6 +345,10 @@ class ChannelMixin(AmendingChannel):
                 journal.released(raw_message.properties, found.destination)
             info["exchange"], info["routing_key"] = found.destination
             raw_message.properties = found.properties
+        headers = raw_message.properties.get(HEADERS)
+        if headers and NESTED in headers:
+            nested = {HEADERS: with_own_nested(headers)}
+            raw_message.properties = {**raw_message.properties, **nested}
         return super().message_to_python(raw_message)
 
     #: Kombu checks this before it asks for a batch.

@@ -1,10 +1,13 @@
-"""Record Celery's revokes, so that they survive restarts of the workers.
+"""What amendments need to know of Celery: its revokes, its consumers, and what a retry resends.
+
+Revokes are recorded, so that they survive restarts of the workers.
 
 Every way to revoke a task ends in a broadcast to the running workers, which keep it in memory, for
 at most three hours and 50,000 ids. So the transport reads the broadcast before it is published, and
 records it first. When the task arrives, its id is added to the worker's set of revoked ids: Celery
-itself then discards the task as usual. This module must not import Celery: a Kombu program may not
-have it.
+itself then discards the task as usual.
+
+This module must not import Celery: a Kombu program may not have it.
 """
 
 from __future__ import annotations
@@ -16,10 +19,27 @@ from typing import Any
 
 from kombu.serialization import loads
 
-from .record import MAX_IDS, MAX_NAME, CancelStamped, Record, split
+from kombu_binary_delay.model.delay import JITTER, TASK, X_DELAY
+
+from .record import (
+    GENERATION,
+    KEY,
+    LONGEST_WAIT,
+    MAX_IDS,
+    MAX_NAME,
+    REPLACES,
+    CancelStamped,
+    Record,
+    split,
+)
 
 #: The end of the names of the exchanges for broadcasts to workers.
 BROADCASTS = ".pidbox"
+#: The header of a task with the headers that its retries get, instead of the task's own. Tools that
+#: trace tasks write it.
+NESTED = "headers"
+#: The headers of this transport that a retry gets if its task has them.
+_KEPT = X_DELAY, JITTER, KEY, LONGEST_WAIT, REPLACES, GENERATION
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
@@ -66,6 +86,27 @@ def is_worker(callback: Any) -> bool:
     """Whether a consumer's callback is a Celery worker's, which discards revoked tasks itself."""
     on_message = getattr(getattr(callback, "__self__", None), "on_message", None)
     return str(getattr(on_message, "__module__", "")).startswith("celery.worker.")
+
+
+def reads_results(callback: Any) -> bool:
+    """Whether a consumer's callback is that of Celery's result backend ``rpc://``."""
+    callbacks = getattr(getattr(callback, "__self__", None), "callbacks", None) or ()
+    return any(
+        str(getattr(each, "__module__", "")).startswith("celery.backends.") for each in callbacks
+    )
+
+
+def with_own_nested(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return the headers of a task that arrives, so that its retries keep those of this transport.
+
+    What is nested becomes as outside: there, the transport has added its headers, and removed the
+    delay that has passed.
+    """
+    nested = headers.get(NESTED)
+    if TASK not in headers or not isinstance(nested, Mapping):
+        return headers
+    others = {name: nested[name] for name in nested if name not in _KEPT}
+    return {**headers, NESTED: others | {name: headers[name] for name in _KEPT if name in headers}}
 
 
 @contextmanager

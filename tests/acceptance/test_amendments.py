@@ -187,12 +187,21 @@ def test_of_a_task_and_what_replaces_it_only_the_latter_runs(system: LocalSystem
     assert "mine" in system.journal.received(twice.id)[0].header_names
 
 
-def test_what_replaces_a_task_can_retry_as_any(system: LocalSystem, worker: Worker):
+@pytest.mark.parametrize(
+    "headers",
+    # Tools that trace tasks nest the headers of a retry; some copy the caller's there.
+    [{}, {"headers": {"trace": "1", "x-delay": 3_600_000}}],
+    ids=["plain", "with nested headers"],
+)
+def test_what_replaces_a_task_can_retry_as_any(
+    system: LocalSystem, worker: Worker, headers: dict[str, object]
+):
     with system.held(worker.name):
         asked = system.send("retry", 9, 1, countdown=1)
         automatic = system.send("stumble", 9, countdown=1)
-        replace(system.task("retry", 2, 0.5), asked.id, countdown=SHORT)
-        replace(system.task("stumble", 2), automatic.id, countdown=SHORT)
+        for new, old in ("retry", asked), ("stumble", automatic):
+            args = (2, 0.5) if new == "retry" else (2,)
+            replace(system.task(new, *args), old.id, countdown=SHORT, headers=headers)
     for result in (asked, automatic):
         assert result.get(timeout=LATE) == 2
         runs = system.journal.ran(result.id)

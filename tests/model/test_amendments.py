@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kombu_binary_delay.amendments import memory as memory_module
+from kombu_binary_delay.amendments.celery import with_own_nested
 from kombu_binary_delay.amendments.door import AmendingChannel
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
 from kombu_binary_delay.amendments.record import (
     GENERATION,
     KEY,
+    LONGEST_WAIT,
     MAX_BYTES,
     MAX_IDS,
     MAX_TIME,
@@ -572,3 +574,35 @@ TestStory.settings = settings(max_examples=200, stateful_step_count=30, deadline
 )
 def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
     assert AmendingChannel.begins_generation(headers) == begins
+
+
+@pytest.mark.parametrize(
+    ("headers", "retried"),
+    [
+        ({"a": 1}, {"a": 1}),
+        ({"a": 1, "x-delay": 3_600_000}, {"a": 1}),
+        ({"a": 1, KEY: "k", REPLACES: "old", GENERATION: "forged"}, {"a": 1}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {KEY: "k", LONGEST_WAIT: 5, GENERATION: "1-a"},
+        {REPLACES: "old", GENERATION: "1-a", "x-delay-jitter": 5},
+    ],
+    ids=repr,
+)
+def test_a_retry_by_nested_headers_keeps_those_of_its_task(headers, retried, own):
+    given = {"task": "t", "id": "i", **own, "headers": headers}
+    assert with_own_nested(given) == {**given, "headers": {**retried, **own}}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"headers": {"x-delay": 5}, KEY: "k"}, {"task": "t", "headers": "text", KEY: "k"}],
+    ids=repr,
+)
+def test_what_no_retry_resends_stays_as_it_was_published(headers):
+    assert with_own_nested(headers) == headers
