@@ -27,7 +27,7 @@ from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
 from kombu_binary_delay.model.envelope import COPIES, HEADERS, seen_as
 from kombu_binary_delay.model.identity import names_of
-from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
+from kombu_binary_delay.model.returns import MOST_RETURNS, returns
 from kombu_binary_delay.router import Delivery
 
 from . import celery
@@ -416,8 +416,6 @@ class AmendingChannel(FollowingChannel):
             headers[ETA] = datetime.fromtimestamp(due / 1_000_000, timezone.utc).isoformat()
         # Somebody has named this time.
         headers.pop(JITTER, None)
-        # The new message has not come back yet.
-        headers.pop(RETURNS, None)
         # To that queue only: copies in other queues are delayed again to theirs. On delivery, it
         # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}

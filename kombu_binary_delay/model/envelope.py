@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 from .address import Destination, has_digest
 from .delay import X_DELAY
+from .returns import RETURNS
 
 HEADER = "x-binary-delay"
 #: A message's headers among its properties, by py-amqp's name.
@@ -36,7 +37,7 @@ DEATH_HEADERS = (DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
-_RARE = frozenset({HEADER, *DEATH_HEADERS, *COPIES})
+_RARE = frozenset({HEADER, RETURNS, *DEATH_HEADERS, *COPIES})
 
 Owns = Callable[[object], bool]
 
@@ -63,6 +64,8 @@ def wrap(
     headers.pop(X_DELAY, None)
     if not _RARE.isdisjoint(headers):
         _take_off(headers, owns)
+        # A retry has that of its task. It has not come back yet.
+        headers.pop(RETURNS, None)
         deaths = {name: headers.pop(name) for name in DEATH_HEADERS if name in headers}
         if deaths:
             packed["death"] = deaths

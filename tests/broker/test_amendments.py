@@ -37,7 +37,6 @@ from kombu_binary_delay.amendments.channel import PREFETCH
 from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.returns import RETURNS
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
@@ -1134,21 +1133,6 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
         wait_until(lambda: hub.run_once() or held)
 
     assert held == ["postponed"]
-
-
-def test_what_is_postponed_has_not_come_back_yet(connect, publisher, collect, again):
-    QUEUE(publisher.default_channel).declare()
-    cancel("another", connection=publisher)  # makes the streams, which takes long
-    for countdown in (10, 60):
-        publish(publisher, "postponed", **{RETURNS: 3})
-        reschedule("postponed", countdown=countdown, connection=publisher)
-
-        (arrival,) = collect(connect(), [QUEUE], 1, timeout=PATIENCE)
-        if again:
-            break
-        # It was due before it could be delayed again.
-
-    assert RETURNS not in arrival.headers
 
 
 @pytest.mark.usefixtures("blocked", "finds_ends")

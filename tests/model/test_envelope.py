@@ -76,6 +76,13 @@ def test_on_the_ladder_nothing_cuts_the_delay_short_or_looks_like_a_dead_letter_
     assert wrapped["application_headers"][HEADER]["due"] == 5
 
 
+def test_what_is_delayed_has_not_come_back_yet():
+    # A retry of a task that has, and a task that is postponed, have its count.
+    wrapped, _ = packed({"mine": 1, "x-delivery-count": 3})
+
+    assert unpacked(wrapped) == {"application_headers": {"mine": 1}}
+
+
 def test_a_death_after_the_ladder_stays_and_stands_before_older_ones():
     wrapped, _ = packed({"x-death": [{"queue": "old"}], "x-first-death-queue": "old"})
 
