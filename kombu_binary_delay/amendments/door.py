@@ -210,7 +210,10 @@ class AmendingChannel(FollowingChannel):
     ) -> Any:
         """Consume, having read what was amended so far."""
         tag = consumer_tag or f"ctag-{uuid.uuid4().hex}"
-        if not self._router.is_private(queue or self._last_queue):
+        # A result has no id of its own by which it could be amended.
+        if not (
+            self._router.is_private(queue or self._last_queue) or celery.reads_results(callback)
+        ):
             self._amendments.catch_up()
             if callback is not None:
                 judge = self._amendments.verdict

@@ -672,6 +672,21 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     assert "listener" in caplog.text
 
 
+def test_who_waits_for_results_gets_them_and_reads_no_amendments(vhost, publisher):
+    cancel("another", connection=publisher)
+    app = Celery(broker=vhost.url, backend="rpc://", set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    backend = app.backend
+    with closing(app):
+        result = app.send_task("task")
+        request = SimpleNamespace(reply_to=backend.oid, correlation_id=result.id)
+        backend.store_result(result.id, "done", "SUCCESS", request=request)
+
+        assert result.get(timeout=PATIENCE) == "done"
+        assert not remembered(backend.result_consumer._connection)  # noqa: SLF001 - nothing else shows it
+        backend.result_consumer.stop()
+
+
 def test_the_queue_that_was_declared_last_is_amended_without_its_name(consumer, publisher):
     publish(publisher, "cancelled", delay=250)
     publish(publisher, "kept", delay=500)
