@@ -83,9 +83,11 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
 
 #: The most events to keep in memory while the broker takes none, and how many to write at once.
 _MOST, _PART = 10_000, 100
-#: After so many seconds without an answer, the broker is not asked again by the same task, and by
-#: others only after so many times as long.
+#: After so many seconds without success, the broker is not asked again by the same task, whose time
+#: limit goes on, and by others only after so many times as long.
 _LONG, _RESTS = 5.0, 10.0
+#: How long a task waits before each further try, in seconds.
+_PAUSES = 0, 1, 2
 
 
 class ConfirmedWriter:
@@ -105,8 +107,6 @@ class ConfirmedWriter:
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._is_unreachable = False
         self._rests_until = float("-inf")
-        #: For how long it was connected in its last try, in seconds.
-        self._took = 0.0
 
     def write(self, app: Any, event: dict[str, Any]) -> None:
         """Write an event to the journal of an app, with those that wait; log why it cannot be."""
@@ -120,17 +120,19 @@ class ConfirmedWriter:
             self._waiting.append(event)
             if time.monotonic() < self._rests_until:
                 return
-            # In an outage, one task waits until it ends; each further one only checks that.
+            # In an outage, one task waits for a moment; each further one only looks.
+            began = time.monotonic()
             failure = self._try(app)
-            for pause in () if self._is_unreachable else (0, 1):
-                if failure is not None and self._took <= _LONG:
-                    time.sleep(pause)
-                    failure = self._try(app)
+            for pause in () if self._is_unreachable else _PAUSES:
+                if failure is None or time.monotonic() - began > _LONG:
+                    break
+                time.sleep(pause)
+                failure = self._try(app)
             self._is_unreachable = failure is not None
-            if failure is not None and self._took > _LONG:
-                # It connects and does not answer: perhaps it is in an alarm, which may need these
-                # tasks to go on.
-                self._rests_until = time.monotonic() + _RESTS * self._took
+            took = time.monotonic() - began
+            if failure is not None and took > _LONG:
+                # Without an answer: perhaps it is in an alarm, which may need these tasks to go on.
+                self._rests_until = time.monotonic() + _RESTS * took
             if failure is not None:
                 warn_once(
                     f"executed tasks are missing in the journal, until this process executes "
@@ -144,14 +146,9 @@ class ConfirmedWriter:
             connection.collect()
 
     def _try(self, app: Any) -> Exception | None:
-        self._took = 0.0
         try:
             self._connect(app)
-            began = time.monotonic()
-            try:
-                self._write()
-            finally:
-                self._took = time.monotonic() - began
+            self._write()
         except Exception as exc:  # noqa: BLE001 - a task's result must not depend on this
             self.close()
             return exc
@@ -168,10 +165,10 @@ class ConfirmedWriter:
                 journal.write(self._waiting[0])
                 self._waiting.popleft()
             return
-        channel = self._connection.default_channel
         journal.stream.declare(0 if self._is_unreachable else None)
         if self._batch is None:
-            self._batch = PublishBatch(channel, _PART)
+            # Not by Kombu, which wraps its channels where KOMBU_LOG_CHANNEL is set.
+            self._batch = PublishBatch(self._connection.connection.channel(), _PART)
         # The first one alone: a broker in an alarm does not read, and many would fill the socket.
         number = 1
         while self._waiting:
@@ -190,12 +187,9 @@ class ConfirmedWriter:
         if self._connection is not None:
             return
         connection = self._connection = app.connection_for_write()
-        if self._is_unreachable:
-            # Try each of its URLs once.
-            once = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=once, interval_start=0)
-        else:
-            connection.ensure_connection(max_retries=3)
+        # Try each of its URLs once.
+        once = max(len(connection.alt) - 1, 0)
+        connection.ensure_connection(max_retries=once, interval_start=0)
 
 
 _writer = ConfirmedWriter()

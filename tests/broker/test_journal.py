@@ -331,7 +331,11 @@ def ended(executed, app, number):
     executed.write(app, {"id": f"{number}", "event": "executed"})
 
 
-def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(executed, app, vhost):
+@pytest.mark.parametrize("logs_channels", [False, True], ids=["", "KOMBU_LOG_CHANNEL"])
+def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(
+    executed, app, vhost, monkeypatch, logs_channels
+):
+    monkeypatch.setattr("kombu.connection._log_channel", logs_channels)
     ended(executed, app, 1)
     with vhost.connect() as other:
         other.channel().queue_delete("kbd.v2.journal")
@@ -365,7 +369,7 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
     assert {each["id"] for each in events} == set("123456789")
 
 
-def test_in_an_outage_one_task_waits_and_the_others_only_look(
+def test_in_an_outage_one_task_waits_for_a_moment_and_the_others_only_look(
     executed, app, vhost, monkeypatch, caplog
 ):
     writer._warned.clear()  # noqa: SLF001 - another test may have been warned
@@ -393,14 +397,13 @@ def test_in_an_outage_one_task_waits_and_the_others_only_look(
         app.conf.broker_url = app.conf.broker_write_url = url
         ended(executed, app, number)
         executed.close()  # so that the next one connects
-        return sum(waits) > 0
+        return sum(waits)
 
     nobody = "amqp://guest:guest@127.0.0.1:1//"
-    assert [waited(nobody, 1), waited(nobody, 2), waited(f"{nobody};{vhost.url}", 3)] == [
-        True,
-        False,
-        False,
-    ]
+    # The time limit of a task goes on meanwhile.
+    assert 0 < waited(nobody, 1) <= 5
+    assert not waited(nobody, 2)
+    assert not waited(f"{nobody};{vhost.url}", 3)
     assert waited(nobody, 4)
     # What ended in the outage is written with the next one; the last has none.
     assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
