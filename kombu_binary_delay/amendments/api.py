@@ -17,7 +17,7 @@ from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.mechanism import mechanism_of
 
 from .door import LONGEST_KEYED
-from .record import REPLACES, Cancel, Postpone, check_name, split
+from .record import GENERATION, REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 logger = get_logger(__package__)
@@ -129,7 +129,9 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
             if not delays(connected.get_transport_cls()):
                 # Nothing would read the header: both tasks would run.
                 raise _without_transport(connected)
-    return signature.apply_async(task_id=task_id, headers={**headers, REPLACES: task_id}, **options)
+    # A signature made from a task has that of the task, by which this one would supersede nothing.
+    headers = {name: headers[name] for name in headers if name != GENERATION} | {REPLACES: task_id}
+    return signature.apply_async(task_id=task_id, headers=headers, **options)
 
 
 def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int) -> None:

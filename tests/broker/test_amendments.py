@@ -30,11 +30,19 @@ from kombu_binary_delay import (
     alarms,
     cancel,
     on_dropped,
+    replace,
     reschedule,
 )
 from kombu_binary_delay.amendments import channel, door, memory, parts, stream
 from kombu_binary_delay.amendments.channel import PREFETCH
-from kombu_binary_delay.amendments.record import KEY, REPLACES, Cancel, Supersede, to_line
+from kombu_binary_delay.amendments.record import (
+    GENERATION,
+    KEY,
+    REPLACES,
+    Cancel,
+    Supersede,
+    to_line,
+)
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
 from tests.starting import take_away
@@ -428,6 +436,17 @@ def test_results_are_cancelled_on_the_broker_of_their_app(vhost, several):
     cancel(several([theirs.AsyncResult("a")]))
     assert "kbd.v2.amendments.ids" in {each["name"] for each in vhost.queues()}
     theirs.pool.force_close_all()
+
+
+def test_what_is_made_from_a_task_and_replaces_another_has_a_generation_of_its_own(vhost, consumer):
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.broker_transport = "kombu_binary_delay:Transport"
+    app.conf.task_default_queue = QUEUE.name
+    made = app.signature("shop.pay").set(headers={GENERATION: "1-1", REPLACES: "other"})
+    replace(made, "x")
+    app.pool.force_close_all()
+    headers = QUEUE(consumer.default_channel).get(no_ack=True).headers
+    assert (headers[REPLACES], headers[GENERATION] != "1-1") == ("x", True)
 
 
 def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_is(
