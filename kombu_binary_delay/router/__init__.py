@@ -13,6 +13,7 @@ Kombu, py-amqp or Celery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -386,12 +387,17 @@ class Router(DeliverySide):
             self._unreached &= self._bound.keys()
             for each in list(self._unreached):
                 yield from quietly(self._mirror_binding(each))
-        # Another program may have deleted and recreated a queue, without its bindings. So the route
-        # to it is declared again: to a few queues after each check, not to hundreds at once.
-        ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))
+        # Another program may have deleted and recreated a queue, or the delivery exchange, without
+        # the bindings. So the way to it is declared again: a few after each check, not hundreds.
+        kinds = ("way", "relay", "target", "mirror")
+        ways = sorted(each for each in self.existing if each[0] in kinds and len(each) == 2)
         first = self._looks * MAX_RENEWED % max(len(ways), 1)
-        self.existing.difference_update(ways[first : first + MAX_RENEWED])
+        renewed = (ways[first:] + ways[:first])[:MAX_RENEWED]
+        self.existing.difference_update(renewed)
         self._looks += 1
+        for kind, exchange in renewed:
+            if kind == "mirror":
+                yield from quietly(self._mirror_again(exchange))
 
     # -- a delivery ----------------------------------------------------------------------------
 
@@ -410,24 +416,33 @@ class Router(DeliverySide):
                 return None
             if parking_of(exchange):
                 by = Topology(namespace=exchange.partition(".")[0])
-        ladder, on_ladder = by or self._ours, by is not None
+        ladder, destination = self._written(by, routing_key, headers or {})
         found = Destination(exchange, routing_key)
-        try:
-            destination = ladder.destination(routing_key, carried(headers or {}))
-        except AddressError:
-            pass
-        else:
+        if destination is not None:
             # Otherwise the exchange is the user's: it came by a relay, or as a dead letter.
             found = Destination(exchange, destination.routing_key)
-            if on_ladder:
+            if by is not None:
                 found = self._published_to(ladder, destination, found, queue)
         if headers:
             found, copies = published_as(headers) or (found, {})
             properties = {**properties, HEADERS: {**headers, **copies}}
             unwrap(properties, ladder.owns)
-            if on_ladder and ladder.delay_header:
+            if ladder.delay_header:
                 properties[HEADERS].pop(ladder.delay_header, None)
         return Delivery(found, properties)
+
+    def _written(
+        self, by: Topology | None, key: str, headers: Mapping[str, Any]
+    ) -> tuple[Topology, Destination | None]:
+        """Return the ladder that wrote a routing key, and the destination in it, if any.
+
+        :param by: the ladder that has delivered the message; None for a dead letter, or a relay's.
+        """
+        ladders = (by,) if by else (self._ours, self.topology)
+        for ladder in ladders:
+            with suppress(AddressError):
+                return ladder, ladder.destination(key, carried(headers))
+        return ladders[0], None
 
     def _published_to(
         self, ladder: Topology, written: Destination, arrived: Destination, queue: str

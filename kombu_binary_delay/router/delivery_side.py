@@ -175,6 +175,16 @@ class DeliverySide(LadderSide):
                 yield Unbind(to_relay, command.what)
         self.existing.add(("mirror", exchange))
 
+    def _mirror_again(self, exchange: str) -> Steps:
+        """Declare a mirror and the way to it again, unless its exchange was deleted by others.
+
+        Not its relay: the exchange may be of another type by now.
+        """
+        if not (yield from self._is_gone(exchange)):
+            way = Ensure(self.topology.mirror(exchange), f"the way to the exchange {exchange!r}")
+            if (yield from self._on_the_base(way)) is Answer.DONE:
+                self.existing.add(("mirror", exchange))
+
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange.
 

@@ -604,6 +604,22 @@ def test_a_mailbox_gets_no_relay_for_the_setting_relays(broker):
 
 
 @pytest.mark.parametrize("ladder", ["celery", "nservicebus"])
+def test_a_dead_letter_of_what_came_by_a_foreign_ladder_is_as_it_was_published(broker, ladder):
+    connection = Connection(broker, foreign_ladder=ladder)
+    connection.queue("orders")
+    _, plan = connection.publish("orders", application_headers={"mine": 1})
+    mine = {"queue": "orders", "exchange": "", "reason": "rejected"}
+    passed = {"queue": f"{connection.topology.level_name(3)}", "exchange": "", "reason": "expired"}
+    headers = {**plan.properties["application_headers"], "x-death": [mine, passed]}
+    properties = {**plan.properties, "application_headers": headers}
+
+    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+
+    assert found.destination == Destination("dlx", "orders")
+    assert found.properties["application_headers"] == {"mine": 1, "x-death": [mine]}
+
+
+@pytest.mark.parametrize("ladder", ["celery", "nservicebus"])
 def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladder):
     ours, theirs = Connection(broker), Connection(broker, foreign_ladder=ladder)
     for exchange, found in (

@@ -25,6 +25,20 @@ def broker():
     return SimulatedBroker()
 
 
+def test_a_way_to_an_exchange_is_back_though_another_made_the_delivery_exchange_again(broker):
+    owner, other = Connection(broker), Connection(broker)
+    owner.exchange("x", "topic")
+    owner.queue("q")
+    owner.bind("q", "x", "k")
+    other.queue("r")
+    assert (owner.reached("k", "x"), other.reached("r")) == (["q"], ["r"])
+    broker.delete_exchange(owner.topology.delivery)
+    other.now += LOOK_AGAIN
+    assert other.reached("r") == ["r"]
+    owner.now += LOOK_AGAIN
+    assert owner.reached("k", "x") == ["q"]
+
+
 @pytest.mark.parametrize("refusing", ["a", "b", "c", "abc", ""])
 def test_every_queue_of_a_message_with_further_keys_gets_it_once(broker, refusing):
     """Also those that are led to straight, beside one that has a relay."""
