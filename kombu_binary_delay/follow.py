@@ -61,9 +61,14 @@ class FollowingChannel(_Above):
             self._router.declared_exchange(exchange, type)
         return result
 
-    def exchange_delete(self, exchange: str, *args: Any, **kwargs: Any) -> Any:
-        """Delete an exchange, and the route of delayed messages to it."""
-        result = super().exchange_delete(exchange, *args, **kwargs)
+    def exchange_delete(
+        self, exchange: str, if_unused: bool = False, nowait: bool = False, **kwargs: Any
+    ) -> Any:
+        """Delete an exchange, and the route of delayed messages to it.
+
+        It waits for the answer also with ``nowait``: the exchange may stay, as one in use does.
+        """
+        result = super().exchange_delete(exchange, if_unused, False, **kwargs)
         self._run(self._router.deleted_exchange(exchange))
         return result
 
@@ -113,9 +118,19 @@ class FollowingChannel(_Above):
         )
         return result
 
-    def queue_delete(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
-        """Delete a queue, and its bindings for delayed messages."""
-        result = super().queue_delete(queue, *args, **kwargs)
+    def queue_delete(
+        self,
+        queue: str = "",
+        if_unused: bool = False,
+        if_empty: bool = False,
+        nowait: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Delete a queue, and its bindings for delayed messages.
+
+        It waits for the answer also with ``nowait``: the queue may stay, as one in use does.
+        """
+        result = super().queue_delete(queue, if_unused, if_empty, False, **kwargs)
         self._run(self._router.deleted_queue(queue or self._last_queue))
         return result
 

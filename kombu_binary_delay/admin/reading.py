@@ -184,7 +184,11 @@ def put_back(
 
     def again(address: str) -> str:
         if not topology.mirrors:
-            return topology.address(left, topology.parse(address)[1])
+            try:
+                return topology.address(left, topology.parse(address)[1])
+            except AddressError:
+                # Its publisher knows nothing of the ladder, which no such key goes through.
+                return address
         way = address.split(".", len(digits))[-1]
         return ".".join([*reversed(left), way])
 

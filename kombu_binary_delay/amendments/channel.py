@@ -23,6 +23,8 @@ from .memory import Memory
 from .parts import ENTERED
 from .record import from_line
 
+#: The argument by which to begin to read a stream, and the header of what comes from one.
+OFFSET = "x-stream-offset"
 #: The consumer's prefetch; records are acknowledged in groups of half of it.
 PREFETCH = 2000
 #: How long to wait for the broker's next frame, in seconds.
@@ -192,9 +194,7 @@ class AmendmentChannel(ConfirmChannel):
         try:
             self.basic_qos(0, PREFETCH, a_global=False)
             for stream in streams:
-                tag = self.basic_consume(
-                    stream, arguments={"x-stream-offset": begin}, on_cancel=cancelled
-                )
+                tag = self.basic_consume(stream, arguments={OFFSET: begin}, on_cancel=cancelled)
                 self._reading[tag] = stream
         except RecoverableConnectionError:
             # The channel was closed during the wait, which raises no error of its own.
@@ -322,7 +322,7 @@ class EndChannel(AmendmentChannel):
 
 
 def _end(headers: Mapping[str, Any], body: Any) -> tuple[int, bytes]:
-    return headers.get("x-stream-offset", -1), _bytes(body)
+    return headers.get(OFFSET, -1), _bytes(body)
 
 
 def _bytes(body: Any) -> bytes:

@@ -31,6 +31,7 @@ from kombu_binary_delay.model.returns import MOST_RETURNS, returns
 from kombu_binary_delay.router import Delivery
 
 from . import celery
+from .channel import OFFSET
 from .memory import POSTPONED, SUPERSEDED, Verdict
 from .record import (
     GENERATION,
@@ -409,6 +410,8 @@ class AmendingChannel(FollowingChannel):
         queue = self._queue_of(message.delivery_info)
         if not queue:
             raise AmendmentError("the queue that it came from is not known")
+        if OFFSET in (message.properties.get(HEADERS) or {}):
+            raise AmendmentError("it is in a stream, which keeps it, and gives it to others too")
         if not self.supports_batch_publish:
             raise AmendmentError("the channel has a transaction, whose rollback would duplicate it")
         now = time.time_ns() // 1000

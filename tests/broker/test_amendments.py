@@ -438,6 +438,24 @@ def test_results_are_cancelled_on_the_broker_of_their_app(vhost, several):
     theirs.pool.force_close_all()
 
 
+def test_what_is_in_a_stream_is_not_put_off_since_each_consumer_would_add_a_copy(
+    consumer, publisher, caplog
+):
+    channel = consumer.default_channel
+    channel.queue_declare(
+        "log", durable=True, auto_delete=False, arguments={"x-queue-type": "stream"}
+    )
+    publisher.Producer().publish(
+        "x", routing_key="log", message_id="put off", headers={"x-delay": 1}
+    )
+    reschedule("put off", countdown=3600, connection=publisher)
+    got: list[Any] = []
+    channel.basic_qos(0, 10, a_global=False)
+    channel.basic_consume("log", callback=got.append, arguments={"x-stream-offset": "first"})
+    drain_until(consumer, lambda: got)
+    assert "put off is not postponed, but delivered now: it is in a stream" in caplog.text
+
+
 def test_what_is_made_from_a_task_and_replaces_another_has_a_generation_of_its_own(vhost, consumer):
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_transport = "kombu_binary_delay:Transport"
