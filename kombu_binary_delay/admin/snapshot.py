@@ -12,6 +12,9 @@ from kombu_binary_delay.model.topology import WORKER_HOLDS
 
 from .management import Management
 
+#: Without a range of samples, RabbitMQ may return the listing of an earlier request: it keeps that
+#: for five times as long as it took to make.
+_NOW = "?lengths_age=5&lengths_incr=5"
 _MINUTE = "?msg_rates_age=60&msg_rates_incr=5&lengths_age=60&lengths_incr=5"
 #: The samples of a minute that show whether messages leave: one each 5 s, of which the last may be
 #: of the time before. A herd that is released is due at once too, but is less in each.
@@ -40,7 +43,7 @@ class Snapshot:
         bindings = frozenset(_binding(row) for row in management.here("bindings") if row["source"])
         return cls(
             {row["name"]: row for row in management.here("exchanges")},
-            {row["name"]: row for row in management.here("queues", _MINUTE if rates else "")},
+            queues_now(management, rates=rates),
             bindings,
         )
 
@@ -53,6 +56,16 @@ class Snapshot:
         return tuple(
             each for each in bindings if not (each.to_queue and self.is_exclusive(each.destination))
         )
+
+
+def queues_now(management: Management, *, rates: bool = False) -> dict[str, Row]:
+    """Return the queues by name, as they are now and not as an earlier request found them.
+
+    :param rates: as for :meth:`Snapshot.read`.
+    :raises UnreachableError: if the API does not answer.
+    """
+    rows = management.here("queues", _MINUTE if rates else _NOW)
+    return {row["name"]: row for row in rows}
 
 
 def arguments(row: Row) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .errors import OperationError, RefusedError
 from .management import Management
 from .probe import ready
 from .progress import Notify, ignore
-from .snapshot import Snapshot, arguments, is_up, unseen
+from .snapshot import Snapshot, arguments, is_up, queues_now, unseen
 from .status import ladder_of
 
 #: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
@@ -130,7 +130,7 @@ def held(
     """
     queues = list(queues)
     counted = ready(connection, queues)
-    rows = {row["name"]: row for row in management.here("queues")}
+    rows = queues_now(management)
     unknown = [
         name
         for name in queues

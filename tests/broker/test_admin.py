@@ -34,6 +34,7 @@ from kombu_binary_delay.admin import (
     verify,
     ways,
 )
+from kombu_binary_delay.admin.teardown import held
 from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
@@ -463,6 +464,31 @@ def test_a_ladder_with_a_queue_that_has_no_leader_stays(slow):
 
             after = Snapshot.read(management)
     assert (before.bindings, before.queues.keys()) == (after.bindings, after.queues.keys())
+
+
+@pytest.mark.own_broker
+def test_messages_are_counted_as_they_are_now_though_the_api_keeps_slow_listings(
+    own_broker, plain, management, vhost
+):
+    """Where a listing takes seconds, RabbitMQ returns it again for five times as long."""
+    # What keeps the listings reads this when it starts.
+    multiplier = (
+        "application:set_env(rabbitmq_management, management_db_cache_multiplier, {}), [exit("
+        "Pid, kill) || {{_, Pid, _, _}} <- supervisor:which_children(rabbit_mgmt_db_cache_sup)]."
+    )
+    channel = plain.channel()
+    Queue("mail")(channel).declare()
+    wait_until(lambda: any(row.get("messages") == 0 for row in vhost.queues()))
+    own_broker.ctl("eval", multiplier.format(10**6))
+    try:
+        assert not held(plain, management, ["mail"], stats_current=True)
+        plain.Producer().publish("m", routing_key="mail")
+        # What a consumer has is counted by the API alone.
+        wait_until(lambda: channel.basic_get("mail", no_ack=False))
+
+        wait_until(lambda: held(plain, management, ["mail"]) == {"mail": 1})
+    finally:
+        own_broker.ctl("eval", multiplier.format(5))
 
 
 def test_the_journal_is_no_message_that_waits_and_stays(broker, plain, management, vhost, small):
