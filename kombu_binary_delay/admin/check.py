@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import amqp
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
 from kombu_binary_delay.compat.celery import delays
+from kombu_binary_delay.compat.failures import to_raise_a_limit
 from kombu_binary_delay.compat.worker_log import describe
 from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.mechanism import mechanism_of
@@ -189,6 +190,8 @@ class _Trial:
                 f"grant configure, write and read on names that begin with "
                 f"'{self._settings.namespace}.', or run the check as a user who has them",
             ) from exc
+        except PreconditionFailed as exc:
+            raise _Refusal("topology", exc.reply_text, self._on_refusal(exc.reply_text)) from exc
         parts = [self._needed(lane) for lane in self._lanes()]
         before = self._missing(sum(parts, Part()))
         try:
@@ -200,7 +203,7 @@ class _Trial:
             due = now + int(self._delay * 1000)
             plan = self._channel.plan(self._properties, due, "", self._queue, now)
         except TopologyError as exc:
-            raise _Refusal("permissions", str(exc), self._on_refusal()) from exc
+            raise _Refusal("permissions", str(exc), self._on_refusal(str(exc))) from exc
         self._raw.open()
         self._raw.basic_consume(self._queue, no_ack=True, callback=self._take)
         return self._prepared(parts[plan.lane], before)
@@ -315,7 +318,10 @@ class _Trial:
         said = f"declared {len(made)} of the {count} parts that this delay needs; they stay"
         return Finding("topology", "ok", f"{said}, as after any publish with a delay")
 
-    def _on_refusal(self) -> str:
+    def _on_refusal(self, said: str = "") -> str:
+        limit = to_raise_a_limit(said, self._connection.virtual_host or "/")
+        if limit is not None:
+            return limit
         if self._settings.declare == "never":
             return (
                 "the setting declare is 'never': make the ladder with `kombu-binary-delay create`, "

@@ -15,13 +15,14 @@ from typing import Any
 
 from amqp.exceptions import PreconditionFailed, ResourceLocked
 
+from kombu_binary_delay.compat.failures import to_raise_a_limit
 from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
 from .declare import declare
 from .delivery import orphans, ways
-from .errors import RefusedError
+from .errors import OperationError, RefusedError
 from .management import Management
 from .progress import Notify, ignore
 from .reading import delay_queues
@@ -57,6 +58,8 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
     :param delivery_side: whether to look for mirrors and relays, too, which lanes share.
     :raises RefusedError: if an application is declaring such a queue, or a queue's leader does not
         answer, so that it is not known whether the queue is empty.
+    :raises OperationError: if the virtual host's queue limit leaves no room for one queue more,
+        which keeps applications from declaring direct queues meanwhile.
     """
     snapshot = Snapshot.read(management)
     left_over = orphans(topology, snapshot) if delivery_side else ()
@@ -118,6 +121,13 @@ def _lock(connection: Any, topology: Topology, *, needed: bool) -> Iterator[None
     except ResourceLocked as exc:
         channel.close()
         raise RefusedError("an application is making a queue for a delay; try again") from exc
+    except PreconditionFailed as exc:
+        # Without the lock, an application may fill a queue that is about to be deleted.
+        remedy = to_raise_a_limit(exc.reply_text, connection.virtual_host or "/")
+        raise OperationError(
+            f"the queue {lock!r}, which keeps applications from making such queues meanwhile, "
+            f"cannot be declared: {exc.reply_text}" + (f"; {remedy}" if remedy else "")
+        ) from exc
     try:
         yield
     finally:

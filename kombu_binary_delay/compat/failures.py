@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shlex
 import ssl
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ NOTHING = "the default"
 _PORT, _TLS_PORT = 5672, 5671
 #: The numbers of errors that a file raises, and a connection does not.
 _OF_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+_FREE = {"connection": "close other connections", "queue": "delete queues that nothing needs"}
 
 
 class Target(Protocol):
@@ -73,6 +76,25 @@ def of_this_machine(exc: BaseException) -> str | None:
     return None
 
 
+def to_raise_a_limit(said: str, vhost: str, user: str = "") -> str | None:
+    """Return what to do about a limit of connections or queues; None if an error names none.
+
+    :param said: RabbitMQ's text, such as "queue limit in vhost 'shop' (9) is reached".
+    """
+    found = re.search(r"((?:node|user) )?(connection|queue) limit (in cluster)?", said)
+    if found is None:
+        return None
+    whose, what, in_cluster = found.groups()
+    if whose == "user ":
+        by = f"""set_user_limits {shlex.quote(user)} '{{"max-connections": NUMBER}}'"""
+    elif whose or in_cluster:
+        return f"{_FREE[what]}, or raise this limit in the rabbitmq.conf of its nodes"
+    else:
+        # It replaces all limits of the virtual host.
+        by = f"""set_vhost_limits -p {shlex.quote(vhost)} '{{"max-{what}s": NUMBER, …}}'"""
+    return f"{_FREE[what]}, or raise this limit with: rabbitmqctl {by}"
+
+
 def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:
     said = str(exc.reply_text or exc)
     if target is None or exc.reply_code not in (403, 530):
@@ -89,19 +111,20 @@ def _refused(exc: amqp.AMQPError, places: str, target: Target | None) -> str:
         local = connection.hostname in (None, "localhost", "127.0.0.1", "::1")
         guest = "" if local or user != "guest" else ", which may log in on its own machine only"
         return f"{broker} refuses the user {user!r} or its password{guest}{change}"
-    if "not found" in said:
+    remedy = to_raise_a_limit(said, vhost, user)
+    if remedy is None and "not found" in said:
         return (
             f"{broker} has no virtual host {vhost!r}; make it with 'rabbitmqctl add_vhost "
             f"{shlex.quote(vhost)}'{or_change}"
         )
-    if "access to vhost" in said:
+    if remedy is None and "access to vhost" in said:
         return (
             f"{broker} does not let the user {user!r} into the virtual host {vhost!r}; give it "
             f"permissions with {permissions}{or_change}"
         )
-    if exc.reply_code == 403:
-        return f"{broker} refuses: {said}; give it the permission with {permissions}{or_change}"
-    return f"RabbitMQ at {places} refuses: {said}{change}"
+    if remedy is None and exc.reply_code == 403:
+        remedy = f"give it the permission with {permissions}{or_change}"
+    return f"RabbitMQ at {places} refuses: {said}" + (f"; {remedy}" if remedy else change)
 
 
 def _cause(exc: BaseException) -> BaseException:

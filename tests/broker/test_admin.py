@@ -615,6 +615,11 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     # What has left a queue is a while longer in the broker's figures.
     wait_until(lambda: prune(plain, management, tall, dry_run=True).removed)
 
+    limit = f"vhost-limits/{vhost.name}/max-queues"
+    vhost.broker.api("PUT", limit, {"value": len(vhost.queues())})
+    with pytest.raises(OperationError, match=r"queue limit .* rabbitmqctl set_vhost_limits"):
+        prune(plain, management, tall, stats_delay=0)
+    vhost.broker.api("DELETE", limit)
     planned = prune(plain, management, tall, dry_run=True)
     pruned = prune(plain, management, tall, stats_delay=0)
 

@@ -160,6 +160,34 @@ def test_a_user_who_may_not_is_named_with_what_lets_it(  # noqa: PLR0913, PLR091
     assert words.format(name=name, vhost=vhost.name) in said
 
 
+@pytest.mark.parametrize(
+    ("limits", "kind", "verb", "code", "remedy"),
+    [
+        ("vhost-limits/{vhost}", "connections", "status", 4, "set_vhost_limits -p {vhost}"),
+        ("user-limits/{name}", "connections", "status", 4, "set_user_limits {name}"),
+        ("vhost-limits/{vhost}", "queues", "check", 1, "set_vhost_limits -p {vhost}"),
+    ],
+    ids=["connections", "connections of the user", "queues"],
+)
+def test_a_limit_that_is_reached_is_named_with_what_raises_it(  # noqa: PLR0913, PLR0917
+    broker, vhost, user, limits, kind, verb, code, remedy
+):
+    names = {"name": user(), "vhost": vhost.name}
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    broker.api("PUT", "permissions/{vhost}/{name}".format(**names), rights)
+    broker.api("PUT", f"{limits.format(**names)}/max-{kind}", {"value": 0})
+    host = urlsplit(vhost.url).netloc.rpartition("@")[2]
+
+    said = in_words(
+        verb, "-b", "amqp://{name}:p@{host}/{vhost}".format(**names, host=host), code=code
+    )
+
+    assert f"{kind[:-1]} limit" in said
+    assert f"raise this limit with: rabbitmqctl {remedy.format(**names)}" in said
+    assert f'"max-{kind}": NUMBER' in said
+    assert "permissions" not in said
+
+
 APP = "from celery import Celery\napp = Celery(set_as_current=False, "
 
 
