@@ -246,7 +246,7 @@ class Pages:
         return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
 
     def planned(self, request: Request) -> Response:
-        """Show what an action would change, or has changed."""
+        """Show what an action would change, is changing or has changed."""
         plan = self._plan_of(request, request.query_params.get("key", ""))
         examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
         return self._show(request, "plan", {"plan": plan, "examples": examples, "most": _QUEUES})
@@ -365,6 +365,11 @@ class Pages:
         except FAILURES as exc:
             plan.error = str(exc) or type(exc).__name__
             logger.error("%s: %s failed: %s", by, what, to_log(plan.error))  # noqa: TRY400 - its words say it
+            return
+        except Exception:
+            # Else its page would show it as one that has not ended.
+            plan.error = "the log of this program says why"
+            logger.exception("%s: %s failed", by, what)
             return
         logger.warning("%s: %s done: %s", by, what, plan.result)
         # The list must soon leave them out, or show their new times.

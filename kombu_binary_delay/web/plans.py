@@ -26,7 +26,9 @@ class Plan:
     :param queues: how many of the tasks each queue has, as far as known, the most first.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
     :param parked: the messages that a redrive would send.
+    :param began: when it was begun, in seconds since the epoch; None before.
     :param result: the result in a sentence, after it was done.
+    :param error: why it failed, if it did.
     """
 
     action: str
@@ -36,6 +38,7 @@ class Plan:
     queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
     parked: tuple[admin.Parked, ...] = ()
+    began: float | None = None
     result: str | None = None
     error: str | None = None
     key: str = field(default_factory=lambda: secrets.token_urlsafe(18))
@@ -50,35 +53,34 @@ class Plan:
 
 
 class Plans:
-    """The actions that wait for a confirmation, or were done just now."""
+    """The actions that wait for a confirmation, are running, or were done just now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plans: OrderedDict[str, Plan] = OrderedDict()
-        self._taken: set[str] = set()
 
     def add(self, plan: Plan) -> None:
         """Keep a plan; if there are too many, drop the oldest."""
         with self._lock:
             self._plans[plan.key] = plan
             while len(self._plans) > _KEPT:
-                old, _ = self._plans.popitem(last=False)
-                self._taken.discard(old)
+                self._plans.popitem(last=False)
 
     def get(self, key: str, user: str) -> Plan | None:
-        """Return the plan of a user; None if it is another user's, too old, or unknown."""
+        """Return the plan of a user; None if it is another user's, too old to begin, or unknown."""
         with self._lock:
             plan = self._plans.get(key)
-        if plan is None or plan.user != user or time.monotonic() - plan.made > _AGE:
+        if plan is None or plan.user != user:
             return None
-        return plan
+        too_old = plan.began is None and time.monotonic() - plan.made > _AGE
+        return None if too_old else plan
 
     def take(self, plan: Plan) -> bool:
         """Return whether a plan may be done now: true only for the first call."""
         with self._lock:
-            if plan.key in self._taken:
+            if plan.began is not None:
                 return False
-            self._taken.add(plan.key)
+            plan.began = time.time()
             return True
 
 

@@ -15,18 +15,20 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.admin import Event, OperationError, Story, WaitingTask
+from kombu_binary_delay.admin import Event, OperationError, Parked, Story, WaitingTask
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.errors import SettingsError
-from kombu_binary_delay.web import drawing, guard, passwords
+from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.web import drawing, guard, pages, passwords
+from kombu_binary_delay.web import plans as web_plans
 from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
 from kombu_binary_delay.web.looks import read_story
 from kombu_binary_delay.web.plans import Plan, Plans, to_log
 from kombu_binary_delay.web.reader import Reader
-from tests.waits import PATIENCE
+from tests.waits import PATIENCE, wait_until
 
 HOUR = 3_600_000
 USER_HEADER = ["--user-header", "X-User"]
@@ -417,6 +419,39 @@ def test_a_plan_is_done_once_and_by_whoever_made_it():
     assert plans.get(plan.key, "bob") is None
     assert plans.get(plan.key, "ann") is plan
     assert [plans.take(plan), plans.take(plan)] == [True, False]
+
+
+@pytest.mark.parametrize("unexpected", [ZeroDivisionError("why"), OperationError("why")])
+def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, unexpected):
+    plans, going = Plans(), threading.Event()
+    plan = Plan("redrive", "", "all", parked=(Parked(Destination("", "mail"), 0, 1),))
+    plans.add(plan)
+
+    def act(*_):
+        going.wait(PATIENCE)
+        raise unexpected
+
+    monkeypatch.setattr(pages, "Plans", lambda: plans)
+    monkeypatch.setattr(pages.Pages, "_done", act)
+    with browser(away(allow_changes=True)) as client:
+        path, answers = f"/plan?key={plan.key}", []
+        unused = client.get(path).text
+        token = re.search(r'name="token" value="([0-9a-f]{64})"', unused)[1]
+        form = {"key": plan.key, "token": token}
+        acting = threading.Thread(target=lambda: answers.append(client.post("/act", data=form)))
+        acting.start()
+        wait_until(lambda: plan.began)
+        monkeypatch.setattr(web_plans, "_AGE", -1)
+        running = client.get(path).text
+        going.set()
+        acting.join()
+        failed = client.get(path).text
+
+    assert "<button" in unused
+    assert "Running</strong> since <time" in running
+    assert [each.status_code for each in answers] == [200]
+    assert "It failed." in answers[0].text == failed
+    assert "<button" not in running + failed
 
 
 # --- the command --------------------------------------------------------------------
