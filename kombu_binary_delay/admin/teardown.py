@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
+from kombu_binary_delay.compat.failures import BROKER_ERRORS
+from kombu_binary_delay.errors import BinaryDelayError
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
 from .declare import delete_exchanges, restore
-from .errors import OperationError, RefusedError
+from .errors import OperationError, RefusedError, UnreachableError
 from .management import Management
 from .probe import ready
 from .progress import Notify, ignore
@@ -69,6 +71,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, or a queue has no leader that could report them.
+    :raises UnreachableError: if the management API goes away meanwhile; or if the broker does, so
+        that the ladder is left half removed, as the message then says.
     """
     snapshot = Snapshot.read(management)
     mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
@@ -232,11 +236,24 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
             )
     except BaseException as exc:
         # An interrupt must not leave a half-removed ladder. The connection may be broken.
-        with connection.clone() as again:
-            lost = restore(again, topology, _part(snapshot, exchanges))
+        try:
+            with connection.clone() as again:
+                lost = restore(again, topology, _part(snapshot, exchanges))
+        except (BinaryDelayError, *BROKER_ERRORS) as failed:
+            half = (
+                f"the ladder {topology.prefix} is half removed: its exchanges are deleted, and "
+                f"could not be put back: {str(failed) or type(failed).__name__}; when RabbitMQ "
+                f"answers, run 'verify --fix' or 'create', or 'teardown' again"
+            )
+            if isinstance(exc, Exception):
+                raise UnreachableError(f"{str(exc) or type(exc).__name__}; {half}") from exc
+            with suppress(OSError):
+                notify(half)
+            raise exc from None
         put_back = f"the ladder was put back as it was{_but(lost)}"
         if isinstance(exc, OperationError):
-            raise RefusedError(f"{exc}; {put_back}") from exc
+            kind = UnreachableError if isinstance(exc, UnreachableError) else RefusedError
+            raise kind(f"{exc}; {put_back}") from exc
         if lost:
             # After a signal, nobody may be there to read it.
             with suppress(OSError):

@@ -571,6 +571,45 @@ def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     assert before.exchanges.keys() == after.exchanges.keys()
 
 
+def test_a_teardown_whose_management_api_goes_away_puts_all_back(plain, management, small):
+    create(plain, small, small.whole)
+    before = Snapshot.read(management)
+    api = replace(management)
+
+    def go_away(text):
+        object.__setattr__(api, "url", "http://127.0.0.1:1")
+
+    with pytest.raises(UnreachableError, match=r"does not answer.* put back as it was"):
+        teardown(plain, api, small, stats_delay=0, notify=go_away)
+
+    after = Snapshot.read(management)
+    assert before.bindings == after.bindings
+    assert before.exchanges.keys() == after.exchanges.keys()
+
+
+@pytest.mark.parametrize("raised", [None, KeyboardInterrupt])
+def test_a_teardown_whose_broker_goes_away_says_what_is_half_removed(
+    vhost, management, small, raised
+):
+    said = []
+    with Connection(vhost.url) as plain:
+        create(plain, small, small.whole)
+
+        def go_away(text):
+            said.append(text)
+            plain.close()
+            plain.port = 1
+            if raised and len(said) == 1:
+                raise raised
+
+        with pytest.raises(raised or UnreachableError) as error:
+            teardown(plain, management, small, stats_delay=0, notify=go_away)
+
+    words = said[-1] if raised else str(error.value)
+    assert f"the ladder {small.prefix} is half removed" in words
+    assert "Connection refused; when RabbitMQ answers, run 'verify --fix' or 'create'" in words
+
+
 @pytest.mark.parametrize("becomes", ["gone", "exclusive"])
 def test_an_interrupted_teardown_puts_back_all_that_can_be(
     connect, plain, management, small, becomes
