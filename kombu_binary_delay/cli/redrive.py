@@ -12,15 +12,17 @@ from typing import IO, Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.admin.redrive import end_last_line
 from kombu_binary_delay.compat.failures import of_this_machine
 from kombu_binary_delay.model.address import Destination
 
+from . import words
 from .command import FOUND, OK, Printer, dry_run, ladder, subcommand
 from .connect import Target
 from .progress import bar
-from .values import Place
+from .values import Places
 
 
 @click.command(
@@ -33,6 +35,10 @@ from .values import Place
     parked, and the exit status is 1, if there is still no queue for it, or if it is not due yet.
     One without an address needs --to or --to-file; --only '' takes those alone.
 
+    Names may have colons: --only takes what is parked for any reading of its text, and --to the
+    first that exists, of the exchange up to the first colon, up to the next, and the queue. With
+    a colon before it, the text is a queue's name: --to :jobs:high.
+
     \b
       kombu-binary-delay redrive --dry-run
       kombu-binary-delay redrive --only mail
@@ -41,8 +47,8 @@ from .values import Place
       kombu-binary-delay redrive --from-file parked.jsonl --to mail
     """,
 )
-@click.option("--only", type=Place(), help="Only messages for this queue, or exchange:key.")
-@click.option("--to", type=Place(), help="Send them to this queue, or exchange:key, instead.")
+@click.option("--only", type=Places(), help="Only messages for this queue, or exchange:key.")
+@click.option("--to", type=Places(), help="Send them to this queue, or exchange:key, instead.")
 @click.option(
     "--to-file",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -61,8 +67,8 @@ from .values import Place
 def redrive(
     broker: Target,
     printer: Printer,
-    only: Destination | None,
-    to: Destination | None,
+    only: tuple[Destination, ...] | None,
+    to: tuple[Destination, ...] | None,
     to_file: Path | None,
     from_file: Path | None,
     ladder: str | None,
@@ -75,8 +81,9 @@ def redrive(
         raise click.UsageError("--from-file goes with neither --only nor --dry-run")
     with broker.plain() as connection:
         topology = broker.topology(connection, ladder)
+        place = _existing(connection, to) if to else None
         if from_file is not None:
-            return _refill(connection, printer, from_file, to)
+            return _refill(connection, printer, from_file, place)
         parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
         management = broker.management(connection)
     with ExitStack() as stack:
@@ -89,15 +96,29 @@ def redrive(
             topology,
             management,
             only=only,
-            to=to,
+            to=place,
             file=file,
             dry_run=dry_run,
             progress=update,
         )
     sys.stderr.flush()
+    if only and done.parked and not {each.destination for each in done.parked}.intersection(only):
+        meant = " or ".join(map(words.place, only))
+        printer.log(f"! nothing is parked for {meant}: --only took none of what is parked")
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", dry=dry_run, **sums)
-    return FOUND if done.reasons or (done.unreadable and only in {None, UNREADABLE}) else OK
+    return FOUND if done.reasons or (done.unreadable and only in {None, (UNREADABLE,)}) else OK
+
+
+def _existing(connection: Any, places: tuple[Destination, ...]) -> Destination:
+    """Return the first of these destinations that exists; if none does, the first."""
+    if len(places) > 1:
+        with Probe(connection) as probe:
+            for each in places:
+                name = each.exchange or each.routing_key
+                if (probe.has_exchange if each.exchange else probe.has_queue)(name):
+                    return each
+    return places[0]
 
 
 @contextmanager

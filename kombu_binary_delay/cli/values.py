@@ -90,14 +90,37 @@ def _time(kind: Any, value: str, param: Any, ctx: Any) -> float:
 
 
 class Place(_Type):
-    """A destination: a queue's name, or ``exchange:routing key``."""
+    """A destination: a queue's name, or ``exchange:routing key``, up to the first colon."""
 
     name = "destination"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Destination:
         """Return a destination."""
         del param, ctx
-        if isinstance(value, Destination):
-            return value
-        exchange, colon, key = str(value).partition(":")
-        return Destination(exchange, key) if colon else Destination("", str(value))
+        return value if isinstance(value, Destination) else readings(str(value))[0]
+
+
+class Places(_Type):
+    """The destinations that a text may mean, since names may have colons; see :func:`readings`."""
+
+    name = "destination"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Destination, ...]:
+        """Return them, the likeliest first."""
+        del param, ctx
+        return readings(value) if isinstance(value, str) else tuple(value)
+
+
+def readings(text: str) -> tuple[Destination, ...]:
+    """Return the destinations that a text may mean, the likeliest first.
+
+    ``a:b:c`` is the exchange ``a``, the exchange ``a:b``, or a queue; ``:a:b`` is the queue only.
+    """
+    words = text.split(":")
+    if not words[0]:
+        return (Destination("", text[1:]),)
+    by_exchange = (
+        Destination(":".join(words[:count]), ":".join(words[count:]))
+        for count in range(1, len(words))
+    )
+    return (*by_exchange, Destination("", text))

@@ -310,6 +310,33 @@ def test_parked_messages_are_counted_and_redriven(run, tick, connect, vhost, tmp
     assert vhost.waiting("elsewhere") == {"elsewhere": 2}
 
 
+def test_names_with_colons_are_redriven_by_what_is_parked_and_exists(run, tick, connect, vhost):
+    parking = Topology(queue_type=tick[-1]).parking
+    run(*tick, "create")
+    Exchange("Shop:Paid", "topic")(connect("amqp").channel()).declare()
+    declare(connect, "jobs:high")
+    declare(connect, "else:where")
+    with Connection(vhost.url, connect_timeout=PATIENCE) as connection:
+        for key in ("@..jobs:high", "@.Shop:Paid.eu", "@..gone"):
+            connection.Producer().publish("m", exchange=parking, routing_key=key)
+    wait_until(lambda: vhost.waiting(parking) == {parking: 3})
+
+    nothing = run(*tick, "redrive", "--only", "jobs:low", "--json")
+    wait_until(lambda: vhost.waiting(parking) == {parking: 3})
+    queue = run(*tick, "redrive", "--only", "jobs:high", "--json")
+    wait_until(lambda: vhost.waiting(parking) == {parking: 2})
+    exchange = run(*tick, "redrive", "--only", "Shop:Paid:eu", "--to", "else:where", "--json")
+    wait_until(lambda: vhost.waiting(parking) == {parking: 1})
+
+    words = "nothing is parked for the exchange jobs with the key 'low' or the queue jobs:low"
+    assert (nothing.exit_code, words in nothing.stderr) == (0, True)
+    assert [json.loads(each.stdout)["sent"] for each in (queue, exchange)] == [1, 1]
+    assert "nothing is parked" not in queue.stderr + exchange.stderr
+    wait_until(
+        lambda: vhost.waiting("jobs:high", "else:where") == {"jobs:high": 1, "else:where": 1}
+    )
+
+
 @pytest.mark.parametrize("form", [Topology, TopologyV1])
 def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
     form, run, tick, connect, vhost
