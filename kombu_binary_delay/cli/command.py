@@ -183,7 +183,7 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
     if printer.as_json:
         click.echo(json.dumps({"error": str(reason)}))
     else:
-        click.secho(wrapped(str(reason)), err=True, fg="red")
+        click.secho(wrapped(plain(str(reason))), err=True, fg="red")
     return code
 
 

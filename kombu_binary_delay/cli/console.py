@@ -16,6 +16,8 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from .words import plain
+
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
@@ -63,11 +65,11 @@ def watch(look: Callable[[], RenderableType], every: float) -> None:
 
 
 def hanging(mark: str, text: str, style: str) -> RenderableType:
-    """Return a paragraph whose lines all begin after a mark."""
+    """Return a paragraph whose lines all begin after a mark; it may name what others named."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, style=style)
     grid.add_column(overflow="fold", style=style)
-    grid.add_row(mark, text)
+    grid.add_row(mark, plain(text))
     return grid
 
 

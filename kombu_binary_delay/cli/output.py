@@ -147,7 +147,7 @@ def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
     lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
     if found.complete:
         return Group(*lines, *_notes(found.unseen()))
-    return Group(*lines, *(hanging("!", plain(each), "yellow") for each in found.unseen()))
+    return Group(*lines, *(hanging("!", each, "yellow") for each in found.unseen()))
 
 
 def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
@@ -215,7 +215,7 @@ def verification(value: Verification) -> RenderableType:
         ("RabbitMQ ", "dim"),
         value.broker,
         ("  virtual host ", "dim"),
-        value.vhost,
+        plain(value.vhost),
         ("  ladder ", "dim"),
         value.ladder,
     )
@@ -238,9 +238,9 @@ def _difference(value: Difference, said: set[str]) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row(
         Text(value.severity, style=_COLOURS[value.severity]),
-        Text.assemble((value.what, "bold"), f": {value.found}"),
+        Text.assemble((plain(value.what), "bold"), f": {plain(value.found)}"),
     )
-    grid.add_row("", Text(value.causes, style="dim"))
+    grid.add_row("", Text(plain(value.causes), style="dim"))
     if value.remedy and value.remedy not in said:
         grid.add_row("", hanging("→", value.remedy, "cyan"))
     if "rabbitmqctl " in value.remedy:

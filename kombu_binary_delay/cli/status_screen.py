@@ -11,7 +11,7 @@ from rich.text import Text
 from kombu_binary_delay.admin import LadderStatus, Status, Waiting
 
 from .console import console, cropped, hanging
-from .words import moment, short
+from .words import moment, plain, short
 
 _HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -45,7 +45,7 @@ def _head(value: Status) -> Text:
         ("RabbitMQ ", "dim"),
         value.broker,
         ("  virtual host ", "dim"),
-        value.vhost,
+        plain(value.vhost),
         ("  at ", "dim"),
         moment(value.at * 1000),
     )
@@ -81,7 +81,7 @@ def _body(value: Status, history: History = ()) -> Iterator[RenderableType]:
         table.add_column("relay", no_wrap=True, overflow="ellipsis")
         table.add_column("waiting", justify="right")
         for name, count in value.in_relays:
-            table.add_row(name, f"{count:,}")
+            table.add_row(plain(name), f"{count:,}")
         yield table
         yield ""
 
