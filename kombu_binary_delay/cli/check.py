@@ -15,7 +15,7 @@ from kombu_binary_delay.admin.check import Finding
 
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
-from .values import Delay
+from .values import Delay, Seconds
 
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "error": ("ERROR", "red")}
 _INDENT = 19
@@ -41,7 +41,7 @@ _INDENT = 19
 )
 @click.option(
     "--late",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -16,6 +16,7 @@ from kombu_binary_delay import admin
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
 from .sources import Place, choose
+from .values import Seconds
 
 _HISTORY = 60  # looks
 
@@ -47,7 +48,7 @@ _HISTORY = 60  # looks
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.5),
+    type=Seconds(min=0.5),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

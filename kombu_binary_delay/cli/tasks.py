@@ -17,7 +17,7 @@ from kombu_binary_delay.admin.waiting import COUNTED
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
 from .sources import Place, choose, words_of
-from .values import Moment
+from .values import Moment, Seconds
 
 
 @click.command(
@@ -60,7 +60,7 @@ from .values import Moment
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.5),
+    type=Seconds(min=0.5),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

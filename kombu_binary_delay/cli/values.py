@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import Any
 
@@ -33,6 +34,18 @@ class Moment(_Type):
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
             raise
+
+
+class Seconds(_Range):
+    """A number of seconds to wait."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return a number that the operating system can wait."""
+        seconds: float = super().convert(value, param, ctx)
+        # Not a number is neither below nor above it.
+        if not seconds <= threading.TIMEOUT_MAX:
+            self.fail(f"{value!r} is no number of seconds that anything can wait", param, ctx)
+        return seconds
 
 
 class Countdown(_Range):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import resource
+import tempfile
 import time
 import zlib
 from base64 import b64encode
@@ -322,7 +324,14 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
         (["--node-command", "false"], 4, "the node: false rabbitmqctl printed nothing. Run this"),
         (["--node-command", "nonesuch"], 4, "Run this on the broker's host, or keep a journal ("),
         (["--node-command", "echo kbd"], 4, "cannot list from the node: echo kbd rabbitmqctl"),
+        (
+            ["--node-command", "docker 'x"],
+            2,
+            '"docker \'x", cannot be read as a shell reads them: No',
+        ),
         (["--due-before", "soon"], 2, "is no delay"),
+        (["--every", "nan"], 2, "'nan' is no number of seconds"),
+        (["--every", "inf"], 2, "'inf' is no number of seconds"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),
     ],
     ids=str,
@@ -330,6 +339,26 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
 def test_what_cannot_be_read_is_an_error(words, code, said):
     done = CliRunner().invoke(binary_delay, ["tasks", *words])
     assert (done.exit_code, said in done.stderr) == (code, True), done.output
+
+
+def test_without_room_for_temporary_files_a_listing_is_no_fault_of_the_broker(monkeypatch):
+    soon = (BEGIN + 3_600_000) * 1000
+    scheduled = {"event": "scheduled", "at": 1, "due": soon, "args": "x" * 1000}
+    monkeypatch.setattr(journal, "_CACHE", 1)
+    monkeypatch.setattr(journal, "has_journal", lambda *_: True)
+    monkeypatch.setattr(journal, "_events", lambda *_: [{**scheduled, "id": "1"}] * 1000)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # It stands for a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(admin.OperationError, match=r"temporary database .* SQLITE_TMPDIR"):
+            list(admin.from_journal(None, Topology()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    with pytest.raises(admin.OperationError, match="no temporary file can be made: No usable"):
+        admin.from_node("true", "/", Topology())
 
 
 def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
@@ -452,6 +481,17 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
         output.amended(admin.Amended("cancel", (HOSTILE,), None, 9000)),
         output.redriven(admin.Redrive(tuple(admin.Parked(each, 1, 1) for each in places), ())),
         output.plan(admin.Plan(((HOSTILE, 1),))),
+        output.verification(
+            admin.Verification(
+                "4.3",
+                HOSTILE,
+                "kbd",
+                (admin.Difference("error", HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+            )
+        ),
+        output.status(
+            admin.Status(0, "4.3", HOSTILE, (), 0, 1, (HOSTILE,), in_relays=((HOSTILE, 1),))
+        ),
     ]
     for each in shown:
         lines = drawn(each, 200).splitlines()

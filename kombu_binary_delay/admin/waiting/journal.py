@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -108,7 +108,8 @@ def from_journal(
     :param judge: applies the amendments, see :func:`judge_of`.
     :param namespace: that of the settings, which names the stream, if ``topology`` is the ladder of
         another system.
-    :raises OperationError: if there is no such stream.
+    :raises OperationError: if there is no such stream; when read, if the temporary database cannot
+        be written.
     """
     return JournalWaiters(connection, topology, select or Selection(), judge, namespace)
 
@@ -188,7 +189,7 @@ class JournalWaiters:
     def __iter__(self) -> Iterator[WaitingTask]:
         self._taken_back = 0
         # Without a name, SQLite uses a temporary file that it deletes at the close.
-        with closing(sqlite3.connect("")) as database:
+        with _disk_errors(), closing(sqlite3.connect("")) as database:
             database.execute(f"pragma cache_size = -{_CACHE}")
             database.execute("pragma journal_mode = off")
             database.execute("pragma synchronous = off")
@@ -282,6 +283,21 @@ class JournalWaiters:
             database.execute("delete from waiting where id = ?", (id_,))
         elif _is_number(due) and due > time.time_ns() // 1000:
             database.execute("delete from waiting where id = ? and due = ?", (id_, due))
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Say what is wrong with the temporary database.
+
+    :raises OperationError: for any error of it.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as exc:
+        raise OperationError(
+            f"the temporary database of what waits cannot be written: {exc}; free some space, or "
+            f"name another folder in SQLITE_TMPDIR"
+        ) from exc
 
 
 def _after(event: Event, state: str) -> str:

@@ -75,7 +75,7 @@ def from_node(  # noqa: PLR0913 - the last one guards against the wrong node
         ``connection.connection.server_properties["cluster_name"]``; None for any.
     :raises UnreachableError: if the command fails.
     :raises OperationError: if there are levels, but none of them can be read; or if the node is of
-        another cluster, or does not have the virtual host.
+        another cluster, or does not have the virtual host; or if no temporary file can be made.
     """
     return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge, cluster)
 
@@ -307,7 +307,7 @@ class NodeWaiters:
             # A shell on the other side parses the arguments of ssh again.
             arguments[-1] = shlex.quote(expression)
         shown = self._shown
-        with tempfile.TemporaryFile() as errors:
+        with _temporary_file() as errors:
             try:
                 process = subprocess.Popen(  # noqa: S603 - it is the operator's own
                     arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
@@ -341,7 +341,25 @@ class NodeWaiters:
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else list(command)
+    if not isinstance(command, str):
+        return list(command)
+    try:
+        return shlex.split(command)
+    except ValueError as exc:
+        raise OperationError(
+            f"the words before rabbitmqctl, {command!r}, cannot be read as a shell reads them: "
+            f"{exc}; change --node-command or BINARY_DELAY_NODE_COMMAND"
+        ) from exc
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as exc:
+        raise OperationError(
+            f"no temporary file can be made: {exc.strerror}; free some space, or name another "
+            f"folder in TMPDIR"
+        ) from exc
 
 
 def _words(lines: IO[bytes] | None) -> Any:
