@@ -203,6 +203,20 @@ def _but(lost: Sequence[Binding]) -> str:
     )
 
 
+def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
+    """Return what to add to ``create``, so that the ladder leads to the same queues again."""
+    names = sorted(
+        {
+            each.destination
+            for each in _part(snapshot, exchanges).bindings
+            if each.to_queue and not topology.owns(each.destination)
+        }
+    )
+    if not names:
+        return ""
+    return f" with --queue for each queue that it led to ({', '.join(names[:3])}{_more(names)})"
+
+
 def _listed(waiting: dict[str, int]) -> str:
     first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
     return f"{sum(waiting.values())} messages wait ({first}{_more(waiting)})"
@@ -243,7 +257,7 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
             half = (
                 f"the ladder {topology.prefix} is half removed: its exchanges are deleted, and "
                 f"could not be put back: {str(failed) or type(failed).__name__}; when RabbitMQ "
-                f"answers, run 'verify --fix' or 'create', or 'teardown' again"
+                f"answers, run 'create'{_ways(topology, snapshot, exchanges)}, or 'teardown' again"
             )
             if isinstance(exc, Exception):
                 raise UnreachableError(f"{str(exc) or type(exc).__name__}; {half}") from exc

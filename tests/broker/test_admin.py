@@ -593,7 +593,8 @@ def test_a_teardown_whose_broker_goes_away_says_what_is_half_removed(
 ):
     said = []
     with Connection(vhost.url) as plain:
-        create(plain, small, small.whole)
+        Queue("mail")(plain.channel()).declare()
+        create(plain, small, small.whole + small.to_queue("mail"))
 
         def go_away(text):
             said.append(text)
@@ -607,7 +608,8 @@ def test_a_teardown_whose_broker_goes_away_says_what_is_half_removed(
 
     words = said[-1] if raised else str(error.value)
     assert f"the ladder {small.prefix} is half removed" in words
-    assert "Connection refused; when RabbitMQ answers, run 'verify --fix' or 'create'" in words
+    assert "Connection refused; when RabbitMQ answers, run 'create' with --queue for" in words
+    assert "(mail), or 'teardown' again" in words
 
 
 @pytest.mark.parametrize("becomes", ["gone", "exclusive"])
