@@ -17,8 +17,10 @@ from urllib.request import Request, urlopen
 
 from .errors import UnreachableError
 
-_TIMEOUT = 30  # seconds
+#: In seconds. RabbitMQ itself gives a listing 60, and more if there are over 30,000 queues.
+_TIMEOUT = 70
 _PORT, _TLS_PORT = 15672, 15671
+_BUSY = "it is overloaded or just starting: try again later, and look into the broker's log"
 _SAY_WHERE = "Say where it is with --management or BINARY_DELAY_MANAGEMENT"
 
 
@@ -69,6 +71,12 @@ class Management:
                 return json.loads(answer.read())
         except HTTPError as exc:
             raise UnreachableError(self._refusal(exc, path)) from exc
+        except TimeoutError as exc:
+            # It is connected: what fails before that is an URLError.
+            raise UnreachableError(
+                f"the management API at {self.url} has given no answer to {'/'.join(path)} within "
+                f"{_TIMEOUT} s; {_BUSY}"
+            ) from exc
         except (URLError, OSError, ValueError, HTTPException) as exc:
             raise UnreachableError(
                 f"the management API at {self.url} does not answer: {_reason(exc)}; enable it with "
@@ -98,6 +106,8 @@ class Management:
                 f"{api} shows the user {name} no virtual host {self.vhost!r}; is it that of this "
                 f"broker? {_SAY_WHERE}"
             )
+        if exc.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return f"{api} answered {exc.code} to {asked}; {_BUSY}"
         if exc.code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return (
                 f"{api} answered {exc.code} to {asked}; is it RabbitMQ's management API? "

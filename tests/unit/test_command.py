@@ -26,11 +26,14 @@ from kombu_binary_delay.admin import (
     OperationError,
     RefusedError,
     UnreachableError,
+    management,
 )
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.command import subcommand
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.files import write_file
+
+NO_API = r"does not answer: [^;]*; enable it"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, or mounts it")
 
@@ -73,30 +76,40 @@ def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, co
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "said"),
     [
-        b"",
-        b"what\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwhat",
-        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 101 + b"\r\n",
+        (b"", NO_API),
+        (b"what\r\n\r\n", NO_API),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NO_API),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwhat", NO_API),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 101 + b"\r\n", NO_API),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", "answered 503 to overview; it is over"),
+        (None, "has given no answer to overview within 0.5 s; it is overloaded"),
     ],
-    ids=["nothing", "no HTTP", "too little", "no JSON", "too many headers"],
+    ids=["nothing", "no HTTP", "too little", "no JSON", "too many headers", "error", "late"],
 )
-def test_a_management_api_that_answers_nonsense_cannot_be_reached(answer):
+def test_a_management_api_that_answers_nonsense_or_late_cannot_be_reached(
+    answer, said, monkeypatch
+):
+    monkeypatch.setattr(management, "_TIMEOUT", 0.5 if answer is None else 70)
+    over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
             with suppress(OSError), server.accept()[0] as taken:
                 taken.recv(9999)
-                taken.sendall(answer)
+                if answer is None:
+                    over.wait()
+                else:
+                    taken.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        management = Management(f"http://127.0.0.1:{server.getsockname()[1]}", "/", "u", "p")
+        api = Management(f"http://127.0.0.1:{server.getsockname()[1]}", "/", "u", "p")
 
-        with pytest.raises(UnreachableError, match="does not answer"):
-            management.get("overview")
+        with pytest.raises(UnreachableError, match=said):
+            api.get("overview")
+        over.set()
         thread.join()
 
 
