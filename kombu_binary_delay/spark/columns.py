@@ -199,4 +199,8 @@ def due_micros(df: DataFrame, published: Column) -> Column:
         seconds = tried(df, "countdown", "double")
         sane = F.when(F.abs(seconds) < 1e12, seconds)  # to Spark, NaN is greater than all numbers
         times.append(published + F.ceil(sane * 1_000_000).cast("bigint"))
-    return F.when(published.isNotNull(), F.coalesce(*times))
+    has_one = published.isNotNull()
+    if len(times) > 1:
+        # A row with both is not published, also if one of them cannot be read.
+        has_one &= named(df, "eta").isNull() | named(df, "countdown").isNull()
+    return F.when(has_one, F.coalesce(*times))

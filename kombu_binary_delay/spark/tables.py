@@ -126,8 +126,10 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
         session.catalog.refreshTable(place.where)
         table = session.table(place.where)
     elif schema is not None and place.is_files and place.form != "csv":
-        # In CSV, Spark would take the columns by their order.
-        return session.read.schema(schema).format(place.form).load(place.where)
+        # In CSV, Spark would take the columns by their order. A row of JSON that it cannot read
+        # would have no values, and not be missed.
+        rows = session.read.schema(schema).option("mode", "FAILFAST")
+        return rows.format(place.form).load(place.where)
     elif place.form in _UNTYPED:
         table = _text(session, place, "PERMISSIVE" if schema is None else "FAILFAST")
     else:

@@ -206,10 +206,13 @@ def test_text_such_as_files_have_is_planned_by_what_it_says(spark):
         (noon, None, "30d", None),
         (noon, "12:30", None, None),
         ("soon", later, None, None),
+        # As for a publish, which rejects them.
+        (noon, later, "60", None),
+        (noon, "12:30", "60", None),
     ]
     names = "published string, eta string, countdown string, bytes string"
     [summary] = summarize(plan(spark.createDataFrame(rows, names), BINARY)).collect()
-    assert (summary.messages, summary.undated, summary.bytes) == (2, 3, 600)
+    assert (summary.messages, summary.undated, summary.bytes) == (2, 5, 600)
 
 
 def test_limits_pass_or_fail_one_by_one(spark):

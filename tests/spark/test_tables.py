@@ -180,6 +180,12 @@ def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
     assert [tuple(row) for row in found] == [("a", "1.5")]
 
 
+def test_a_row_of_json_that_is_cut_off_is_not_missed_in_silence(spark, tmp_path):
+    (tmp_path / "rows.json").write_text('{"key": "a"}\n{"key": "b')
+    with pytest.raises((PySparkException, Py4JJavaError), match=r"rows\.json|Malformed"):
+        read(spark, f"json:{tmp_path}", "key string").collect()
+
+
 #: Rows of one file, and what is published of each, or why it is not.
 WRITTEN = {
     ("007", '[1, "a, \\"b\\"", "\\\\"]', '{"a": 1}', "0042", "60", None): (60.0, None, None),

@@ -133,6 +133,8 @@ def _destination(df: DataFrame) -> Column:
         named(df, name).cast("string") if has(df, name) else null
         for name in ("queue", "exchange", "routing_key")
     )
+    # The default exchange has no name.
+    exchange = F.when(exchange != "", exchange)
     place = F.when(exchange.isNotNull() | key.isNotNull(), F.concat_ws("/", exchange, key))
     return F.coalesce(queue, place, F.lit("the task's own"))
 
