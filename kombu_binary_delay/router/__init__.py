@@ -432,7 +432,7 @@ class Router(DeliverySide):
         return Delivery(found, properties)
 
     def _written(
-        self, by: Topology | None, key: str, headers: Mapping[str, Any]
+        self, by: Topology | None, key: str, headers: dict[str, Any]
     ) -> tuple[Topology, Destination | None]:
         """Return the ladder that wrote a routing key, and the destination in it, if any.
 

@@ -615,6 +615,7 @@ def test_a_dead_letter_of_what_came_by_a_foreign_ladder_is_as_it_was_published(b
 
     found = connection.router.received("dlx", plan.routing_key, properties, "dead")
 
+    assert found is not None
     assert found.destination == Destination("dlx", "orders")
     assert found.properties["application_headers"] == {"mine": 1, "x-death": [mine]}
 
