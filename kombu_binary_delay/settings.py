@@ -33,7 +33,7 @@ _BESIDE_A_FOREIGN_LADDER = (
     "amendments_max_age",
     "jitter",
 )
-_MAX_AGE = re.compile(r"([1-9][0-9]*)([YMDhms])")
+_MAX_AGE = re.compile(r"(0*[1-9][0-9]*)([YMDhms])")
 #: The units of RabbitMQ's ``x-max-age``, in milliseconds.
 _UNITS = {
     "Y": 31_536_000_000,

@@ -242,6 +242,10 @@ def _exchange(
     if not row["durable"]:
         causes = "it is gone after a restart of the broker"
         yield Difference("error", what, "not durable", causes, anew)
+    for flag in ("internal", "auto_delete"):
+        if row.get(flag):
+            causes = "applications cannot declare it: their delayed publishes fail"
+            yield Difference("error", what, flag.replace("_", "-"), causes, anew)
     wanted, given = dict(exchange.arguments), arguments(row)
     for name in wanted.keys() | given.keys():
         if wanted.get(name) != given.get(name):
@@ -362,6 +366,17 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
         if queue.name not in snapshot.queues and not declares:
             found, causes = "missing", "what happens to delayed messages is not recorded"
             yield Difference("warning", f"queue {queue.name}", found, causes, MAKE)
+        elif queue.name in snapshot.queues and declares:
+            given, wanted = arguments(snapshot.queues[queue.name]), dict(queue.arguments)
+            for name in sorted(wanted):
+                if wanted[name] != given.get(name):
+                    yield Difference(
+                        "warning",
+                        f"queue {queue.name}",
+                        _other(name, wanted, given),
+                        "programs with this setting cannot declare it, and record nothing",
+                        "set journal_max_age to what the stream has",
+                    )
 
 
 def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
@@ -603,7 +618,8 @@ def _limits(definition: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator
 def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, list[str]]:
     """Return the names on which a publisher needs each permission."""
     if declares:
-        names = [each.name for each in topology.whole.exchanges]
+        parts = (topology.whole, topology.direct_base) if direct else (topology.whole,)
+        names = [each.name for part in parts for each in part.exchanges]
         names += [each.name for each in topology.whole.queues]
         return dict.fromkeys(PERMISSIONS, names)
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]

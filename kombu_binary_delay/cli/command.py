@@ -22,6 +22,7 @@ from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableEr
 from kombu_binary_delay.amendments.channel import UnansweredError
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+from kombu_binary_delay.model.ladder import MAX_KEY
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
@@ -208,11 +209,21 @@ yes = click.option("--yes", is_flag=True, help="Do not ask.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )
+
+
+def _names_of_queues(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
+    for each in values:
+        if not 0 < len(each.encode(errors="surrogateescape")) <= MAX_KEY:
+            raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {each!r}")
+    return values
+
+
 queues_of_yours = click.option(
     "--queue",
     "queues",
     multiple=True,
     metavar="NAME",
+    callback=_names_of_queues,
     help="Lead to this queue of yours, too; may be repeated.",
 )
 ladder = click.option(

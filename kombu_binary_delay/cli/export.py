@@ -76,9 +76,7 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
 @queues_of_yours
 @click.option(
     "--vhost",
-    default="/",
-    show_default=True,
-    help="The virtual host, in definitions and kubernetes.",
+    help="The virtual host, in definitions and kubernetes.  [default: that of the broker's URL]",
 )
 @click.option(
     "--cluster",
@@ -106,7 +104,7 @@ def export(
     format_: str,
     output: Path,
     queues: tuple[str, ...],
-    vhost: str,
+    vhost: str | None,
     cluster: str,
     release: str,
     delay: float,
@@ -119,6 +117,7 @@ def export(
     to_be_made = format_ in _TO_BE_MADE
     server = {"product": "RabbitMQ", "version": release}
     lanes = broker.lanes(ladder=ladder, server=server if to_be_made else None)
+    vhost = vhost or broker.plain().virtual_host or "/"
     part = broker.part(lanes)
     if to_be_made:
         part += stream_part(broker.settings, server) + broker.amendments(server)

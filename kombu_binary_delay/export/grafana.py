@@ -26,7 +26,7 @@ def grafana(topology: Topology) -> str:
     It shows the levels of ``topology`` by their waits. Its variables are the data source, the value
     of the label ``rabbitmq_cluster`` if there is one, and the virtual host.
     """
-    topology = replace(topology, lane=0)
+    topology = replace(topology, lane=0, urgent=False)
     ask = Questions(
         topology,
         more=',rabbitmq_cluster=~"$cluster",vhost=~"$vhost"',

@@ -13,6 +13,8 @@ from .names import shorten
 
 _HEAD = """\
 # A ladder of kombu-binary-delay, as a Terraform module. Made by a program: do not edit.
+# Keep this file beside that of another ladder until its queues are empty: Terraform deletes what is
+# in no file any more, and prevent_destroy goes with it.
 
 terraform {
   required_providers {
@@ -33,7 +35,8 @@ variable "vhost" {
 def terraform(part: Part) -> str:
     """Return a part as a module with one variable, ``vhost``.
 
-    Its queues have ``prevent_destroy``, because they hold delayed messages.
+    Its queues have ``prevent_destroy``, because they hold delayed messages. That does not protect
+    queues that a later module leaves out: Terraform deletes them, with what waits in them.
 
     :raises AddressError: if a name has a ``/``, which the provider cannot bind.
     """
@@ -128,6 +131,8 @@ def _plain(name: str) -> str:
 
 
 def _object(arguments: Arguments, indent: int) -> str:
+    if not arguments:
+        return "{}"
     width = max(len(json.dumps(name)) for name, _ in arguments)
     inner = "".join(
         f"{' ' * (indent + 2)}{json.dumps(name):{width}} = {_value(value)}\n"
@@ -137,7 +142,7 @@ def _object(arguments: Arguments, indent: int) -> str:
 
 
 def _value(value: str | int) -> str:
-    return _string(value) if isinstance(value, str) else str(value)
+    return _string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _string(text: str) -> str:

@@ -166,6 +166,7 @@ def names(topology) -> dict[str, str]:
         "level exchanges": re.escape(topology.prefix) + r"\.level-[0-9]+",
         "urgent levels": re.escape(topology.for_urgent().prefix) + r"\.level-[0-9]+",
         "direct": re.escape(topology.direct),
+        "for one delay": re.escape(topology.prefix) + r"\.(fallback|direct(\.[0-9]+ms|\.lock)?)",
         "level queues": re.escape(topology.prefix) + r"\.level-[0-9]+\.[01]+",
         "delivery": re.escape(topology.delivery),
         "to queues": re.escape(topology.to_queues),
@@ -283,6 +284,20 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
         connection.release()
 
     assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]
+
+
+def test_a_publisher_with_a_queue_for_one_delay_needs_what_the_page_says(connect, granted, vhost):
+    Queue("mail")(connect().default_channel).declare()
+    less = together(PUBLISHER, PER_QUEUE)
+    names = ("for one delay",)
+    more = together(less, Grant(configure=names, write=names, read=names))
+    options = {"binary_delay": {"queue_per_delay": True}}
+    with pytest.raises(TopologyError, match=r"direct|fallback"):
+        publish(connect(url=granted(less), **options), "never", delay=60_000)
+    publisher = connect(url=granted(more), confirm_publish=True, **options)
+    for _ in range(3):
+        publish(publisher, "sent", delay=60_000)
+    assert any(row["name"].endswith(".direct.60000ms") for row in vhost.queues())
 
 
 def test_a_publisher_to_an_exchange_of_others_needs_nothing_on_it(connect, granted, collect):

@@ -25,7 +25,7 @@ from kombu_binary_delay.export import (
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 
-STRANGE = 'Straße "${x}" %{y} \\ #1; <b>'
+STRANGE = 'Straße "${x}" %{y} \\ #1; it\'s <b>'
 TOPOLOGIES = [
     Topology(Ladder.binary(5, 1000)),
     Topology(Ladder(2000, (4, 3)), "Up_per", "classic"),
@@ -38,6 +38,7 @@ TOPOLOGIES = [
 def part_of(topology: Topology) -> Part:
     """The ladder with ways to a plain queue, to a strange one, and to exchanges."""
     part = topology.whole + topology.to_queue("mail") + topology.to_queue(STRANGE)
+    part += Part(queues=(Queue("bare", ()), Queue("one", (("x-single-active-consumer", True),))))
     if not topology.mirrors:
         return part
     part += topology.exchange_relay("my.headers") + topology.mirror(STRANGE)

@@ -139,6 +139,15 @@ def test_another_argument_of_a_queue_is_named_with_what_it_causes(argument, valu
     assert "cannot declare it" in found.causes
 
 
+@pytest.mark.parametrize("flag", ["internal", "auto_delete"])
+def test_an_exchange_that_programs_cannot_declare_is_named(flag):
+    snapshot = snapshot_of(TOPOLOGY.whole)
+    snapshot.exchanges[TOPOLOGY.delivery][flag] = True
+    (found,) = compare(TOPOLOGY, snapshot)
+    assert (found.what, found.found) == (f"exchange {TOPOLOGY.delivery}", flag.replace("_", "-"))
+    assert "cannot declare it" in found.causes
+
+
 def test_levels_that_no_message_has_needed_are_no_fault_where_applications_make_them():
     low = TOPOLOGY.base + TOPOLOGY.levels[0] + TOPOLOGY.levels[1]
 
@@ -279,6 +288,7 @@ JOURNAL = stream_part(Settings(journal="stream"), {"product": "RabbitMQ", "versi
         (r"^kbd\.v2\.journal$", {"max-length-bytes": 9}, "note", ""),
         ("journal", {"max-age": "1D"}, "note", ""),
         ("journal", {"max-age": "8D"}, None, ""),
+        ("journal", {"max-age": "08D"}, None, ""),
         (
             r"^kbd\.v2\.amendments\.ids$",
             {"max-age": "1D"},
@@ -305,6 +315,17 @@ def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(
     assert remedy in about[severity].remedy if remedy else not about[severity].remedy
     forgets = "what was cancelled may run" if severity == "warning" else "is not listed"
     assert forgets in about[severity].causes
+
+
+def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named():
+    other = stream_part(
+        Settings(journal="stream", journal_max_age="30D"),
+        {"product": "RabbitMQ", "version": "4.3.6"},
+    )
+    api = Api(TOPOLOGY, [], more=AMENDMENTS + JOURNAL)
+    found = verify(api, TOPOLOGY, journal=other).differences
+    [age] = [each for each in found if each.what == "queue kbd.v2.journal"]
+    assert (age.severity, "'7D'" in age.found, "30D" in age.found) == ("warning", True, True)
 
 
 @pytest.mark.parametrize(
