@@ -43,6 +43,8 @@ from .knowledge import ATTEMPTS, BASE, BINDINGS, KINDS, quietly
 LOOK_AGAIN = 30_000_000
 #: The number of destinations whose routes are declared again after each check, in rotation.
 MAX_RENEWED = 16
+#: The same for the mirrors of exchanges. They are led to at once, within one publish.
+MAX_MIRRORS = 4
 
 
 class Plan(NamedTuple):
@@ -387,17 +389,20 @@ class Router(DeliverySide):
             self._unreached &= self._bound.keys()
             for each in list(self._unreached):
                 yield from quietly(self._mirror_binding(each))
-        # Another program may have deleted and recreated a queue, or the delivery exchange, without
-        # the bindings. So the way to it is declared again: a few after each check, not hundreds.
-        kinds = ("way", "relay", "target", "mirror")
-        ways = sorted(each for each in self.existing if each[0] in kinds and len(each) == 2)
-        first = self._looks * MAX_RENEWED % max(len(ways), 1)
-        renewed = (ways[first:] + ways[:first])[:MAX_RENEWED]
-        self.existing.difference_update(renewed)
+        # Another program may have deleted and recreated a queue, without its bindings. So the route
+        # to it is declared again: to a few queues after each check, not to hundreds at once.
+        ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))
+        self.existing.difference_update(self._in_turn(ways, MAX_RENEWED))
+        # Or the delivery exchange, without its bindings to the mirrors, which are there.
+        if self._heights:
+            found = sorted(each[1] for each in self.existing if each[0] == "mirror")
+            yield from quietly(self._lead_to_mirrors(self._in_turn(found, MAX_MIRRORS)))
         self._looks += 1
-        for kind, exchange in renewed:
-            if kind == "mirror":
-                yield from quietly(self._mirror_again(exchange))
+
+    def _in_turn(self, all_of_them: list[Any], number: int) -> list[Any]:
+        """Return some of a list, so that each look takes the next, and the first after the last."""
+        first = self._looks * number % max(len(all_of_them), 1)
+        return (all_of_them[first:] + all_of_them[:first])[:number]
 
     # -- a delivery ----------------------------------------------------------------------------
 

@@ -175,15 +175,14 @@ class DeliverySide(LadderSide):
                 yield Unbind(to_relay, command.what)
         self.existing.add(("mirror", exchange))
 
-    def _mirror_again(self, exchange: str) -> Steps:
-        """Declare a mirror and the way to it again, unless its exchange was deleted by others.
+    def _lead_to_mirrors(self, exchanges: Iterable[str]) -> Steps:
+        """Bind mirrors to the delivery exchange again.
 
-        Not its relay: the exchange may be of another type by now.
+        A mirror is not made here: it would lack its bindings, and be found at the next look.
         """
-        if not (yield from self._is_gone(exchange)):
-            way = Ensure(self.topology.mirror(exchange), f"the way to the exchange {exchange!r}")
-            if (yield from self._on_the_base(way)) is Answer.DONE:
-                self.existing.add(("mirror", exchange))
+        ways = tuple(way for each in exchanges for way in self.topology.mirror(each).bindings)
+        if ways:
+            yield Ensure(Part(bindings=ways), "the ways to exchanges")
 
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange.

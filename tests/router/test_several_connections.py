@@ -39,6 +39,23 @@ def test_a_way_to_an_exchange_is_back_though_another_made_the_delivery_exchange_
     assert owner.reached("k", "x") == ["q"]
 
 
+def test_a_mirror_that_was_deleted_is_never_made_again_without_its_bindings(broker):
+    """Given: a connection that has not delayed anything yet, so it has not looked."""
+    owner, late = Connection(broker), Connection(broker)
+    for each, queue in ((owner, "q"), (late, "r")):
+        each.exchange("x", "topic")
+        each.queue(queue)
+        each.bind(queue, "x", "k")
+        each.consume()
+    owner.publish("k", "x")
+    broker.delete_exchange(owner.topology.mirror_name("x"))
+    late.publish("r")
+    for each in (owner, late):
+        each.now += LOOK_AGAIN
+        each.publish("k", "x")
+    assert owner.reached("k", "x") == ["q"]
+
+
 @pytest.mark.parametrize("refusing", ["a", "b", "c", "abc", ""])
 def test_every_queue_of_a_message_with_further_keys_gets_it_once(broker, refusing):
     """Also those that are led to straight, beside one that has a relay."""
