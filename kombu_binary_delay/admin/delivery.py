@@ -172,7 +172,10 @@ class _Side:
         seen.add(exchange)
         kind = self._type(exchange)
         if kind == "headers":
-            return topology.exchange_relay(exchange)
+            part = topology.exchange_relay(exchange)
+            for each in self._from[exchange]:
+                part += self._by_name(each)
+            return part
         if kind not in IMITABLE:
             raise OperationError(
                 f"the exchange {exchange!r} "
@@ -192,10 +195,17 @@ class _Side:
             relay = each.to_queue and self._needs_relay_on_mirrors(target)
             if relay:
                 part += topology.queue_relay(target)
-            elif each.to_queue:
-                part += to_queue(topology, target, relay=self.needs_relay(target))
+            else:
+                part += self._by_name(each)
             part += Part(bindings=self._mirrored(each, kind, relay=relay))
         return part
+
+    def _by_name(self, binding: Binding) -> Part:
+        """Return the route by name to the queue of a binding, if it has one that we can bind."""
+        queue = binding.destination
+        if not binding.to_queue or self._topology.owns(queue) or self._snapshot.is_exclusive(queue):
+            return Part()
+        return to_queue(self._topology, queue, relay=self.needs_relay(queue))
 
     # -- faults --------------------------------------------------------------------------------
 

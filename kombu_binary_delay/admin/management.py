@@ -9,19 +9,46 @@ import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from .errors import UnreachableError
 
-#: In seconds. RabbitMQ itself gives a listing 60, and more if there are over 30,000 queues.
-_TIMEOUT = 70
+#: How long to wait for a connection, and for an answer, in seconds. RabbitMQ itself gives a listing
+#: 60, and more if there are over 30,000 queues.
+_CONNECT, _TIMEOUT = 10, 70
 _PORT, _TLS_PORT = 15672, 15671
 _BUSY = "it is overloaded or just starting: try again later, and look into the broker's log"
 _SAY_WHERE = "Say where it is with --management or BINARY_DELAY_MANAGEMENT"
+
+
+class _Connection(HTTPConnection):
+    """A connection that waits longer for an answer than to be made."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(_TIMEOUT)
+
+
+class _ConnectionWithTLS(_Connection, HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Patient(HTTPHandler):
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(_Connection, req)
+
+
+class _PatientWithTLS(HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__(context=context)
+        self._given = context
+
+    def https_open(self, req: Request) -> Any:
+        return self.do_open(_ConnectionWithTLS, req, context=self._given)
 
 
 @dataclass(frozen=True)
@@ -67,7 +94,7 @@ class Management:
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
         request = Request(url, headers={"Authorization": f"Basic {credentials}"})  # noqa: S310 - http or https, see above
         try:
-            with urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310 - see above
+            with self._opener.open(request, timeout=_CONNECT) as answer:
                 return json.loads(answer.read())
         except HTTPError as exc:
             raise UnreachableError(self._refusal(exc, path)) from exc
@@ -87,6 +114,10 @@ class Management:
     def here(self, kind: str, query: str = "") -> Any:
         """Return all objects of a kind, such as ``queues``, in the virtual host."""
         return self.get(kind, self.vhost, query=query)
+
+    @property
+    def _opener(self) -> OpenerDirector:
+        return build_opener(_Patient(), _PatientWithTLS(context=self._context))
 
     @property
     def _context(self) -> ssl.SSLContext | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.compat.failures import BROKER_ERRORS
-from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.model.parts import Binding, Exchange, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
@@ -205,16 +205,19 @@ def _but(lost: Sequence[Binding]) -> str:
 
 def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
     """Return what to add to ``create``, so that the ladder leads to the same queues again."""
-    names = sorted(
-        {
-            each.destination
-            for each in _part(snapshot, exchanges).bindings
-            if each.to_queue and not topology.owns(each.destination)
-        }
-    )
-    if not names:
-        return ""
-    return f" with --queue for each queue that it led to ({', '.join(names[:3])}{_more(names)})"
+    mirrors = {topology.mirror_name(each): each for each in snapshot.exchanges if each}
+    names = {
+        each.destination
+        for each in _part(snapshot, exchanges).bindings
+        if each.to_queue and not topology.owns(each.destination) and each.source not in mirrors
+    }
+    led = {"--queue": names, "--exchange": {mirrors[each] for each in exchanges if each in mirrors}}
+    said = [
+        f"{option} for each of {', '.join(sorted(found)[:3])}{_more(found)}"
+        for option, found in led.items()
+        if found
+    ]
+    return f", and 'create' with {' and '.join(said)}, to which it led" if said else ""
 
 
 def _listed(waiting: dict[str, int]) -> str:
@@ -257,10 +260,12 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
             half = (
                 f"the ladder {topology.prefix} is half removed: its exchanges are deleted, and "
                 f"could not be put back: {str(failed) or type(failed).__name__}; when RabbitMQ "
-                f"answers, run 'create'{_ways(topology, snapshot, exchanges)}, or 'teardown' again"
+                f"answers, run 'verify --fix --ladder {topology.prefix}'"
+                f"{_ways(topology, snapshot, exchanges)}; or 'teardown' again"
             )
             if isinstance(exc, Exception):
-                raise UnreachableError(f"{str(exc) or type(exc).__name__}; {half}") from exc
+                kind = RefusedError if isinstance(failed, TopologyError) else UnreachableError
+                raise kind(f"{str(exc) or type(exc).__name__}; {half}") from exc
             with suppress(OSError):
                 notify(half)
             raise exc from None

@@ -229,6 +229,13 @@ def _no_way(topology: Topology) -> str:
     return "messages that should take it are lost"
 
 
+#: What an exchange of ours never is, and what that causes.
+_FLAGS = {
+    "internal": "no application may publish to it",
+    "auto_delete": "it is gone with its last binding",
+}
+
+
 def _exchange(
     topology: Topology, exchange: Exchange, row: Mapping[str, Any] | None
 ) -> Iterator[Difference]:
@@ -242,9 +249,9 @@ def _exchange(
     if not row["durable"]:
         causes = "it is gone after a restart of the broker"
         yield Difference("error", what, "not durable", causes, anew)
-    for flag in ("internal", "auto_delete"):
+    for flag, harm in _FLAGS.items():
         if row.get(flag):
-            causes = "applications cannot declare it: their delayed publishes fail"
+            causes = f"{harm}; and applications that declare it cannot, so their publishes fail"
             yield Difference("error", what, flag.replace("_", "-"), causes, anew)
     wanted, given = dict(exchange.arguments), arguments(row)
     for name in wanted.keys() | given.keys():
@@ -368,6 +375,8 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
             yield Difference("warning", f"queue {queue.name}", found, causes, MAKE)
         elif queue.name in snapshot.queues and declares:
             given, wanted = arguments(snapshot.queues[queue.name]), dict(queue.arguments)
+            age = "set journal_max_age to what the stream has"
+            anew = "delete the queue: the next program makes the stream that it should be"
             for name in sorted(wanted):
                 if wanted[name] != given.get(name):
                     yield Difference(
@@ -375,7 +384,7 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
                         f"queue {queue.name}",
                         _other(name, wanted, given),
                         "programs with this setting cannot declare it, and record nothing",
-                        "set journal_max_age to what the stream has",
+                        age if name in given and name == "x-max-age" else anew,
                     )
 
 

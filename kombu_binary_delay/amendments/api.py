@@ -240,7 +240,9 @@ def _app_of(tasks: Any) -> Any:
     :raises AmendmentError: if they are of several apps, which may have other brokers.
     """
     found = [getattr(each, "app", None) for each in (tasks if isinstance(tasks, list) else [tasks])]
-    apps = {id(app): app for app in found if app is not None}
+    # Celery's current app is a proxy.
+    real = (getattr(app, "_get_current_object", lambda app=app: app)() for app in found if app)
+    apps = {id(app): app for app in real}
     if len(apps) > 1:
         raise AmendmentError(
             f"the results are of {len(apps)} Celery apps; give those of one app, or a connection"

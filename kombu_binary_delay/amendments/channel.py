@@ -17,14 +17,13 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.batching.confirm import ConfirmChannel
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.model.envelope import OFFSET
 
 from . import bulk
 from .memory import Memory
 from .parts import ENTERED
 from .record import from_line
 
-#: The argument by which to begin to read a stream, and the header of what comes from one.
-OFFSET = "x-stream-offset"
 #: The consumer's prefetch; records are acknowledged in groups of half of it.
 PREFETCH = 2000
 #: How long to wait for the broker's next frame, in seconds.

@@ -25,13 +25,12 @@ from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, 
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
-from kombu_binary_delay.model.envelope import COPIES, HEADERS, seen_as
+from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
 from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, returns
 from kombu_binary_delay.router import Delivery
 
 from . import celery
-from .channel import OFFSET
 from .memory import POSTPONED, SUPERSEDED, Verdict
 from .record import (
     GENERATION,

@@ -32,7 +32,7 @@ OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 #: A shell's exit code for a program that SIGPIPE ends.
 _CLOSED = 128 + 13
 #: The longest time for what a subcommand puts back after a signal, in seconds.
-_CLEANING = 60
+_CLEANING = 90
 
 
 @dataclasses.dataclass

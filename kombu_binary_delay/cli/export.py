@@ -76,7 +76,7 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
 @queues_of_yours
 @click.option(
     "--vhost",
-    help="The virtual host, in definitions and kubernetes.  [default: that of the broker's URL]",
+    help="The virtual host, in what is to be made.  [default: that of the broker's URL]",
 )
 @click.option(
     "--cluster",
@@ -131,8 +131,8 @@ def export(
         text = getattr(formats, format_)(lanes[0])
     elif format_ == "kubernetes":
         text = formats.kubernetes(part, vhost, cluster)
-    elif format_ == "definitions":
-        text = formats.definitions(part, vhost)
+    elif format_ in ("definitions", "terraform"):
+        text = getattr(formats, format_)(part, vhost)
     else:
         text = getattr(formats, format_)(part)
     if printer.as_json:

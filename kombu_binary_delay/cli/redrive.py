@@ -81,7 +81,7 @@ def redrive(
         raise click.UsageError("--from-file goes with neither --only nor --dry-run")
     with broker.plain() as connection:
         topology = broker.topology(connection, ladder)
-        place = _existing(connection, to) if to else None
+        place = _existing(connection, to, printer) if to else None
         if from_file is not None:
             return _refill(connection, printer, from_file, place)
         parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
@@ -102,23 +102,37 @@ def redrive(
             progress=update,
         )
     sys.stderr.flush()
-    if only and done.parked and not {each.destination for each in done.parked}.intersection(only):
-        meant = " or ".join(map(words.place, only))
-        printer.log(f"! nothing is parked for {meant}: --only took none of what is parked")
+    found = {each.destination for each in done.parked}
+    if only and UNREADABLE not in only and found.isdisjoint(only):
+        printer.log(f"! nothing is parked for {' or '.join(map(words.place, only))}")
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", dry=dry_run, **sums)
     return FOUND if done.reasons or (done.unreadable and only in {None, (UNREADABLE,)}) else OK
 
 
-def _existing(connection: Any, places: tuple[Destination, ...]) -> Destination:
-    """Return the first of these destinations that exists; if none does, the first."""
-    if len(places) > 1:
-        with Probe(connection) as probe:
-            for each in places:
-                name = each.exchange or each.routing_key
-                if (probe.has_exchange if each.exchange else probe.has_queue)(name):
-                    return each
-    return places[0]
+def _existing(connection: Any, places: tuple[Destination, ...], printer: Printer) -> Destination:
+    """Return the one of these destinations that exists; if none does, the first.
+
+    :raises UsageError: if several do.
+    """
+    if len(places) == 1:
+        return places[0]
+    with Probe(connection) as probe:
+        found = [
+            each
+            for each in places
+            if (probe.has_exchange if each.exchange else probe.has_queue)(
+                each.exchange or each.routing_key
+            )
+        ]
+    if len(found) > 1:
+        raise click.UsageError(
+            f"--to can be {' or '.join(map(words.place, found))}, which exist: messages would go "
+            f"to one of them; use a queue, as :NAME"
+        )
+    for each in found:
+        printer.log(f"--to is {words.place(each)}")
+    return (found or list(places))[0]
 
 
 @contextmanager

@@ -38,4 +38,5 @@ def _shape(node: Node) -> str:
 def _escape(text: str) -> str:
     """Return a text with HTML entities for characters that Mermaid or HTML would interpret."""
     # Mermaid has its own entities, which begin with a #.
-    return escape(re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", shown(text)))
+    text = re.sub(r"#(?=\w+;)", "#\N{ZERO WIDTH SPACE}", shown(text))
+    return escape(text, quote=False).replace('"', "&quot;")

@@ -27,13 +27,13 @@ terraform {
 variable "vhost" {
   description = "The virtual host to make the ladder in."
   type        = string
-  default     = "/"
+  default     = VHOST
 }
 """
 
 
-def terraform(part: Part) -> str:
-    """Return a part as a module with one variable, ``vhost``.
+def terraform(part: Part, vhost: str = "/") -> str:
+    """Return a part as a module with one variable, ``vhost``, which is this one by default.
 
     Its queues have ``prevent_destroy``, because they hold delayed messages. That does not protect
     queues that a later module leaves out: Terraform deletes them, with what waits in them.
@@ -42,7 +42,7 @@ def terraform(part: Part) -> str:
     """
     exchanges = _labels(each.name for each in part.exchanges)
     queues = _labels(each.name for each in part.queues)
-    blocks = [_HEAD]
+    blocks = [_HEAD.replace("VHOST", _string(vhost))]
     blocks += [_exchange(each, exchanges[each.name]) for each in part.exchanges]
     blocks += [_queue(each, queues[each.name]) for each in part.queues]
     blocks += [_binding(each, exchanges, queues) for each in part.bindings]

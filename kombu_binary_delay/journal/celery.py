@@ -105,7 +105,7 @@ class ConfirmedWriter:
         self._batch: PublishBatch | None = None
         #: The events that the broker has not confirmed.
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MOST)
-        self._is_unreachable = False
+        self._is_unreachable = self._has_connected = False
         self._rests_until = float("-inf")
 
     def write(self, app: Any, event: dict[str, Any]) -> None:
@@ -131,8 +131,9 @@ class ConfirmedWriter:
             self._is_unreachable = failure is not None
             took = time.monotonic() - began
             if failure is not None and took > _LONG:
-                # Without an answer: perhaps it is in an alarm, which may need these tasks to go on.
-                self._rests_until = time.monotonic() + _RESTS * took
+                # Connected, and no answer: perhaps an alarm, which may need these tasks to go on.
+                rests = _RESTS if self._has_connected else 1
+                self._rests_until = time.monotonic() + rests * took
             if failure is not None:
                 warn_once(
                     f"executed tasks are missing in the journal, until this process executes "
@@ -146,8 +147,10 @@ class ConfirmedWriter:
             connection.collect()
 
     def _try(self, app: Any) -> Exception | None:
+        self._has_connected = False
         try:
             self._connect(app)
+            self._has_connected = True
             self._write()
         except Exception as exc:  # noqa: BLE001 - a task's result must not depend on this
             self.close()

@@ -24,6 +24,8 @@ from .delay import X_DELAY
 from .returns import RETURNS
 
 HEADER = "x-binary-delay"
+#: The argument by which to begin to read a stream, and the header of what comes from one.
+OFFSET = "x-stream-offset"
 #: A message's headers among its properties, by py-amqp's name.
 HEADERS = "application_headers"
 DEATHS = "x-death"
@@ -37,7 +39,7 @@ DEATH_HEADERS = (DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
-_RARE = frozenset({HEADER, RETURNS, *DEATH_HEADERS, *COPIES})
+_RARE = frozenset({HEADER, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
 
 Owns = Callable[[object], bool]
 
@@ -64,8 +66,9 @@ def wrap(
     headers.pop(X_DELAY, None)
     if not _RARE.isdisjoint(headers):
         _take_off(headers, owns)
-        # A retry has that of its task. It has not come back yet.
-        headers.pop(RETURNS, None)
+        # A retry has those of its task. It has not come back yet, and is in no stream.
+        for name in (RETURNS, OFFSET):
+            headers.pop(name, None)
         deaths = {name: headers.pop(name) for name in DEATH_HEADERS if name in headers}
         if deaths:
             packed["death"] = deaths

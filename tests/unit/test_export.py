@@ -271,6 +271,11 @@ def unquote(label):
     return label[1:-1].replace('\\"', '"').replace("\\\\", "\\")
 
 
+def test_mermaid_shows_an_apostrophe_as_it_is():
+    assert "it's \"" in plain(mermaid(Topology().to_queue("it's \"")))
+    assert "it's" in mermaid(Topology().to_queue("it's"))
+
+
 def test_mermaid_draws_every_way(part):
     # Its only real parser is in JavaScript; this one takes no line that it does not know.
     names, ways = {}, set()

@@ -145,7 +145,7 @@ def test_an_exchange_that_programs_cannot_declare_is_named(flag):
     snapshot.exchanges[TOPOLOGY.delivery][flag] = True
     (found,) = compare(TOPOLOGY, snapshot)
     assert (found.what, found.found) == (f"exchange {TOPOLOGY.delivery}", flag.replace("_", "-"))
-    assert "cannot declare it" in found.causes
+    assert "applications that declare it cannot" in found.causes
 
 
 def test_levels_that_no_message_has_needed_are_no_fault_where_applications_make_them():
