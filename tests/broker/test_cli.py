@@ -327,10 +327,14 @@ def test_names_with_colons_are_redriven_by_what_is_parked_and_exists(run, tick, 
     wait_until(lambda: vhost.waiting(parking) == {parking: 2})
     exchange = run(*tick, "redrive", "--only", "Shop:Paid:eu", "--to", "else:where", "--json")
     wait_until(lambda: vhost.waiting(parking) == {parking: 1})
+    declare(connect, "Shop:Paid:eu")
+    either = run(*tick, "redrive", "--to", "Shop:Paid:eu")
+    both = "the exchange Shop:Paid with the key 'eu' or the queue Shop:Paid:eu, which exist"
 
     words = "nothing is parked for the exchange jobs with the key 'low' or the queue jobs:low"
     assert (nothing.exit_code, words in nothing.stderr) == (0, True)
     assert [json.loads(each.stdout)["sent"] for each in (queue, exchange)] == [1, 1]
+    assert (either.exit_code, both in either.output) == (2, True)
     assert "nothing is parked" not in queue.stderr + exchange.stderr
     wait_until(
         lambda: vhost.waiting("jobs:high", "else:where") == {"jobs:high": 1, "else:where": 1}

@@ -87,6 +87,17 @@ def grave(topology: Topology, snapshot: Snapshot) -> list[Any]:
     return [each for each in faults(topology, snapshot) if each.severity != "note"]
 
 
+@pytest.mark.parametrize("exchange", ["by-headers", "mails"])
+def test_a_way_to_an_exchange_leads_to_its_queues_by_name_too(exchange):
+    users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset(BOUND))
+    led = ways(TOPOLOGY, users, [], [exchange])
+    for each in BOUND:
+        if each.source == exchange:
+            relay = TOPOLOGY.queue_relay(each.destination).bindings
+            straight = TOPOLOGY.to_queue(each.destination).bindings
+            assert set(led.bindings).issuperset(straight) or set(led.bindings).issuperset(relay)
+
+
 @pytest.mark.parametrize("topology", [TOPOLOGY, CLASSIC], ids=["quorum", "classic"])
 def test_what_is_led_to_as_it_should_be_has_no_fault(topology):
     assert not list(faults(topology, whole(topology)))
