@@ -468,7 +468,7 @@ def test_a_ladder_with_a_queue_that_has_no_leader_stays(slow):
 
 @pytest.mark.own_broker
 def test_messages_are_counted_as_they_are_now_though_the_api_keeps_slow_listings(
-    own_broker, plain, management, vhost
+    own_broker, plain, vhost
 ):
     """Where a listing takes seconds, RabbitMQ returns it again for five times as long."""
     # What keeps the listings reads this when it starts, which it does when it is asked again.
@@ -478,6 +478,7 @@ def test_messages_are_counted_as_they_are_now_though_the_api_keeps_slow_listings
         "[{{supervisor:terminate_child(S, Id), supervisor:delete_child(S, Id)}} "
         "|| {{Id, _, _, _}} <- supervisor:which_children(S)]."
     )
+    management = Management.of(plain, own_broker.management_url)
     channel = plain.channel()
     Queue("mail")(channel).declare()
     wait_until(lambda: any(row.get("messages") == 0 for row in vhost.queues()))
