@@ -358,7 +358,7 @@ class Router(DeliverySide):
     def _look_again(self, now: int) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""
         topology = self.topology
-        mirrors = [each[1] for each in self.existing if each[0] == "mirror" and len(each) == 2]
+        mirrors = [exchange for _, exchange in self._known("mirror")]
         relays = [
             topology.exchange_relay_name(each)
             for each in mirrors
@@ -391,18 +391,23 @@ class Router(DeliverySide):
                 yield from quietly(self._mirror_binding(each))
         # Another program may have deleted and recreated a queue, without its bindings. So the route
         # to it is declared again: to a few queues after each check, not to hundreds at once.
-        ways = sorted(each for each in self.existing if each[0] in ("way", "relay", "target"))
-        self.existing.difference_update(self._in_turn(ways, MAX_RENEWED))
+        ways = self._in_turn(self._known("way", "relay", "target"), MAX_RENEWED)
+        self.existing.difference_update(ways)
         # Or the delivery exchange, without its bindings to the mirrors, which are there.
         if self._heights:
-            found = sorted(each[1] for each in self.existing if each[0] == "mirror")
-            yield from quietly(self._lead_to_mirrors(self._in_turn(found, MAX_MIRRORS)))
+            found = self._in_turn(self._known("mirror"), MAX_MIRRORS)
+            yield from quietly(self._lead_to_mirrors(exchange for _, exchange in found))
         self._looks += 1
 
-    def _in_turn(self, all_of_them: list[Any], number: int) -> list[Any]:
+    def _known(self, *kinds: str) -> list[tuple[Any, ...]]:
+        """Return what exists of some kinds that have one name, in order."""
+        # A binding of the user's is longer, and begins with an exchange, whatever its name is.
+        return sorted(each for each in self.existing if each[0] in kinds and len(each) == 2)
+
+    def _in_turn(self, known: list[tuple[Any, ...]], number: int) -> list[tuple[Any, ...]]:
         """Return some of a list, so that each look takes the next, and the first after the last."""
-        first = self._looks * number % max(len(all_of_them), 1)
-        return (all_of_them[first:] + all_of_them[:first])[:number]
+        first = self._looks * number % max(len(known), 1)
+        return (known[first:] + known[:first])[:number]
 
     # -- a delivery ----------------------------------------------------------------------------
 

@@ -39,6 +39,20 @@ def test_a_way_to_an_exchange_is_back_though_another_made_the_delivery_exchange_
     assert owner.reached("k", "x") == ["q"]
 
 
+def test_a_binding_of_an_exchange_named_as_a_kind_of_ours_is_not_taken_for_that(broker):
+    connection = Connection(broker)
+    connection.exchange("mirror", "topic")
+    connection.queue("q")
+    connection.bind("q", "mirror", "k")
+    assert connection.reached("k", "mirror") == ["q"]
+    connection.now += LOOK_AGAIN
+    done, _ = connection.publish("k", "mirror")
+    led = {
+        way.destination for each in done if isinstance(each, Ensure) for way in each.part.bindings
+    }
+    assert led == {connection.topology.mirror_name("mirror")}
+
+
 def test_a_mirror_that_was_deleted_is_never_made_again_without_its_bindings(broker):
     """Given: a connection that has not delayed anything yet, so it has not looked."""
     owner, late = Connection(broker), Connection(broker)
