@@ -193,10 +193,7 @@ class _Side:
             if not each.to_queue and target not in seen:
                 part += self.to_exchange(target, seen)
             relay = each.to_queue and self._needs_relay_on_mirrors(target)
-            if relay:
-                part += topology.queue_relay(target)
-            else:
-                part += self._by_name(each)
+            part += self._by_name(each)
             part += Part(bindings=self._mirrored(each, kind, relay=relay))
         return part
 

@@ -12,6 +12,7 @@ from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import is_deleted
+from kombu_binary_delay.model.envelope import OFFSET
 from kombu_binary_delay.model.versions import can_be_denied
 
 from .errors import OperationError
@@ -122,7 +123,7 @@ class Probe:
         # RabbitMQ 4.3 asks for configure, but not from a consumer.
         self._channel.basic_qos(0, 1, a_global=False)
         try:
-            tag = self._channel.basic_consume(name, arguments={"x-stream-offset": "next"})
+            tag = self._channel.basic_consume(name, arguments={OFFSET: "next"})
         except NotFound as exc:
             return not is_deleted(exc)
         self._channel.basic_cancel(tag)

@@ -370,22 +370,19 @@ _NOT_AMENDED = "a revoke does not outlive the workers, and to cancel or reschedu
 
 def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
     for queue in part.queues:
-        if queue.name not in snapshot.queues and not declares:
-            found, causes = "missing", "what happens to delayed messages is not recorded"
-            yield Difference("warning", f"queue {queue.name}", found, causes, MAKE)
-        elif queue.name in snapshot.queues and declares:
-            given, wanted = arguments(snapshot.queues[queue.name]), dict(queue.arguments)
-            age = "set journal_max_age to what the stream has"
-            anew = "delete the queue: the next program makes the stream that it should be"
-            for name in sorted(wanted):
-                if wanted[name] != given.get(name):
-                    yield Difference(
-                        "warning",
-                        f"queue {queue.name}",
-                        _other(name, wanted, given),
-                        "programs with this setting cannot declare it, and record nothing",
-                        age if name in given and name == "x-max-age" else anew,
-                    )
+        what = f"queue {queue.name}"
+        if queue.name not in snapshot.queues:
+            if not declares:
+                causes = "what happens to delayed messages is not recorded"
+                yield Difference("warning", what, "missing", causes, MAKE)
+        elif declares:
+            given = arguments(snapshot.queues[queue.name])
+            for name, found in _others(queue, given):
+                causes = "programs with this setting cannot declare it, and record nothing"
+                remedy = "delete the queue: the next program makes the stream that it should be"
+                if name == "x-max-age" and name in given:
+                    remedy = "set journal_max_age to what the stream has"
+                yield Difference("warning", what, found, causes, remedy)
 
 
 def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
@@ -417,16 +414,22 @@ def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[D
 
 
 def _stream(queue: Queue, given: Mapping[str, Any]) -> Iterator[Difference]:
-    what, wanted = f"queue {queue.name}", dict(queue.arguments)
-    if given.get("x-queue-type") != "stream":
-        found = _other("x-queue-type", wanted, given)
+    what, others = f"queue {queue.name}", dict(_others(queue, given))
+    if "x-queue-type" in others:
         anew = f"delete the queue, which is no stream of ours; then {MAKE}"
-        yield Difference("error", what, found, _NOT_AMENDED, anew)
+        yield Difference("error", what, others["x-queue-type"], _NOT_AMENDED, anew)
         return
-    for name in sorted(wanted.keys() - {"x-queue-type"}):
+    for found in others.values():
+        causes = "what was cancelled is remembered for another time than the settings say"
+        yield Difference("warning", what, found, causes, _OTHER_AGE)
+
+
+def _others(queue: Queue, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments of a stream that are not as they should be, and what they are."""
+    wanted = dict(queue.arguments)
+    for name in sorted(wanted):
         if wanted[name] != given.get(name):
-            causes = "what was cancelled is remembered for another time than the settings say"
-            yield Difference("warning", what, _other(name, wanted, given), causes, _OTHER_AGE)
+            yield name, _other(name, wanted, given)
 
 
 # -- the broker itself ---------------------------------------------------------------------------

@@ -41,8 +41,7 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
         it.
     """
-    tasks = list(_single(tasks))
-    names = _checked(tasks)
+    tasks, names = _checked(tasks)
     now = _now()
     due = None if eta is None else _milliseconds(eta, now)
     # The name may be a key: its messages are due soon.
@@ -89,8 +88,7 @@ def reschedule(
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, or if not exactly one time is given.
     """
-    tasks = list(_single(tasks))
-    names = _checked(tasks)
+    tasks, names = _checked(tasks)
     now = _now()
     if (eta is None) == (countdown is None):
         raise AmendmentError(
@@ -152,15 +150,16 @@ def _as_well(amendments: Amendments, less: str) -> Iterator[None]:
         logger.warning("a cancellation is recorded, but %s: %s", less, exc)
 
 
-def _checked(tasks: list[Any]) -> list[str]:
-    names = [check_name(getattr(each, "id", each), "the id of a task") for each in tasks]
+def _checked(tasks: Any) -> tuple[list[Any], list[str]]:
+    """Return the single ids and results of what a user has given, and their ids, each once."""
+    single = list(_single(tasks))
+    names = [check_name(getattr(each, "id", each), "the id of a task") for each in single]
     if not names:
         raise AmendmentError("got no task; give at least one id")
-    return list(dict.fromkeys(names))
+    return single, list(dict.fromkeys(names))
 
 
 def _single(tasks: Any) -> Iterator[Any]:
-    """Yield the single ids and results of what a user has given."""
     children = getattr(tasks, "results", None)
     if isinstance(children, (list, tuple)):
         # A group's.

@@ -36,8 +36,8 @@ from .values import Places
     One without an address needs --to or --to-file; --only '' takes those alone.
 
     Names may have colons: --only takes what is parked for any reading of its text, and --to the
-    first that exists, of the exchange up to the first colon, up to the next, and the queue. With
-    a colon before it, the text is a queue's name: --to :jobs:high.
+    one that exists, of the exchange up to the first colon, up to the next, and the queue. It is
+    refused if several do. With a colon before it, the text is a queue's name: --to :jobs:high.
 
     \b
       kombu-binary-delay redrive --dry-run

@@ -32,7 +32,7 @@ from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.model.envelope import HEADERS
+from kombu_binary_delay.model.envelope import HEADERS, OFFSET
 
 from . import schema as s
 from .columns import instant
@@ -370,7 +370,7 @@ class _Stream:
                         self.queue,
                         _CONSUMER,
                         callback=received.append,
-                        arguments={"x-stream-offset": offset},
+                        arguments={OFFSET: offset},
                     )
                 except NotFound as exc:
                     if not is_deleted(exc):
@@ -398,7 +398,7 @@ class _Stream:
                     hasty = min(hasty, time.monotonic() + glance)
                     for message in taken:
                         headers = message.properties.get(HEADERS) or {}
-                        yield headers["x-stream-offset"], message.body
+                        yield headers[OFFSET], message.body
                     channel.basic_ack(taken[-1].delivery_tag, multiple=True)
 
             try:

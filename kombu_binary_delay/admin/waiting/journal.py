@@ -22,7 +22,7 @@ from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.draining import drain
 from kombu_binary_delay.journal import events, stream_name
-from kombu_binary_delay.model.envelope import HEADERS
+from kombu_binary_delay.model.envelope import HEADERS, OFFSET
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
@@ -453,7 +453,7 @@ class _Reader:
             self._consumer = channel.basic_consume(
                 stream,
                 callback=self.arrived.append,
-                arguments={"x-stream-offset": offset},
+                arguments={OFFSET: offset},
             )
         except (NotFound, amqp.exceptions.PreconditionFailed) as exc:
             raise OperationError(f"the journal {stream!r} cannot be read: {exc}") from exc
@@ -487,4 +487,4 @@ class _Reader:
 
 def _offset(message: Any) -> int:
     headers = message.properties.get(HEADERS) or {}
-    return int(headers.get("x-stream-offset", -1))
+    return int(headers.get(OFFSET, -1))
