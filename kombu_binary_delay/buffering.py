@@ -46,16 +46,30 @@ class FrameBuffer:
     def closed(self) -> Iterator[None]:
         """Buffer frames for other channels until the outermost of these blocks ends."""
         outermost, self._declaring = not self._declaring, True
+        is_interrupted = False
         try:
             yield
+        except BaseException as exc:
+            is_interrupted = not isinstance(exc, Exception)
+            raise
         finally:
             if outermost:
                 self._declaring = False
+            if outermost and not is_interrupted:
+                # Otherwise the program ends: what it reads next comes first.
                 try:
                     self._dispatch_all()
                 except Exception as exc:  # noqa: BLE001 - it comes from the user's callback
                     self._frames.appendleft(partial(_raise, exc))
                     self._read_these_first()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a program's function now or, during a declaration, when the declaration ends."""
+        if self._declaring:
+            self._frames.append(function)
+            self._read_these_first()
+        else:
+            function()
 
     def take(self, dispatch: Callable[..., object], channel_id: int, *args: Any) -> None:
         """Dispatch a frame now or, during a declaration, when the declaration ends."""

@@ -94,7 +94,7 @@ class Pause:
 class Warn:
     """Write a warning to the log. Answer: DONE.
 
-    :param once: whether to write this text only once in a process.
+    :param once: whether to write this text only once an hour in a process.
     """
 
     text: str

@@ -40,11 +40,11 @@ from .commands import (
 from .errors import BinaryDelayError, TopologyError
 from .model.foreign import FOREIGN_LADDERS, ForeignLadder
 from .model.parts import Binding, Part, Queue
+from .repeating import Warnings
 
 logger = get_logger(__name__)
 
-#: Warnings that this process has written and must not repeat.
-_warned: set[str] = set()
+_warnings = Warnings(logger)
 #: The types to ask an exchange for, the most common first.
 _TYPES = ("direct", "topic", "fanout", "headers")
 #: What RabbitMQ's error says, before it names the exchange, if that has another type.
@@ -136,10 +136,10 @@ class Executor:
 
     def _do(self, command: Command) -> Any:
         if isinstance(command, Warn):
-            if command.text not in _warned:
-                logger.warning("%s", command.text)
             if command.once:
-                _warned.add(command.text)
+                _warnings.warn(command.text)
+            else:
+                logger.warning("%s", command.text)
         elif isinstance(command, Pause):
             time.sleep(command.seconds)
         elif isinstance(command, AskType):
@@ -299,7 +299,7 @@ class Executor:
                 remedy = "; it exists with other arguments" + (
                     ", which its own system needs: use another ladder"
                     if self._foreign(exc)
-                    else ": delete it, or set another namespace"
+                    else ": delete it when it is empty, or set another namespace"
                 )
             raise TopologyError(f"{what} cannot be declared: {exc.reply_text}{remedy}") from exc
         except ChannelError as exc:
@@ -335,6 +335,13 @@ def is_deleted(refusal: NotFound) -> bool:
     RabbitMQ refuses it as well if it has the queue, but its node has stopped or is just starting.
     """
     return str(refusal.reply_text).startswith(("NOT_FOUND - no queue", "NOT_FOUND - no exchange"))
+
+
+def has_another_age(refusal: BaseException | None) -> bool:
+    """Whether the broker refuses to declare a stream because its ``x-max-age`` is another one."""
+    text = str(getattr(refusal, "reply_text", ""))
+    # A queue that is no stream has none.
+    return "inequivalent arg 'x-max-age'" in text and "current is none" not in text
 
 
 def _missing(refusal: NotFound) -> Answer:

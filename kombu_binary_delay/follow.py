@@ -7,6 +7,7 @@ ignores ``nowait``: the router's own, on another channel, must not come before i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
@@ -24,6 +25,17 @@ def is_consuming(connection: Any) -> bool:
         # It has ended, or is of another kind of broker.
         return bool(getattr(connection, "was_consuming", False))
     return any(getattr(each, "_consumed", None) for each in list(channels.values()))
+
+
+def _leave(connection: Any, queues: Iterable[str]) -> None:
+    """Forget queues that a channel was the last to consume, if the broker deletes them then."""
+    mechanism = mechanism_of(connection)
+    if mechanism is None:
+        return
+    channels = list((connection.channels or {}).values())
+    consumed = {each for other in channels for each in getattr(other, "_consumed", {}).values()}
+    for queue in set(queues) - consumed:
+        mechanism.router.left(queue)
 
 
 #: The base of the mixin; the class that it is combined with has the methods it calls.
@@ -139,8 +151,7 @@ class FollowingChannel(_Above):
     ) -> Any:
         """Bind a queue, also for delayed messages."""
         result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
-        # In AMQP, an empty name is the queue that this channel declared last.
-        queue = queue or self._last_queue
+        queue, routing_key = self._queue_and_key(queue, routing_key)
         self._run(self._router.bound(exchange, queue, routing_key, to_queue=True))
         return result
 
@@ -149,9 +160,19 @@ class FollowingChannel(_Above):
     ) -> Any:
         """Unbind a queue, also for delayed messages."""
         result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)
-        queue = queue or self._last_queue
+        queue, routing_key = self._queue_and_key(queue, routing_key)
         self._run(self._router.unbound(exchange, queue, routing_key, to_queue=True))
         return result
+
+    def _queue_and_key(self, queue: str, routing_key: str) -> tuple[str, str]:
+        """Return the queue and the key of a binding: in AMQP, both can be left out.
+
+        An empty name is the queue that this channel declared last, and, together with that, an
+        empty key is its name.
+        """
+        if queue:
+            return queue, routing_key
+        return self._last_queue, routing_key or self._last_queue
 
     def basic_consume(
         self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any
@@ -165,19 +186,26 @@ class FollowingChannel(_Above):
         self._consumed = {**self._consumed, tag: name}
         return tag
 
+    def _on_basic_cancel(self, consumer_tag: str) -> None:
+        # The broker has cancelled it.
+        self._forget_consumer(consumer_tag)
+        super()._on_basic_cancel(consumer_tag)
+
     def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
         """Cancel a consumer and forget it: a channel may have any number, one after the other."""
         result = super().basic_cancel(consumer_tag, *args, **kwargs)
-        queue = self._consumed.get(consumer_tag, "")
-        self._consumed = {tag: name for tag, name in self._consumed.items() if tag != consumer_tag}
-        if queue and self.connection is not None and not self._is_consumed(queue):
-            self._router.left(queue)
+        self._forget_consumer(consumer_tag)
         return result
 
-    def _is_consumed(self, queue: str) -> bool:
-        """Whether any channel of the connection has a consumer of a queue."""
-        channels = list((self.connection.channels or {}).values())
-        return any(queue in getattr(each, "_consumed", {}).values() for each in channels)
+    def _forget_consumer(self, consumer_tag: str) -> None:
+        queue = self._consumed.get(consumer_tag, "")
+        self._consumed = {tag: name for tag, name in self._consumed.items() if tag != consumer_tag}
+        _leave(self.connection, [queue])
+
+    def _forget_consumers(self) -> None:
+        """Forget all consumers: the broker has closed the channel, and they end with it."""
+        queues, self._consumed = self._consumed.values(), {}
+        _leave(self.connection, queues)
 
     def basic_get(self, queue: str = "", *args: Any, **kwargs: Any) -> Any:
         """Get a message. The bindings then apply as with :meth:`basic_consume`."""
@@ -194,8 +222,9 @@ class FollowingChannel(_Above):
 
     def collect(self) -> None:
         """Leave the connection; messages without acks that it has delivered can still be read."""
-        self._left = mechanism_of(self.connection)
+        connection, self._left = self.connection, mechanism_of(self.connection)
         super().collect()
+        _leave(connection, self._consumed.values())
 
     @property
     def _router(self) -> Router:

@@ -65,7 +65,16 @@ from .header_frames import leave_out_deaths
 from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
-from .model.delay import ETA, JITTER, TASK, X_DELAY, due_time, headers_of_body, is_retry
+from .model.delay import (
+    ETA,
+    JITTER,
+    TASK,
+    X_DELAY,
+    due_time,
+    headers_of_body,
+    is_over,
+    is_retry,
+)
 from .model.envelope import HEADERS
 from .router import Plan, Router
 from .settings import Settings
@@ -314,7 +323,8 @@ class ChannelMixin(AmendingChannel):
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         # A transaction ends with its channel; py-amqp opens the channel again without one.
-        self._afterwards = None
+        self._afterwards, self.supports_batch_publish = None, True
+        self._forget_consumers()
         mechanism = mechanism_of(self.connection)
         if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
@@ -346,6 +356,10 @@ class ChannelMixin(AmendingChannel):
             info["exchange"], info["routing_key"] = found.destination
             raw_message.properties = found.properties
         headers = raw_message.properties.get(HEADERS)
+        if headers and X_DELAY in headers and is_over(headers[X_DELAY]):
+            # Celery gives it to a retry, too.
+            headers = {name: value for name, value in headers.items() if name != X_DELAY}
+            raw_message.properties = {**raw_message.properties, HEADERS: headers}
         if headers and NESTED in headers:
             nested = {HEADERS: with_own_nested(headers)}
             raw_message.properties = {**raw_message.properties, **nested}
@@ -477,14 +491,21 @@ class ConnectionMixin(BufferingConnection):
             reply_text += f"; a message's headers do not fit into a frame: {SMALLER}"
         return super()._on_close(reply_code, reply_text, *args)
 
-    def _on_blocked(self) -> Any:
+    def _on_blocked(self) -> None:
         # The journal may have to end the connection.
         self.is_blocked = self.is_held_up = True
-        return super()._on_blocked()
+        self._call(super()._on_blocked)
 
-    def _on_unblocked(self) -> Any:
+    def _on_unblocked(self) -> None:
         self.is_blocked = False
-        return super()._on_unblocked()
+        self._call(super()._on_unblocked)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        """Call what may be the program's own: it can wait for the broker, too."""
+        if self.frame_buffer is None:
+            function()
+        else:
+            self.frame_buffer.call(function)
 
 
 class TransportMixin(_Above):

@@ -109,6 +109,12 @@ def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
     return topology.queue_relay(queue) if relay else topology.to_queue(queue)
 
 
+def refusing(topology: Topology, snapshot: Snapshot) -> dict[str, bool]:
+    """Return of each queue whether it may reject messages, by its arguments or a policy."""
+    side = _Side(topology, snapshot, ())
+    return {queue: bool(side.why_refusing(queue)) for queue in snapshot.queues}
+
+
 def faults(
     topology: Topology, snapshot: Snapshot, relays: Iterable[str] = (), place: Place = HERE
 ) -> Iterator[Fault]:
@@ -271,7 +277,8 @@ class _Side:
             yield Fault(
                 "error",
                 f"queue {queue}",
-                f"it may refuse messages, {self._why(queue)}, and delivery leads straight to it",
+                f"it may refuse messages, {self.why_refusing(queue)}, and delivery leads straight "
+                f"to it",
                 _HOLDS_UP,
                 _RELAY + self._setting(queue),
                 relay,
@@ -355,8 +362,8 @@ class _Side:
             yield Fault(
                 "error",
                 what,
-                f"the queue may refuse messages, {self._why(queue)}, and delayed ones get straight "
-                f"to it",
+                f"the queue may refuse messages, {self.why_refusing(queue)}, and delayed ones get "
+                f"straight to it",
                 _HOLDS_UP,
                 _RELAY + self._setting(queue),
                 relay,
@@ -458,19 +465,25 @@ class _Side:
 
     def _refuses(self, queue: str) -> bool:
         """Return whether a queue may reject messages, or is not known."""
-        return self._topology.can_have_relays and bool(self._why(queue))
+        return self._topology.can_have_relays and bool(self.why_refusing(queue))
 
-    def _is_mailbox(self, queue: str) -> bool:
-        """Return whether a queue belongs to one connection; the setting leaves it out."""
-        return self._snapshot.is_exclusive(queue) or queue.startswith("amq.gen-")
+    def _ends_by_itself(self, queue: str) -> bool:
+        """Return whether RabbitMQ deletes a queue by itself; the setting leaves it out."""
+        row = self._snapshot.queues.get(queue, {})
+        return bool(
+            self._snapshot.is_exclusive(queue)
+            or row.get("auto_delete")
+            or queue.startswith("amq.gen-")
+        )
 
-    def _why(self, queue: str) -> str:
+    def why_refusing(self, queue: str) -> str:
+        """Return why a queue may reject messages, or is to have a relay; empty if neither."""
         row = self._snapshot.queues.get(queue, {})
         if _rejects(arguments(row).get("x-overflow")):
             return "by its argument x-overflow"
         if _rejects(_policy(row).get("overflow")):
             return f"by the policy {row.get('policy') or row.get('operator_policy')}"
-        if self._topology.wants_relay(queue, self._relays) and not self._is_mailbox(queue):
+        if self._topology.wants_relay(queue, self._relays) and not self._ends_by_itself(queue):
             return "by the setting relays"
         if "arguments" not in row:
             return "since its arguments are not known"

@@ -26,6 +26,7 @@ from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
 
 from .create import create
+from .delivery import refusing
 from .errors import OperationError, UnreachableError
 from .management import Management
 from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
@@ -138,6 +139,11 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         refuse_a_circle(taking, sending, what, filled)
         if not to.mirrors:
             create(sending, to, to.whole)
+        elif _place(taking) == _place(sending):
+            # What is known to refuse nothing gets no relay, which would stay.
+            router = mechanism_of(sending.connection).router  # type: ignore[union-attr] # ours
+            for queue, refuses in refusing(to, snapshot).items():
+                router.knows_queue(queue, refuses=refuses)
         mover = Mover(taking, aside, sending)
         bindings = snapshot.bindings
         if there is not None and not to.mirrors:

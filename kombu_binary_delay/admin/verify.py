@@ -381,6 +381,7 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
                 causes = "programs with this setting cannot declare it, and record nothing"
                 remedy = "delete the queue: the next program makes the stream that it should be"
                 if name == "x-max-age" and name in given:
+                    causes = "events are kept for another time than this setting says"
                     remedy = "set journal_max_age to what the stream has"
                 yield Difference("warning", what, found, causes, remedy)
 

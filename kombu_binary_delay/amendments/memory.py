@@ -319,7 +319,7 @@ class Memory:
             self._cancelled[name] = max(self._cancelled.get(name, 0), until)
             if record.due is not None or name in self._cancelled_at:
                 self._cancelled_at[name] = max(self._cancelled_at.get(name, 0), record.at)
-        elif not (rode and amended.generation and amended.at > record.at):
+        elif not (rode and amended.generation and amended.at + _UNSURE > record.at):
             # Otherwise the message that it names has been replaced since.
             self._of(name, until).cancelled = True
 

@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -30,10 +31,13 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.executor import Executor, is_deleted
+from kombu_binary_delay.executor import Executor, has_another_age, is_deleted
 from kombu_binary_delay.follow import is_consuming
+from kombu_binary_delay.model.delay import ETA
 from kombu_binary_delay.model.envelope import HEADER, HEADERS
+from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.versions import has_streams
+from kombu_binary_delay.repeating import Warnings
 from kombu_binary_delay.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 
@@ -58,6 +62,7 @@ FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
 #: How to cancel what is due later than the stream keeps records.
 _ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
+_WAY = "the way of amendments through the ladder"
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
 _LOOK_EVERY = 1.0
 #: The same after a failure that is not a missing permission.
@@ -80,7 +85,7 @@ _START = 15.0
 #: its node had lost, by `_streams_of`; until it is found that they work.
 _lost: dict[tuple[str, str, str], tuple[float, float]] = {}
 
-_warned: set[str] = set()
+_warnings = Warnings(logger)
 
 
 class _Written(NamedTuple):
@@ -95,6 +100,11 @@ def _start_behind(failure: BaseException) -> float:
         return _START
     no_replica = isinstance(failure, amqp.ChannelError) and _NO_REPLICA in str(failure)
     return _RECOVERY if no_replica else float("-inf")
+
+
+def _may_be_amended(headers: Mapping[str, Any]) -> bool:
+    """Whether a message was delayed: by this transport, or as a task by another way."""
+    return HEADER in headers or headers.get(ETA) is not None
 
 
 def _bounded_line(record: Record) -> str:
@@ -235,7 +245,7 @@ class Amendments:
             plan, part = self._router.plan_through(
                 self._exchange, self._streams[0], {}, at * 1000, now * 1000
             )
-            way = Ensure(part, "the way of amendments through the ladder")
+            way = Ensure(part, _WAY)
             self._executor.run(self._router.prepare(plan.needs, now * 1000))
             if self._executor.do(way) is Answer.MISSING:
                 self._declare()
@@ -358,11 +368,25 @@ class Amendments:
         self._executor.run(self._ensure())
 
     def _ensure(self) -> Steps:
+        whole = amendments_part(self._settings)
+        try:
+            yield from self._ensure_alone(whole)
+        except TopologyError as exc:
+            if not has_another_age(exc.__cause__):
+                raise
+            # The stream of ids exists, and keeps the age that it was made with.
+            others = tuple(each for each in whole.queues if each.name != self._streams[0])
+            yield from self._ensure_alone(replace(whole, queues=others))
+        # The binding was deleted with the stream, and records may wait on the ladder. Without the
+        # permission, the next record that waits makes it.
+        if self.can_ride:
+            with suppress(TopologyError):
+                yield Ensure(self._router.topology.to_queue(self._streams[0]), _WAY)
+
+    def _ensure_alone(self, part: Part) -> Steps:
         # If two programs declare a stream at once, one gets the answer before the stream has
         # started, and its publish would end the connection. So one declares, and others wait.
-        command = Ensure(
-            amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
-        )
+        command = Ensure(part, "the amendments", lock=f"{self._exchange}.lock")
         end = time.monotonic() + PATIENCE
         # A node that is just starting may take the records nevertheless.
         with suppress(OutOfReachError):
@@ -503,7 +527,7 @@ class Amendments:
     def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
         """Return what happens to a message that arrives; None if it passes."""
         headers = properties.get(HEADERS)
-        if headers and HEADER in headers and self._can_read and not self.is_reading:
+        if headers and self._can_read and not self.is_reading and _may_be_amended(headers):
             # The first amendment, after this began to consume, may have created the streams.
             self.look()
         if not self.memory:
@@ -714,6 +738,4 @@ class Amendments:
 
     @staticmethod
     def _warn(reason: str) -> None:
-        if reason not in _warned:
-            _warned.add(reason)
-            logger.warning("amendments are not read, so cancelled messages run: %s", reason)
+        _warnings.warn(f"amendments are not read, so cancelled messages run: {reason}")

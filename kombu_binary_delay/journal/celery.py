@@ -15,11 +15,11 @@ from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.delay import JITTER
 from kombu_binary_delay.model.envelope import HEADERS
-from kombu_binary_delay.settings import KEY
+from kombu_binary_delay.settings import KEY, STREAM
 
-from . import events
+from . import events, files
 from .stream import to_message
-from .writer import Journal, warn_once
+from .writer import Journal, warnings
 
 
 def follow_celery(options: Any) -> None:
@@ -78,20 +78,30 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
         {HEADERS: headers}, info.get("exchange") or "", info.get("routing_key") or ""
     )
     at = at or time.time_ns() // 1000
-    _writer.write(app, {**message, "event": events.EXECUTED, "at": at, "state": state})
+    event = {**message, "event": events.EXECUTED, "at": at, "state": state}
+    where = app.conf.broker_transport_options[KEY]["journal"]
+    if where == STREAM:
+        _writer_of(app).write(app, event)
+        return
+    try:
+        files.append(where, events.to_line(event))
+    except (OSError, TypeError, ValueError) as exc:
+        warnings.warn(f"an executed task is missing in the journal: {exc}")
 
 
 #: The most events to keep in memory while the broker takes none, and how many to write at once.
 _MOST, _PART = 10_000, 100
 #: After so many seconds without success, the broker is not asked again by the same task, whose time
-#: limit goes on, and by others only after so many times as long.
+#: limit goes on, and by others only after so many times as long as the last one has waited.
 _LONG, _RESTS = 5.0, 10.0
+#: The same while the broker is known to be unreachable: a refused connection takes less.
+_NOTICED = 0.5
 #: How long a task waits before each further try, in seconds.
 _PAUSES = 0, 1, 2
 
 
 class ConfirmedWriter:
-    """A process's connection for the events of tasks that it executes; each event is confirmed.
+    """A process's connection for the events of an app's tasks; each event is confirmed.
 
     A worker's child process may write nothing for hours. Without a confirm, an event that it writes
     to a connection that a broker restart has broken would be lost, and its task would look lost.
@@ -116,26 +126,27 @@ class ConfirmedWriter:
                 self._owner, self._connection, self._batch = os.getpid(), None, None
                 self._waiting.clear()
             if len(self._waiting) == _MOST:
-                warn_once(f"the journal misses executed tasks: more than {_MOST} wait for it")
+                warnings.warn(f"the journal misses executed tasks: more than {_MOST} wait for it")
             self._waiting.append(event)
             if time.monotonic() < self._rests_until:
                 return
             # In an outage, one task waits for a moment; each further one only looks.
             began = time.monotonic()
             failure = self._try(app)
-            for pause in () if self._is_unreachable else _PAUSES:
+            was_unreachable = self._is_unreachable
+            for pause in () if was_unreachable else _PAUSES:
                 if failure is None or time.monotonic() - began > _LONG:
                     break
                 time.sleep(pause)
                 failure = self._try(app)
             self._is_unreachable = failure is not None
             took = time.monotonic() - began
-            if failure is not None and took > _LONG:
+            if failure is not None and took > (_NOTICED if was_unreachable else _LONG):
                 # Connected, and no answer: perhaps an alarm, which may need these tasks to go on.
                 rests = _RESTS if self._has_connected else 1
                 self._rests_until = time.monotonic() + rests * took
             if failure is not None:
-                warn_once(
+                warnings.warn(
                     f"executed tasks are missing in the journal, until this process executes "
                     f"another one and the broker takes them: {failure}"
                 )
@@ -195,4 +206,8 @@ class ConfirmedWriter:
         connection.ensure_connection(max_retries=once, interval_start=0)
 
 
-_writer = ConfirmedWriter()
+def _writer_of(app: Any) -> ConfirmedWriter:
+    """Return the writer of an app: a process may have workers of several, each with its broker."""
+    # Also of a proxy of the app.
+    writer: ConfirmedWriter = vars(app).setdefault("binary_delay_writer", ConfirmedWriter())
+    return writer

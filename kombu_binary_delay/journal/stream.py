@@ -10,7 +10,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import Executor, declare, is_deleted, wait
+from kombu_binary_delay.executor import Executor, has_another_age, is_deleted, wait
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import has_streams
@@ -98,43 +98,39 @@ class Stream:
         self.is_declared = True
 
     def _is_made(self) -> bool:
-        return (
-            (self._is_in_use() or self._declare_alone()) if self._may_declare else self._is_there()
-        )
+        """Whether it can be published to, after it was declared if it does not exist.
 
-    def _is_there(self) -> bool:
-        """Whether it can be published to.
+        A stream that exists stays as it is, with the age that it was made with.
 
-        :raises TopologyError: if it does not exist.
+        :raises TopologyError: if it does not exist, and may not be declared.
         """
         with self._executor.channel(_PURPOSE) as channel:
             try:
-                channel.queue_declare(self.name, passive=True)
+                found = channel.queue_declare(self.name, passive=True)
             except NotFound as exc:
                 if not is_deleted(exc):
                     return False
-                raise TopologyError(
-                    f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
-                    f"with kombu-binary-delay create, with the setting journal {STREAM!r}"
-                ) from None
-        return True
+                found = None
+        if not self._may_declare:
+            if found is not None:
+                return True
+            raise TopologyError(
+                f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
+                f"with kombu-binary-delay create, with the setting journal {STREAM!r}"
+            )
+        # With events, it has started. Else, the program that declares it holds the lock until then.
+        lock = "" if found is not None and found.message_count else f"{self.name}.lock"
+        return self._declare(lock)
 
-    def _is_in_use(self) -> bool:
-        """Whether the stream has events, so that it can be declared without the lock."""
-        with self._executor.channel(_PURPOSE) as channel:
-            try:
-                found = channel.queue_declare(self.name, passive=True)
-            except NotFound:
-                return False
-            if found.message_count:
-                declare(channel, self._part)
-            return bool(found.message_count)
-
-    def _declare_alone(self) -> bool:
-        """Declare the stream, unless another program does at the moment."""
-        command = Ensure(self._part, _PURPOSE, lock=f"{self.name}.lock")
+    def _declare(self, lock: str) -> bool:
+        """Declare the stream, unless another program does at the moment, under the lock."""
+        command = Ensure(self._part, _PURPOSE, lock=lock)
         try:
             return self._executor.do(command) is Answer.DONE
         except OutOfReachError:
             # Its node may be starting.
             return False
+        except TopologyError as exc:
+            if not has_another_age(exc.__cause__):
+                raise
+            return True

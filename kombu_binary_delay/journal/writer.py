@@ -19,12 +19,13 @@ from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import has_streams
+from kombu_binary_delay.repeating import Warnings
 from kombu_binary_delay.settings import STREAM, Settings
 
 from . import events, files
 from .stream import Stream
 
-logger = get_logger(__package__)
+warnings = Warnings(get_logger(__package__))
 
 #: The most events to keep in memory while the broker blocks publishers.
 _MOST_LATER = 10_000
@@ -64,7 +65,7 @@ class Journal:
         self._connection.is_held_up = bool(self._later)
         if self.folder is None and not has_streams(server):
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
-            warn_once(f"this broker has no streams: the journal is written to {self.folder}")
+            warnings.warn(f"this broker has no streams: the journal is written to {self.folder}")
 
     @property
     def is_ready(self) -> bool:
@@ -200,7 +201,9 @@ class Journal:
         connection = self._connection
         if self.folder is None and (alarms.is_recent(connection) or not connection.connected):
             if len(self._later) == _MOST_LATER:
-                warn_once(f"the journal misses events: an alarm held up more than {_MOST_LATER}")
+                warnings.warn(
+                    f"the journal misses events: an alarm held up more than {_MOST_LATER}"
+                )
             self._later.append(event)
             connection.is_held_up = True
             return
@@ -217,22 +220,12 @@ class Journal:
             self._end(exc)
         except (TypeError, ValueError) as exc:
             # Only for this message, because of a value in its properties.
-            warn_once(f"an event is missing in the journal, as it cannot be written: {exc}")
+            warnings.warn(f"an event is missing in the journal, as it cannot be written: {exc}")
 
     def _end(self, exc: BaseException) -> None:
         self._failed = True
-        warn_once(f"the journal ends on this connection: {exc}")
+        warnings.warn(f"the journal ends on this connection: {exc}")
 
 
 def _dated(kind: str, event: dict[str, Any]) -> dict[str, Any]:
     return {"event": kind, "at": time.time_ns() // 1000, **event}
-
-
-_warned: set[str] = set()
-
-
-def warn_once(text: str) -> None:
-    """Log a warning, unless this process has logged it before."""
-    if text not in _warned:
-        _warned.add(text)
-        logger.warning(text)

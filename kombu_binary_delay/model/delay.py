@@ -100,6 +100,11 @@ def spread(name: str, jitter: int) -> int:
     return place * jitter >> 64
 
 
+def is_over(delay: object) -> bool:
+    """Whether an ``x-delay`` has passed: the plugin negates that of a message it delivers."""
+    return isinstance(delay, (int, float)) and delay < 0
+
+
 def keep_due(headers: dict[str, Any], due: int) -> None:
     """Change, in place, the headers of a message with jitter, so that it has this due time again.
 

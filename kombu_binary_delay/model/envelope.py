@@ -152,11 +152,58 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
         _put_back(headers, {name: deaths[name] for name in DEATH_HEADERS if name in deaths})
 
 
+def name_deaths(
+    headers: dict[str, Any], published: Callable[[str, str], Destination | None]
+) -> None:
+    """Write, in place, the user's names into the deaths of a message that a ladder had delivered.
+
+    RabbitMQ records the exchange and the key by which the message came to the queue.
+
+    :param published: returns the destination that an exchange and a key of a ladder stand for; None
+        if they are none.
+    """
+    deaths = headers.get(DEATHS)
+    if not isinstance(deaths, list):
+        return
+    named = [_named_death(each, published) for each in deaths]
+    if named == deaths:
+        return
+    headers[DEATHS] = named
+    for name, (position, part) in _ENDS.items():
+        if part == "exchange" and name in headers and deaths[position] != named[position]:
+            headers[name] = named[position][part]
+
+
+def _named_death(death: Any, published: Callable[[str, str], Destination | None]) -> Any:
+    keys = death.get("routing-keys") if isinstance(death, dict) else None
+    exchange = death.get("exchange") if isinstance(death, dict) else None
+    if not (isinstance(exchange, str) and _is_list_of_str(keys)):
+        return death
+    meant = [published(exchange, key) for key in keys]
+    found = [each for each in meant if each is not None]
+    if not found:
+        return death
+    return {
+        **death,
+        "exchange": found[0].exchange,
+        "routing-keys": [
+            key if each is None else each.routing_key for key, each in zip(keys, meant, strict=True)
+        ],
+    }
+
+
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
     found = ((name, headers.get(name)) for name in COPIES)
     # RabbitMQ refuses anything but a list of strings; amqp writes a tuple as a list.
-    listed = ((name, list(keys) if isinstance(keys, tuple) else keys) for name, keys in found)
+    listed = ((name, _texts(keys)) for name, keys in found)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]
+
+
+def _texts(keys: object) -> object:
+    if not isinstance(keys, (list, tuple)):
+        return keys
+    # amqp writes bytes as it writes the text that they encode.
+    return [str(each, errors="replace") if isinstance(each, bytes) else each for each in keys]
 
 
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:

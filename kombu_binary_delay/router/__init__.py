@@ -27,16 +27,18 @@ from kombu_binary_delay.model.envelope import (
     HEADERS,
     carried,
     further_keys,
+    name_deaths,
     published_as,
     unwrap,
     wrap,
 )
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
+from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
 
-from .delivery_side import DeliverySide
+from .delivery_side import REPLY_TO, DeliverySide
 from .knowledge import ATTEMPTS, BASE, BINDINGS, KINDS, quietly
 
 #: The interval, in microseconds, at which to check that what existed still exists.
@@ -156,9 +158,12 @@ class Router(DeliverySide):
         lane: int | None,
     ) -> Plan:
         headers = properties.get(HEADERS) or {}
+        keys = destination.routing_key, *further_keys(headers)
         topic = False
-        if destination.exchange:
-            self._refuse_unreachable(destination.exchange)
+        if not destination.exchange:
+            _refuse_reply_to(keys)
+        else:
+            self._refuse_unreachable(destination.exchange, keys)
             topic = self._is_topic(destination.exchange, planned=lane is not None)
         if lane is None:
             lane = self._lane(properties)
@@ -171,12 +176,11 @@ class Router(DeliverySide):
             lambda each: ladder.address(digits, each, topic=topic),
             ladder.owns,
         )
-        if destination.exchange and not topic:
-            copies = further_keys(headers)
-            if (copies or has_digest(key)) and self._leads_to_topic(destination.exchange):
-                # A topic exchange cannot read a digest.
-                for each in (destination.routing_key, *copies):
-                    ladder.address(digits, Destination(destination.exchange, each), topic=True)
+        is_written = not topic and (keys[1:] or has_digest(key))
+        if destination.exchange and is_written and self._leads_to_topic(destination.exchange):
+            # A topic exchange cannot read a digest.
+            for each in keys:
+                ladder.address(digits, Destination(destination.exchange, each), topic=True)
         if ladder.delay_header:
             properties[HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, headers, now)
@@ -270,7 +274,7 @@ class Router(DeliverySide):
             return _NOTHING
         return frozenset(wanted)
 
-    def _refuse_unreachable(self, exchange: str) -> None:
+    def _refuse_unreachable(self, exchange: str, keys: tuple[str, ...]) -> None:
         kind = self._types.get(exchange, "topic")
         if kind not in (*IMITABLE, "headers"):
             raise TopologyError(
@@ -278,16 +282,40 @@ class Router(DeliverySide):
                 f"that delayed messages cannot reach, since their routing key is an address; "
                 f"delay to a direct, topic, fanout or headers exchange instead"
             )
-        if kind != "headers":
-            return
-        for bound in self._bound:
-            reads_keys = self._types.get(bound.destination) in ("direct", "topic")
-            if bound.exchange == exchange and not bound.to_queue and reads_keys:
-                raise TopologyError(
-                    f"the headers exchange {exchange!r} is bound to {bound.destination!r}, which "
-                    f"reads routing keys, but the key of a delayed message is an address; bind "
-                    f"queues to {exchange!r} itself, or delay to {bound.destination!r}"
-                )
+        found = self._reader_behind_headers(exchange, keys)
+        if found is not None:
+            by_headers, reader = found
+            raise TopologyError(
+                f"the headers exchange {by_headers!r} leads to {reader!r}, which reads routing "
+                f"keys, but the key of a delayed message is an address; bind queues to "
+                f"{by_headers!r} itself, or delay to {reader!r}"
+            )
+
+    def _reader_behind_headers(
+        self, exchange: str, keys: tuple[str, ...]
+    ) -> tuple[str, str] | None:
+        """Return an exchange that reads keys, and the headers exchange that leads to it.
+
+        Behind a headers exchange, messages take the user's own bindings, and no mirror's.
+
+        :param keys: of the message.
+        :returns: None if no binding of this connection leads a message there.
+        """
+        ahead, seen = [("", exchange)], set[tuple[str, str]]()
+        while ahead:
+            by_headers, source = ahead.pop()
+            kind = self._types.get(source)
+            if by_headers and kind in ("direct", "topic"):
+                return by_headers, source
+            seen.add((by_headers, source))
+            through = by_headers or (source if kind == "headers" else "")
+            ahead += [
+                (through, each.destination)
+                for each in self._bound.behind(source)
+                if (through, each.destination) not in seen
+                and (through or _takes(kind, each.key, keys))
+            ]
+        return None
 
     def _forget_type(self, exchange: str, now: int) -> bool:
         """Forget the type by which a message is refused, if it was asked for long ago.
@@ -323,8 +351,8 @@ class Router(DeliverySide):
             seen.add(source)
             ahead += [
                 each.destination
-                for each in self._bound
-                if each.exchange == source and not each.to_queue and each.destination not in seen
+                for each in self._bound.behind(source)
+                if each.destination not in seen
             ]
         return False
 
@@ -386,7 +414,7 @@ class Router(DeliverySide):
         # Otherwise, all is declared again in any case.
         if BINDINGS in self.existing:
             yield from quietly(self._lay_base())
-            self._unreached &= self._bound.keys()
+            self._unreached &= set(self._bound)
             for each in list(self._unreached):
                 yield from quietly(self._mirror_binding(each))
         # Another program may have deleted and recreated a queue, without its bindings. So the route
@@ -437,9 +465,18 @@ class Router(DeliverySide):
             found, copies = published_as(headers) or (found, {})
             properties = {**properties, HEADERS: {**headers, **copies}}
             unwrap(properties, ladder.owns)
+            name_deaths(properties[HEADERS], partial(self._came_by, headers))
             if ladder.delay_header:
                 properties[HEADERS].pop(ladder.delay_header, None)
         return Delivery(found, properties)
+
+    def _came_by(self, headers: dict[str, Any], exchange: str, key: str) -> Destination | None:
+        """Return how a message was published that came by this; None if it came by no ladder."""
+        by = ladder_of_exchange(exchange, self.topology)
+        if not (by.mirrors if by else self.topology.owns(exchange)):
+            return None
+        found, _ = published_as(headers) or (None, {})
+        return found or self._written(by, key, headers)[1]
 
     def _written(
         self, by: Topology | None, key: str, headers: dict[str, Any]
@@ -467,3 +504,21 @@ class Router(DeliverySide):
         if queue:
             return Destination("", queue)
         return written if written.routing_key in self._queues else arrived
+
+
+def _takes(kind: str | None, pattern: str, keys: Iterable[str]) -> bool:
+    """Whether a binding of an exchange takes a message with one of these keys."""
+    if kind == "fanout":
+        return True
+    if kind == "direct":
+        return pattern in keys
+    return any(matches_topic(pattern, each) for each in keys)
+
+
+def _refuse_reply_to(keys: Iterable[str]) -> None:
+    for each in keys:
+        if each.startswith(REPLY_TO):
+            raise TopologyError(
+                f"{each!r} is a direct reply-to address, which is no queue that a ladder can lead "
+                f"to; delay to a queue, or send the reply without a delay"
+            )

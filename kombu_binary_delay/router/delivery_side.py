@@ -25,6 +25,10 @@ from kombu_binary_delay.model.versions import can_be_denied, can_have_type_told
 from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
 from .ladder_side import LadderSide
 
+#: RabbitMQ reports such a name as a queue, and lets nobody bind it:
+#: https://www.rabbitmq.com/docs/direct-reply-to
+REPLY_TO = "amq.rabbitmq.reply-to"
+
 
 class DeliverySide(LadderSide):
     """The routes to destinations that one connection declares."""
@@ -37,9 +41,9 @@ class DeliverySide(LadderSide):
         """
         return self.topology.can_have_relays and (
             self._refusing.get(queue, True)
-            # A mailbox ends with its connection, and would leave its relay behind.
+            # What ends by itself would leave its relay behind.
             or (
-                queue not in self._mailboxes
+                not (queue in self._mailboxes or queue in self._temporary)
                 and self.topology.wants_relay(queue, self._settings.relays)
             )
         )
@@ -207,7 +211,7 @@ class DeliverySide(LadderSide):
             gone = ("mirror", each) not in self.existing and (yield from self._is_gone(each))
             if gone or (yield from self._type_of(each)) is Answer.MISSING:
                 # It was deleted since, and its bindings with it.
-                self._bound.pop(bound, None)
+                self._bound.discard(bound)
                 return
         kind = self._types[bound.exchange]
         if not bound.to_queue:
@@ -227,7 +231,7 @@ class DeliverySide(LadderSide):
         answer = yield from self._on_the_base(command)
         if answer is not Answer.DONE:
             # The destination was deleted since, and its bindings with it.
-            self._bound.pop(bound, None)
+            self._bound.discard(bound)
             return
         if bound.to_queue and self.topology.can_have_relays:
             # Only one of the two routes may exist; another program may have made the other one.
@@ -356,6 +360,14 @@ class DeliverySide(LadderSide):
         # Bindings from before its arguments were known: all of a queue's go one way.
         again = self._bindings_of(queue) if self._refuses(queue) != before else []
         self.existing.difference_update(again)
+        relayed = refuses and self.topology.can_have_relays
+        if relayed and (arguments or {})["x-overflow"] == "reject-publish-dlx":
+            yield Warn(
+                f"the queue {queue!r} dead-letters what it rejects while it is full "
+                f"(reject-publish-dlx), and a delayed message is tried again until there is room: "
+                f"each try is another copy; use the overflow reject-publish, or drop-head",
+                once=True,
+            )
         if refuses and self.topology.queue_type == "classic":
             yield Warn(
                 f"the queue {queue!r} rejects messages while it is full: delayed messages "
@@ -367,11 +379,15 @@ class DeliverySide(LadderSide):
             for each in again:
                 yield from self._followed(self._mirror_binding(each))
 
+    def knows_queue(self, queue: str, *, refuses: bool) -> None:
+        """Remember whether a queue that others declare may reject messages."""
+        self._refusing[queue] = refuses
+
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remember a binding, and repeat it if this connection delays or consumes."""
         if self._mirrors(exchange, destination):
             bound = Bound(exchange, destination, key, to_queue)
-            self._bound[bound] = None
+            self._bound.add(bound)
             # The program may bind again because our bindings were deleted.
             self.existing -= {bound, ("mirror", exchange), ("mirror", destination)}
             yield from self._followed(self._mirror_binding(bound))
@@ -380,7 +396,7 @@ class DeliverySide(LadderSide):
         """Remove what :meth:`bound` made, here or in another process."""
         if self._mirrors(exchange, destination):
             bound = Bound(exchange, destination, key, to_queue)
-            self._bound.pop(bound, None)
+            self._bound.discard(bound)
             if self._declares:
                 yield from quietly(self._unmirror(bound))
 
@@ -447,7 +463,7 @@ class DeliverySide(LadderSide):
 
     def _forget(self, gone: Iterable[Bound]) -> None:
         for bound in list(gone):
-            del self._bound[bound]
+            self._bound.discard(bound)
             self.existing.discard(bound)
 
     def _mirrors(self, *names: str) -> bool:
@@ -455,11 +471,11 @@ class DeliverySide(LadderSide):
         return self.topology.mirrors and not any(self.is_private(name) for name in names)
 
     def is_private(self, name: str) -> bool:
-        """Whether a name is not followed: of the ladder itself, or Celery's control and events."""
+        """Whether a name is not followed: the ladder's, RabbitMQ's, Celery's control and events."""
         return (
             not name
             or self.topology.owns(name)
             or name.endswith(".pidbox")
             or name == "celeryev"
-            or name.startswith("celeryev.")
+            or name.startswith(("celeryev.", REPLY_TO))
         )

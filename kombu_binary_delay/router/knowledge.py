@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -63,6 +63,40 @@ KINDS = (
 )
 
 
+class Bindings:
+    """The bindings that a connection made, in order."""
+
+    def __init__(self) -> None:
+        self._all: dict[Bound, None] = {}
+        self._behind: dict[str, dict[Bound, None]] = {}
+
+    def __iter__(self) -> Iterator[Bound]:
+        """Return an iterator over all of them."""
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._all)
+
+    def behind(self, exchange: str) -> Iterable[Bound]:
+        """Return those that lead from an exchange to another exchange."""
+        return self._behind.get(exchange, ())
+
+    def add(self, bound: Bound) -> None:
+        """Remember a binding."""
+        self._all[bound] = None
+        if not bound.to_queue:
+            self._behind.setdefault(bound.exchange, {})[bound] = None
+
+    def discard(self, bound: Bound) -> None:
+        """Forget a binding, if it is known."""
+        self._all.pop(bound, None)
+        behind = self._behind.get(bound.exchange, {})
+        behind.pop(bound, None)
+        if not behind:
+            self._behind.pop(bound.exchange, None)
+
+
 class Knowledge:
     """What one connection knows.
 
@@ -98,7 +132,7 @@ class Knowledge:
         self._refusing: dict[str, bool] = {}
         #: The queues and bindings that this connection made, in order; mailboxes are left out.
         self._queues: dict[str, None] = {}
-        self._bound: dict[Bound, None] = {}
+        self._bound = Bindings()
         #: Those of them that could not be repeated, since a node was down.
         self._unreached: set[Bound] = set()
         #: The queues that the broker deletes when their last consumer leaves.

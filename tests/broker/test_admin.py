@@ -855,3 +855,19 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
         return found.relays >= 32 and any(each.startswith(into) for each in found.troubles)
 
     wait_until(is_named)
+
+
+def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(
+    broker, vhost, plain, small
+):
+    if broker.release < (3, 9):
+        pytest.skip("this RabbitMQ has no streams")
+    old, new = (
+        PartQueue("kbd.v2.journal", (("x-queue-type", "stream"), ("x-max-age", age)))
+        for age in ("7D", "30D")
+    )
+    create(plain, small, Part(queues=(old,)))
+    create(plain, small, small.whole + Part(queues=(new,)))
+    names = {row["name"]: row["arguments"] for row in vhost.queues()}
+    assert names["kbd.v2.journal"]["x-max-age"] == "7D"
+    assert {each.name for each in small.whole.queues} <= names.keys()

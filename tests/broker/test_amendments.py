@@ -344,7 +344,7 @@ def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_late
     vhost, connect, publisher, collect, monkeypatch, caplog
 ):
     monkeypatch.setattr(stream, "_START", 0.5)
-    monkeypatch.setattr(stream, "_warned", set())
+    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
     cancel("cancelled", connection=publisher)
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "kept", delay=1)
@@ -1241,3 +1241,41 @@ def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connec
             return got
 
         assert wait_until(consumed)
+
+
+def test_a_stream_that_is_made_again_gets_what_still_waits_on_the_ladder(
+    consumer, forgetful, publisher, collect
+):
+    ride("cancelled", 4, forgetful)
+    publisher.default_channel.queue_delete("kbd.v2.amendments.ids")
+    cancel("another", connection=publisher)
+    wait_until(lambda: records_in_stream(publisher) == 2)
+
+    publish(publisher, "cancelled")
+    publish(publisher, "kept")
+    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+@pytest.mark.usefixtures("consumer")
+def test_a_stream_that_exists_keeps_its_age_and_its_records(publisher, forgetful):
+    cancel("one", connection=publisher)
+    wait_until(lambda: records_in_stream(publisher))
+    publisher.default_channel.queue_delete("kbd.v2.amendments.keys")
+    publish(forgetful, "two", **{KEY: "k"})
+    assert json.loads(first_record(publisher).body)["cancel"] == ["one"]
+
+
+def test_a_task_of_another_ladder_is_cancelled_though_the_streams_are_newer(
+    consumer, connect, publisher, monkeypatch
+):
+    """As one of Celery's own ladder: when the consumer began, there were no streams."""
+    got: list[Any] = []
+    with consumer.Consumer([QUEUE], callbacks=[lambda body, _: got.append(body)]):
+        monkeypatch.setattr(stream, "_LOOK_EVERY", 0.0)
+        cancel("cancelled", connection=publisher)
+        with connect("amqp").Producer() as producer:
+            for name in ("cancelled", "kept"):
+                headers = {"task": "t", "id": name, "eta": "2020-01-01T00:00:00Z"}
+                producer.publish(name, routing_key="mail", headers=headers)
+        drain_until(consumer, lambda: "kept" in got)
+    assert got == ["kept"]

@@ -224,7 +224,7 @@ def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the
 def test_a_message_that_cannot_be_written_down_is_missing_alone(
     journalling, collect, events, monkeypatch, caplog
 ):
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     whole = journal_events.to_line  # as if something slipped past its checks
     monkeypatch.setattr(
         journal_events,
@@ -244,7 +244,7 @@ def test_a_message_that_cannot_be_written_down_is_missing_alone(
 def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     connect, collect, tmp_path, caplog, capsys
 ):
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     folder = str(tmp_path / "journal")
     connection = connect(binary_delay={"journal": folder})
     publish(connection, 10)
@@ -265,7 +265,7 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
 def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     options = {"journal": "stream", "declare": "never"}
     publish(connect(), 60_000)
     before = {row["name"] for row in vhost.queues()}
@@ -372,7 +372,7 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
 def test_in_an_outage_one_task_waits_for_a_moment_and_the_others_only_look(
     executed, app, vhost, monkeypatch, caplog
 ):
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     waits: list[float] = []
     sleep, me = time.sleep, threading.get_ident()
 
@@ -506,7 +506,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
 ):
     if not streams:
         pytest.skip("this RabbitMQ has no streams")
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     with vhost.connect() as other:
         # A queue of that name which is no stream: the broker refuses to declare it again.
         other.channel().queue_declare("kbd.v2.journal", durable=True, auto_delete=False)
@@ -674,7 +674,7 @@ def who_writes(vhost):
 def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, streams, caplog):
     if not streams:
         pytest.skip("RabbitMQ before 3.9 has no streams")
-    writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+    writer.warnings.clear()  # another test may have been warned
     queues = [Queue("mail"), Queue("other")]
     for each in queues:
         each(connect().default_channel).declare()
@@ -812,3 +812,57 @@ def test_a_program_that_publishes_hides_no_end_of_its_connection(connect, own_br
         go_on()
 
     assert len(published) == 2
+
+
+def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, streams, caplog):
+    if not streams:
+        pytest.skip("this RabbitMQ has no streams")
+    with vhost.connect() as other:
+        channel = other.channel()
+        channel.queue_declare(
+            "kbd.v2.journal",
+            durable=True,
+            auto_delete=False,
+            arguments={"x-queue-type": "stream", "x-max-age": "7D"},
+        )
+        # The first program finds no events yet, and the second some.
+        for _ in range(2):
+            publish(connect(binary_delay={"journal": "stream", "journal_max_age": "30D"}), 60_000)
+            wait_until(lambda: channel.queue_declare("kbd.v2.journal", passive=True).message_count)
+    assert len(of_stream(vhost, "kbd.v2.journal", 2)) == 2
+    assert "the journal ends" not in caplog.text
+
+
+def test_each_app_of_a_process_has_a_writer_of_executed_events(app):
+    other = Celery(set_as_current=False)
+    assert celery._writer_of(app) is celery._writer_of(app)  # noqa: SLF001 - as the signals do
+    assert celery._writer_of(app) is not celery._writer_of(other)  # noqa: SLF001
+
+
+def test_executed_events_go_to_a_folder_without_the_broker(tmp_path):
+    app = Celery(broker="amqp://guest:guest@127.0.0.1:1//", set_as_current=False)
+    app.conf.broker_transport_options = {"binary_delay": {"journal": str(tmp_path)}}
+    request = {"id": "one", "eta": "2020-01-01T00:00:00Z"}
+    celery._executed(app, request, "t", None, "SUCCESS")  # noqa: SLF001 - as the signals do
+    [line] = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert (json.loads(line)["id"], json.loads(line)["event"]) == ("one", "executed")
+
+
+def test_while_a_host_answers_nothing_few_executed_tasks_wait(executed, app, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    tries: list[float] = []
+
+    def connect_in_vain(_):
+        tries.append(clock[0])
+        clock[0] += 4.0  # less than what ends a first try
+        return TimeoutError("nobody answers")
+
+    monkeypatch.setattr(executed, "_try", connect_in_vain)
+    for number in range(100):
+        ended(executed, app, number)
+        clock[0] += 1.0
+    # The first asks twice, and each of the others rests for as long as it has waited.
+    assert tries[:2] == [0.0, 4.0]
+    assert len(tries) == 25

@@ -1610,3 +1610,16 @@ def test_a_message_in_a_file_is_what_it_was():
 
     assert destination == Destination("x", "k")
     assert (again.body, again.properties) == (message.body, message.properties)
+
+
+def test_a_move_makes_no_relay_for_a_queue_that_refuses_nothing(connect, tall, operator):
+    connection = connect(confirm_publish=True, binary_delay={"tick": 500, "radix": 2, "levels": 10})
+    old = Topology(Ladder.binary(10, 500), queue_type=tall.queue_type)
+    Queue("mail")(connection.channel()).declare()
+    publish(connection, "mail", 500_000)
+
+    done = operator.migrate(old, tall, **TALL)
+
+    assert done.moved == 1
+    names = {row["name"] for row in operator.vhost.queues()}
+    assert not [name for name in names if ".relay-to-queue." in name]

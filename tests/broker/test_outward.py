@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from amqp import Channel
-from amqp.exceptions import NotFound
+from amqp.exceptions import ConsumerCancelled, NotFound
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import (
@@ -24,9 +24,11 @@ from kombu_binary_delay import (
     Transport,
     TransportMixin,
     alarms,
+    executor,
 )
 from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
+from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as Declared
 from tests.waits import PATIENCE, drain_until, unread, wait_until
@@ -385,7 +387,7 @@ def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_nam
         exchange(connection.default_channel).declare()
     by_key(connection.default_channel).bind_to(by_headers, arguments={"x-match": "all", "a": 1})
 
-    with pytest.raises(TopologyError, match="'h' is bound to 't', which reads routing keys"):
+    with pytest.raises(TopologyError, match="'h' leads to 't', which reads routing keys"):
         Producer(connection.default_channel).publish("never", exchange="h", headers={"x-delay": 1})
 
 
@@ -496,10 +498,8 @@ def test_settings_shape_the_ladder(connect, collect, vhost):
 
 def test_classic_queues_are_used_with_one_clear_warning(connect, caplog):
     settings = {"queue_type": "classic", "namespace": "warned"}
-    with (
-        patch("kombu_binary_delay.executor._warned", set()),
-        caplog.at_level(logging.WARNING, "kombu_binary_delay"),
-    ):
+    executor._warnings.clear()  # noqa: SLF001 - another test may have been warned
+    with caplog.at_level(logging.WARNING, "kombu_binary_delay"):
         connect(binary_delay=settings).connect()
         connect(binary_delay=settings).connect()
 
@@ -729,3 +729,79 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
 
     assert received == ["bad", "good"]
     assert "blocking_read" not in vars(connection.connection)
+
+
+def test_a_direct_reply_to_address_is_refused_and_leaves_nothing(connect, vhost):
+    connection = connect()
+    Queue("q")(connection.default_channel).declare()
+    producer = Producer(connection.default_channel)
+    producer.publish("first", routing_key="q", headers={"x-delay": 60_000})
+    before = ladder_names(vhost)
+    address = "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAyNTkyNDA4MwAAAnsAAAAAYg==.1234"
+
+    with pytest.raises(TopologyError, match="is a direct reply-to address"):
+        producer.publish("late", routing_key=address, headers={"x-delay": 60_000})
+
+    assert ladder_names(vhost) == before
+
+
+def test_a_binding_without_a_queue_and_a_key_is_that_of_the_queue_declared_last(connect, collect):
+    connection = connect()
+    channel = connection.default_channel
+    Exchange("x", "direct")(channel).declare()
+    channel.queue_declare("mine", auto_delete=False)
+    channel.queue_bind("", "x")
+    Producer(channel).publish("now", exchange="x", routing_key="mine")
+    Producer(channel).publish("later", exchange="x", routing_key="mine", headers={"x-delay": 250})
+
+    arrivals = collect(connection, [Queue("mine", no_declare=True)], 2)
+
+    assert [each.body for each in arrivals] == ["now", "later"]
+
+
+def test_a_channel_that_the_broker_closed_is_in_no_transaction_any_more(connect):
+    channel = connect().channel()
+    channel.tx_select()
+    with pytest.raises(NotFound):
+        channel.queue_declare("nowhere", passive=True)
+    assert channel.supports_batch_publish
+
+
+def test_queues_that_end_with_their_channel_are_forgotten(connect):
+    connection = connect()
+    Queue("q")(connection.default_channel).declare()
+    Producer(connection.default_channel).publish(
+        "first", routing_key="q", headers={"x-delay": 60_000}
+    )
+    router = connection.connection.delay_mechanism.router
+    before = set(router.existing)
+    for _ in range(3):
+        channel = connection.channel()
+        name = channel.queue_declare("", exclusive=True).queue
+        channel.queue_bind(name, "amq.topic", "k")
+        channel.basic_consume(name)
+        channel.close()
+    mirror = {each for each in router.existing if each[0] == "mirror"}
+    assert set(router.existing) - mirror == before
+    assert not router._bound  # noqa: SLF001 - nothing else shows what is kept
+
+
+@pytest.mark.parametrize("ends", ["closed by an error", "cancelled by the broker", "refused"])
+def test_a_consumer_that_the_broker_ended_consumes_no_more(connect, ends):
+    connection = connect()
+    channel = connection.channel()
+    channel.queue_declare("q", auto_delete=False)
+    if ends == "refused":
+        with pytest.raises(NotFound):
+            channel.basic_consume("nowhere")
+    else:
+        channel.basic_consume("q")
+        assert is_consuming(connection.connection)
+    if ends == "closed by an error":
+        with pytest.raises(NotFound):
+            channel.queue_declare("nowhere", passive=True)
+    if ends == "cancelled by the broker":
+        connect().default_channel.queue_delete("q")
+        with pytest.raises(ConsumerCancelled):
+            drain_until(connection.connection, lambda: False)
+    assert not is_consuming(connection.connection)

@@ -381,7 +381,7 @@ def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
         with suppress(BrokerError):
             vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.journal")
         caplog.clear()
-        writer._warned.clear()  # noqa: SLF001 - another test may have been warned
+        writer.warnings.clear()  # another test may have been warned
         consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
         for number in range(3):
             publish(connect(), number)
@@ -423,7 +423,7 @@ def test_who_may_not_cancel_what_is_far_ahead_cancels_none_of_several(vhost, con
 def amended(vhost):
     if vhost.broker.release < (3, 9):
         pytest.skip("this RabbitMQ has no streams")
-    stream._warned.clear()  # noqa: SLF001 - another test may have been warned
+    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
 
 
 def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishing(

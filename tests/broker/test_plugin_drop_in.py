@@ -156,3 +156,13 @@ def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(mortal, colle
     judged = [each for each in arrivals if each.body != "makes the ladder"]
     assert sorted(each.body for each in judged) == delays
     assert all(each.at >= sent + each.body / 1000 for each in judged)
+
+
+def test_what_the_plugin_delivered_can_be_published_again(connect, collect):
+    connection, plain = connect(), connect("amqp")
+    queue = Queue("q")(connection.default_channel)
+    queue.declare()
+    send(plain, "again", "", "q", -5000)  # the plugin negates it
+
+    (arrival,) = collect(connection, [queue], 1)
+    assert arrival.headers == {}

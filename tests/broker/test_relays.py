@@ -241,3 +241,22 @@ def test_a_consumer_that_only_declares_passively_gets_what_a_stranger_to_the_que
     publish(connect(), "", "reports")
 
     collect(worker, [Queue("reports", no_declare=True)], 1)
+
+
+def test_what_a_queue_dead_letters_says_where_it_was_published(connect, collect):
+    connection = connect()
+    channel = connection.default_channel
+    dead = Queue("dead", Exchange("dlx", "fanout"))
+    orders = Queue(
+        "orders", Exchange("x", "topic"), "#", queue_arguments={"x-dead-letter-exchange": "dlx"}
+    )
+    for each in (dead, orders):
+        each(channel).declare()
+    Producer(channel).publish(1, exchange="x", routing_key="new", headers={"x-delay": 250})
+    wait_until(lambda: (message := orders(channel).get()) and message.reject() is None)
+
+    (arrival,) = collect(connection, [dead], 1)
+
+    [death] = arrival.headers["x-death"]
+    assert (death["exchange"], death["routing-keys"]) == ("x", ["new"])
+    assert arrival.headers["x-first-death-exchange"] == "x"

@@ -150,3 +150,9 @@ def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
     assert published_as(properties["application_headers"]) is None
     assert not has_blind_copies(properties["application_headers"])
     assert unpacked(properties) == {"application_headers": {"mine": 1}}
+
+
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_further_keys_may_be_bytes_or_in_a_tuple(name):
+    text, _ = packed({name: ["other", "third"]})
+    assert packed({name: (b"other", "third")})[0] == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -698,3 +699,111 @@ def test_a_copy_for_a_queue_that_cannot_be_bound_is_not_promised(broker, is_down
     parked, dropped = (each.text for each in first + second if isinstance(each, Warn))
     assert "are parked" in parked
     assert "may not reach this one" in dropped
+
+
+@pytest.mark.parametrize(
+    ("first", "chain"),
+    [("h", ["f", "d"]), ("t", ["h", "d"]), ("f", ["h", "f2", "t"])],
+    ids=" ".join,
+)
+def test_what_reads_keys_anywhere_behind_a_headers_exchange_is_named(broker, first, chain):
+    kinds = {"h": "headers", "f": "fanout", "f2": "fanout", "d": "direct", "t": "topic"}
+    connection = Connection(broker)
+    connection.queue("q")
+    for name in (first, *chain):
+        connection.exchange(name, kinds[name])
+    for source, destination in pairwise((first, *chain)):
+        connection.bind_exchange(destination, source, "#")
+    connection.bind("q", chain[-1], "k")
+
+    with pytest.raises(TopologyError, match=f"exchange 'h' leads to '{chain[-1]}', which reads"):
+        connection.publish("k", first)
+    connection.exchange("alone", "topic")
+    connection.publish("k", "alone")
+
+
+def test_what_no_binding_leads_to_a_headers_exchange_is_delayed(broker):
+    connection = Connection(broker)
+    connection.queue("q")
+    for name, kind in (("x", "topic"), ("d1", "direct"), ("h", "headers"), ("d", "direct")):
+        connection.exchange(name, kind)
+    connection.bind("q", "x", "mine")
+    connection.bind("q", "d1", "mine")
+    connection.bind_exchange("h", "x", "audit.#")
+    connection.bind_exchange("h", "d1", "audit")
+    connection.bind_exchange("d", "h", "")
+
+    for exchange, key in (("x", "audit.a"), ("d1", "audit")):
+        assert connection.reached("mine", exchange) == ["q"]
+        with pytest.raises(TopologyError, match="exchange 'h' leads to 'd', which reads"):
+            connection.publish(key, exchange)
+        with pytest.raises(TopologyError, match="exchange 'h' leads to 'd', which reads"):
+            connection.publish("mine", exchange, application_headers={"CC": [key]})
+
+
+@pytest.mark.parametrize("settings", [{}, {"declare": "never"}], ids=str)
+def test_a_direct_reply_to_address_is_refused_also_among_further_keys(broker, settings):
+    connection = Connection(broker, **settings)
+    address = "amq.rabbitmq.reply-to.g1h2"
+    for key, headers in ((address, {}), ("q", {"CC": [address]})):
+        with pytest.raises(TopologyError, match="is a direct reply-to address"):
+            connection.publish(key, application_headers=headers)
+
+
+def test_no_queue_that_ends_by_itself_has_a_relay_by_the_setting(broker):
+    connection = Connection(broker, relays=["*"])
+    connection.queue("mail")
+    for number in range(3):
+        connection.run(connection.router.declared_queue(f"reply-{number}", {}, auto_delete=True))
+        broker.declare(Part(queues=(Queue(f"reply-{number}", ()),)))
+        connection.publish(f"reply-{number}")
+    connection.publish("mail")
+    assert relays(broker) == [connection.topology.queue_relay_name("mail")]
+
+
+@pytest.mark.parametrize(
+    ("queue_type", "words"),
+    [("quorum", "dead-letters what it rejects"), ("classic", "are then lost")],
+)
+def test_a_queue_that_dead_letters_what_it_rejects_is_warned_of(broker, queue_type, words):
+    Connection(broker, queue_type=queue_type).queue("q", x_overflow="reject-publish-dlx")
+    [warning] = broker.warnings
+    assert words in warning
+
+
+def test_the_deaths_behind_the_ladder_have_the_names_of_the_publish(broker):
+    connection = Connection(broker)
+    connection.exchange("orders", "topic")
+    connection.queue("q")
+    connection.bind("q", "orders", "#")
+    _, plan = connection.publish("new", "orders", application_headers={"CC": ["copy"]})
+    level = connection.topology.level_name(0)
+    headers = plan.properties["application_headers"]
+    mine = {
+        "queue": "q",
+        "exchange": level,
+        "routing-keys": [plan.routing_key, *headers["CC"]],
+        "reason": "rejected",
+    }
+    earlier = {
+        "queue": "before",
+        "exchange": "theirs",
+        "routing-keys": ["new"],
+        "reason": "expired",
+    }
+    deaths = {
+        "x-death": [mine, earlier],
+        "x-last-death-exchange": level,
+        "x-first-death-exchange": "theirs",
+    }
+    properties = {**plan.properties, "application_headers": {**headers, **deaths}}
+
+    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+
+    assert found is not None
+    assert found.properties["application_headers"] == {
+        "CC": ["copy"],
+        "x-death": [{**mine, "exchange": "orders", "routing-keys": ["new", "copy"]}, earlier],
+        "x-last-death-exchange": "orders",
+        "x-first-death-exchange": "theirs",
+    }

@@ -1,0 +1,71 @@
+"""Whose code runs while a declaration waits for its answer, and when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kombu_binary_delay.buffering import BufferingConnection, FrameBuffer
+from kombu_binary_delay.transport import ConnectionMixin
+
+
+class Plain:
+    """The calls of a connection that is buffered, without a broker."""
+
+    def __init__(self) -> None:
+        self.channels = {1: SimpleNamespace()}
+        self.buffer = self.frame_buffer = FrameBuffer(self)
+        self.ran: list[object] = []
+
+    def on_inbound_method(self, channel, *frame):
+        self.ran.append(frame)
+
+    def blocking_read(self, timeout=None):
+        return timeout
+
+    def _on_blocked(self):
+        self.ran.append("blocked")
+
+    def _on_unblocked(self):
+        self.ran.append("unblocked")
+
+
+class Buffering(BufferingConnection, Plain):  # type: ignore[misc] # as of py-amqp
+    """With nothing but the buffer."""
+
+    def declare_until(self, error):
+        with self.buffer.closed():
+            self.on_inbound_method(1, "delivery")
+            raise error
+
+
+class Blocked(ConnectionMixin, Plain):  # type: ignore[misc] # as of py-amqp
+    """With what the mixin does of an alarm."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_comes_before_the_programs_own_callbacks(error):
+    connection = Buffering()
+    with pytest.raises(error):
+        connection.declare_until(error())
+    assert not connection.ran
+    connection.read_waiting_first()
+    assert connection.ran == [("delivery",)]
+
+
+def test_after_an_error_the_callbacks_run_as_after_an_answer():
+    connection = Buffering()
+    with pytest.raises(OSError, match="reset"):
+        connection.declare_until(OSError("reset"))
+    assert connection.ran == [("delivery",)]
+
+
+def test_what_a_program_does_at_an_alarms_end_does_not_run_within_a_declaration():
+    connection = Blocked()
+    connection._on_blocked()  # noqa: SLF001 - as py-amqp calls it
+    assert (connection.is_blocked, connection.ran) == (True, ["blocked"])
+    with connection.buffer.closed():
+        connection._on_unblocked()  # noqa: SLF001
+        assert (connection.is_blocked, connection.ran) == (False, ["blocked"])
+    assert connection.ran == ["blocked", "unblocked"]
