@@ -74,9 +74,9 @@ class Settings:
         only. Beside it you can set only ``declare``, ``protocol_1``, ``jitter``, and the settings
         of the journal and the amendments.
     :param relays: glob patterns of queues that may reject messages because of a policy, or because
-        their nodes are down. Each gets a relay, so that its messages do not hold up others. Queues
-        declared with ``reject-publish``, and queues that the connection has not declared, always
-        have one.
+        their nodes are down. Each gets a relay, so that its messages do not hold up others, unless
+        it is exclusive or auto-delete. Queues declared with ``reject-publish``, and queues that the
+        connection has not declared, always have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
@@ -91,7 +91,8 @@ class Settings:
     :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
         the broker, or the path of a folder for rotating local files. By default, nowhere.
     :param journal_max_age: how long the stream keeps events: a number and one of the units ``Y``,
-        ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``.
+        ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``. A stream that exists
+        keeps its age; ``verify`` names the difference.
     :param journal_arguments: whether the journal has the arguments of waiting tasks, as Celery's
         ``argsrepr`` and ``kwargsrepr`` write them, up to 256 characters each. Turn it off if they
         are confidential.

@@ -5,6 +5,7 @@ One subcommand per file, thin: parse, call :mod:`kombu_binary_delay.admin`, prin
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -46,6 +47,9 @@ from .web import web
 @click.pass_context
 def binary_delay(context: click.Context, /, **given: Any) -> None:
     """See and manage the delayed messages that wait in RabbitMQ."""
+    if os.environ.get("NO_COLOR"):
+        # Click does not read it: https://no-color.org
+        context.color = False
     # Celery's own command has loaded the app already.
     context.obj = asked_before(context, given, getattr(context.obj, "app", None))
 

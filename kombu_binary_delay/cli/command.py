@@ -56,7 +56,9 @@ class Printer:
         from . import output  # noqa: PLC0415 - see above
 
         draw = getattr(output, drawn_by)
-        output.console().print(output.dry(draw(value, dry=True)) if dry else draw(value))
+        drawn = output.dry(draw(value, dry=True)) if dry else draw(value)
+        # Commands to copy are longer than a line.
+        output.console().print(drawn, crop=False)
 
     def log(self, text: str) -> None:
         """Print a message about progress, apart from the result; it may name untrusted ids."""

@@ -152,10 +152,15 @@ def _move(
             asked_there = None if here is there else there.management(sending)
             refuse_a_circle(connection, sending, source, target)
     into = there.on(target[0]) if to is not None and target[0].mirrors else there
-    if here is not there and stream_name(here.settings.namespace, IDS) in snapshot.queues:
+    # Of a queue, or of another system's ladder, those of the settings count.
+    own = queue is None and ladders[0].mirrors
+    before = ladders[0].namespace if own else here.settings.namespace
+    after = target[0].namespace if target[0].mirrors else before
+    if (here is not there or before != after) and stream_name(before, IDS) in snapshot.queues:
+        place = "there" if here is not there else f"in the namespace {after}"
         printer.log(
-            "! what was cancelled, rescheduled or superseded here is not so there: only a "
-            "cancellation that waits in the ladder itself goes along"
+            f"! what was cancelled, rescheduled or superseded is not so {place}: only a "
+            f"cancellation that waits in the ladder itself goes along"
         )
     if dry_run:
         if queue is not None:

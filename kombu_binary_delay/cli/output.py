@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -34,6 +35,10 @@ from .words import ahead, exact, moment, place, plain
 
 __all__ = ["console", "cropped", "status", "watch"]
 
+#: A remedy: words, and then perhaps a command, up to the end.
+_COMMAND = re.compile(
+    r"(.*?:(?= (?:rabbitmqctl|curl) )|(?=(?:rabbitmqctl|curl) )|.*) ?(.*)", re.DOTALL
+)
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -57,7 +62,7 @@ def explanation(value: Explanation) -> RenderableType:
     facts.add_row("due", moment(value.due))
     way = Table(box=None, header_style="dim", pad_edge=False)
     way.add_column("waits", justify="right", no_wrap=True, style="bold cyan")
-    way.add_column("in the queue", no_wrap=True, overflow="ellipsis")
+    way.add_column("in the queue", overflow="fold")
     for name in ("from", "until"):
         way.add_column(name, justify="right", no_wrap=True, style="dim")
     for stay in value.stays:
@@ -241,11 +246,19 @@ def _difference(value: Difference, said: set[str]) -> RenderableType:
         Text.assemble((plain(value.what), "bold"), f": {plain(value.found)}"),
     )
     grid.add_row("", Text(plain(value.causes), style="dim"))
-    if value.remedy and value.remedy not in said:
-        grid.add_row("", hanging("→", value.remedy, "cyan"))
+    if not value.remedy or value.remedy in said:
+        return grid
+    words, command = _COMMAND.fullmatch(value.remedy).groups()  # type: ignore[union-attr] # any text
+    if words:
+        grid.add_row("", hanging("→", words, "cyan"))
     if "rabbitmqctl " in value.remedy:
         said.add(value.remedy)
-    return grid
+    if not command:
+        return grid
+    # In one line, however long: a shell would take a part of it for the whole.
+    mark = " " if words else "→"
+    line = Text(f"{'':8}{mark} {plain(command)}", style="cyan", no_wrap=True, overflow="ignore")
+    return Group(grid, line)
 
 
 def fixed(value: Creation) -> RenderableType:

@@ -50,7 +50,9 @@ class Place:
     :param amending: a connection by our transport, for the amendments.
     """
 
-    def __init__(self, broker: Target, connection: Any, command: str, amending: Any) -> None:
+    def __init__(
+        self, broker: Target, connection: Any, command: str, amending: Any, said: set[str]
+    ) -> None:
         self._broker = broker
         self._connection = connection
         self._command = command
@@ -59,13 +61,21 @@ class Place:
         self._topology: Topology = broker.topology(connection)
         self._namespace = broker.settings.namespace
         self.name = NODE if connection is None else JOURNAL
-        self._warned = ""
+        self._said = said
 
     @classmethod
-    def of(cls, broker: Target, stack: ExitStack, source: str | None, command: str | None) -> Place:
+    def of(
+        cls,
+        broker: Target,
+        stack: ExitStack,
+        source: str | None,
+        command: str | None,
+        said: set[str] | None = None,
+    ) -> Place:
         """Return the requested source, or else the one that exists.
 
         :param stack: closes the connections.
+        :param said: the warnings that were printed already; that of each look is added.
         :raises OperationError: if there is none.
         """
         connection = None
@@ -75,7 +85,8 @@ class Place:
             command = ""
         else:
             connection, command = stack.enter_context(broker.plain()), ""
-        return cls(broker, connection, command, stack.enter_context(broker.delaying()))
+        amending = stack.enter_context(broker.delaying())
+        return cls(broker, connection, command, amending, set() if said is None else said)
 
     def waiters(self, select: admin.Selection) -> admin.Waiters:
         """Return the delayed tasks of this source, with all amendments until now."""
@@ -119,9 +130,9 @@ class Place:
         except (AmendmentError, *BROKER_ERRORS) as exc:
             # The node can be read even if its broker is unreachable.
             why = in_words(exc, self._broker)
-        if why != self._warned:
+        if why not in self._said:
             # Once, and not at each look.
-            self._warned = why
+            self._said.add(why)
             listed = "what was taken back is listed, too"
             if self._connection is None and self._cluster() is None:
                 listed += ", and whether this node is that broker's is not checked"

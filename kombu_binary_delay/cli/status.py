@@ -152,7 +152,12 @@ def _show(printer: Printer, seen: _Look) -> None:
         more: dict[str, Any] = {}
         if seen.waiters is not None:
             more["destinations"] = [asdict(each) for each in seen.counts]
-            more.update(source=seen.waiters.source, unseen=seen.waiters.unseen())
+            more.update(
+                source=seen.waiters.source,
+                matched=seen.matched,
+                complete=seen.waiters.complete,
+                unseen=seen.waiters.unseen(),
+            )
         printer.show(seen.status, "status", **more)
         return
     from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`

@@ -111,7 +111,7 @@ def web(
     try:
         app = application(
             broker,
-            partial(_open, broker, source=source, node_command=node_command),
+            partial(_open, broker, source=source, node_command=node_command, said=set()),
             authenticate=authenticate,
             allow_changes=allow_changes,
             hide_arguments=hide_arguments,
@@ -185,7 +185,7 @@ def asgi_app(
     target = Target.of(app, broker, management, settings or {})
     return application(
         target,
-        partial(_open, target, source=source, node_command=node_command),
+        partial(_open, target, source=source, node_command=node_command, said=set()),
         authenticate=authenticate,
         allow_changes=allow_changes,
         hide_arguments=hide_arguments,
@@ -193,9 +193,14 @@ def asgi_app(
 
 
 def _open(
-    broker: Target, stack: ExitStack, *, source: str | None, node_command: str | None
+    broker: Target,
+    stack: ExitStack,
+    *,
+    source: str | None,
+    node_command: str | None,
+    said: set[str],
 ) -> Place:
-    return Place.of(broker, stack, source, node_command)
+    return Place.of(broker, stack, source, node_command, said)
 
 
 def _lines(users: IO[str] | None) -> str | None:

@@ -472,7 +472,7 @@ def test_a_transfer_says_that_amendments_stay(run, publish, broker):
         other.delete()
 
     assert done.exit_code == 0, done.output
-    assert "what was cancelled, rescheduled or superseded here is not so there" in done.output
+    assert "what was cancelled, rescheduled or superseded is not so there" in done.output
 
 
 def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
@@ -488,3 +488,14 @@ def test_prune_and_migrate_leave_the_streams_alone(run, ladder, vhost):
     assert (pruned.exit_code, moved.exit_code) == (0, 0), pruned.output + moved.output
     assert {row["name"] for row in vhost.queues()} >= AMENDMENTS
     assert json.loads(run(*ladder, "status", "--json").stdout)["amendments"]["active"] == 1
+
+
+def test_a_move_from_another_namespace_says_that_amendments_stay(run, publish):
+    publish("one", delay=HOUR)
+    run("cancel", "one")
+    ladder = json.loads(run("status", "--json").stdout)["ladders"][0]["name"]
+
+    done = run("--namespace", "shop", "migrate", "--from", ladder, "--dry-run")
+
+    assert done.exit_code == 0, done.output
+    assert "superseded is not so in the namespace shop" in done.output

@@ -227,6 +227,7 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
     assert found.unseen() == (
         "1 classic queues of the ladder were left out: a node cannot look into them",
         f"the queue {low} was not read: timeout",
+        "amendments were not read: what was taken back is listed, too",
         "2 messages left their queue while it was read",
         "1 messages could not be decoded",
     )

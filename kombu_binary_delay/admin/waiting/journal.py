@@ -29,6 +29,7 @@ from kombu_binary_delay.model.topology import Topology
 from .task import (
     JOURNAL,
     POSTPONED,
+    UNJUDGED,
     Event,
     Judge,
     Selection,
@@ -215,6 +216,8 @@ class JournalWaiters:
             said.append(f"it begins at {age}; what was scheduled before is not in it")
         else:
             said.append("it is empty")
+        if self._judge is None:
+            said.append(UNJUDGED)
         if self._taken_back:
             said.append(taken_back(self._taken_back))
         return tuple(said)

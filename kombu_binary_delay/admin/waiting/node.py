@@ -34,6 +34,7 @@ from . import script
 from .task import (
     NODE,
     POSTPONED,
+    UNJUDGED,
     Judge,
     Selection,
     Story,
@@ -195,6 +196,8 @@ class NodeWaiters:
                 f"into them"
             )
         said += [f"the queue {name} was not read: {why}" for name, why in self._unread.items()]
+        if self._judge is None:
+            said.append(UNJUDGED)
         if self._taken_back:
             said.append(taken_back(self._taken_back))
         if self._missed:

@@ -99,6 +99,10 @@ def taken_back(count: int) -> str:
     return f"{count} cancelled or superseded tasks are not shown; they will not run"
 
 
+#: What a source says that has no amendments.
+UNJUDGED = "amendments were not read: what was taken back is listed, too"
+
+
 class Waiters(Protocol):
     """The waiting tasks of one source, in no order, without cancelled and superseded ones.
 

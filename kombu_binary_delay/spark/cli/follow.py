@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -145,16 +146,28 @@ def audit_follow(
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set, so that a step that has begun is finished."""
+    """Yield an event that SIGINT and SIGTERM set, so that a step that has begun is finished.
+
+    The second signal does what it would have done without this.
+    """
     stop = threading.Event()
-    before = {
-        each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def ask(*_: object) -> None:
+        restore()
+        stop.set()
+        # Not print, which the signal may have interrupted. Nobody may read it.
+        with suppress(OSError):
+            os.write(2, b"finishing this step; a second signal ends it at once\n")
+
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
 
 def _show(step: Step) -> None:
