@@ -109,10 +109,11 @@ def to_queue(topology: Topology, queue: str, *, relay: bool) -> Part:
     return topology.queue_relay(queue) if relay else topology.to_queue(queue)
 
 
-def refusing(topology: Topology, snapshot: Snapshot) -> dict[str, bool]:
-    """Return of each queue whether it may reject messages, by its arguments or a policy."""
+def known(topology: Topology, snapshot: Snapshot) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each queue, with whether it may reject messages, and whether it ends by itself."""
     side = _Side(topology, snapshot, ())
-    return {queue: bool(side.why_refusing(queue)) for queue in snapshot.queues}
+    for queue in snapshot.queues:
+        yield queue, bool(side.why_refusing(queue)), side.ends_by_itself(queue)
 
 
 def faults(
@@ -467,7 +468,7 @@ class _Side:
         """Return whether a queue may reject messages, or is not known."""
         return self._topology.can_have_relays and bool(self.why_refusing(queue))
 
-    def _ends_by_itself(self, queue: str) -> bool:
+    def ends_by_itself(self, queue: str) -> bool:
         """Return whether RabbitMQ deletes a queue by itself; the setting leaves it out."""
         row = self._snapshot.queues.get(queue, {})
         return bool(
@@ -483,7 +484,7 @@ class _Side:
             return "by its argument x-overflow"
         if _rejects(_policy(row).get("overflow")):
             return f"by the policy {row.get('policy') or row.get('operator_policy')}"
-        if self._topology.wants_relay(queue, self._relays) and not self._ends_by_itself(queue):
+        if self._topology.wants_relay(queue, self._relays) and not self.ends_by_itself(queue):
             return "by the setting relays"
         if "arguments" not in row:
             return "since its arguments are not known"

@@ -26,7 +26,7 @@ from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
 
 from .create import create
-from .delivery import refusing
+from .delivery import known
 from .errors import OperationError, UnreachableError
 from .management import Management
 from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
@@ -142,8 +142,8 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         elif _place(taking) == _place(sending):
             # What is known to refuse nothing gets no relay, which would stay.
             router = mechanism_of(sending.connection).router  # type: ignore[union-attr] # ours
-            for queue, refuses in refusing(to, snapshot).items():
-                router.knows_queue(queue, refuses=refuses)
+            for queue, refuses, temporary in known(to, snapshot):
+                router.knows_queue(queue, refuses=refuses, temporary=temporary)
         mover = Mover(taking, aside, sending)
         bindings = snapshot.bindings
         if there is not None and not to.mirrors:

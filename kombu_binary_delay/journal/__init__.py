@@ -11,7 +11,7 @@ has no streams, to a rotating local file.
 * ``writer``: the journal of one connection.
 * ``celery``: events of executed tasks, from Celery's signals.
 
-The journal must never harm the messages: a failure is logged once. This package must not import the
+The journal must never harm the messages: a failure is only logged. This package must not import the
 transport or Celery.
 """
 

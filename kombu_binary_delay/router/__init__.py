@@ -34,7 +34,6 @@ from kombu_binary_delay.model.envelope import (
 )
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
-from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
 
@@ -163,7 +162,7 @@ class Router(DeliverySide):
         if not destination.exchange:
             _refuse_reply_to(keys)
         else:
-            self._refuse_unreachable(destination.exchange, keys)
+            self._refuse_unreachable(destination.exchange)
             topic = self._is_topic(destination.exchange, planned=lane is not None)
         if lane is None:
             lane = self._lane(properties)
@@ -177,7 +176,7 @@ class Router(DeliverySide):
             ladder.owns,
         )
         is_written = not topic and (keys[1:] or has_digest(key))
-        if destination.exchange and is_written and self._leads_to_topic(destination.exchange):
+        if destination.exchange and is_written and self._leads_to(destination.exchange, ("topic",)):
             # A topic exchange cannot read a digest.
             for each in keys:
                 ladder.address(digits, Destination(destination.exchange, each), topic=True)
@@ -274,7 +273,7 @@ class Router(DeliverySide):
             return _NOTHING
         return frozenset(wanted)
 
-    def _refuse_unreachable(self, exchange: str, keys: tuple[str, ...]) -> None:
+    def _refuse_unreachable(self, exchange: str) -> None:
         kind = self._types.get(exchange, "topic")
         if kind not in (*IMITABLE, "headers"):
             raise TopologyError(
@@ -282,40 +281,13 @@ class Router(DeliverySide):
                 f"that delayed messages cannot reach, since their routing key is an address; "
                 f"delay to a direct, topic, fanout or headers exchange instead"
             )
-        found = self._reader_behind_headers(exchange, keys)
-        if found is not None:
-            by_headers, reader = found
+        reader = self._leads_to(exchange, ("direct", "topic")) if kind == "headers" else None
+        if reader is not None:
             raise TopologyError(
-                f"the headers exchange {by_headers!r} leads to {reader!r}, which reads routing "
-                f"keys, but the key of a delayed message is an address; bind queues to "
-                f"{by_headers!r} itself, or delay to {reader!r}"
+                f"the headers exchange {exchange!r} leads to {reader!r}, which reads routing keys, "
+                f"but the key of a delayed message is an address; bind queues to {exchange!r} "
+                f"itself, or delay to {reader!r}"
             )
-
-    def _reader_behind_headers(
-        self, exchange: str, keys: tuple[str, ...]
-    ) -> tuple[str, str] | None:
-        """Return an exchange that reads keys, and the headers exchange that leads to it.
-
-        Behind a headers exchange, messages take the user's own bindings, and no mirror's.
-
-        :param keys: of the message.
-        :returns: None if no binding of this connection leads a message there.
-        """
-        ahead, seen = [("", exchange)], set[tuple[str, str]]()
-        while ahead:
-            by_headers, source = ahead.pop()
-            kind = self._types.get(source)
-            if by_headers and kind in ("direct", "topic"):
-                return by_headers, source
-            seen.add((by_headers, source))
-            through = by_headers or (source if kind == "headers" else "")
-            ahead += [
-                (through, each.destination)
-                for each in self._bound.behind(source)
-                if (through, each.destination) not in seen
-                and (through or _takes(kind, each.key, keys))
-            ]
-        return None
 
     def _forget_type(self, exchange: str, now: int) -> bool:
         """Forget the type by which a message is refused, if it was asked for long ago.
@@ -340,21 +312,17 @@ class Router(DeliverySide):
         asks = self._declares and not planned and ("target", exchange) not in self.existing
         return bool(exchange) and not asks
 
-    def _leads_to_topic(self, exchange: str) -> bool:
-        """Whether this connection has bound a topic exchange behind an exchange."""
-        ahead = [exchange]
-        seen: set[str] = set()
+    def _leads_to(self, exchange: str, kinds: tuple[str, ...]) -> str | None:
+        """Return an exchange of some types that this connection has bound behind an exchange."""
+        ahead, seen = [exchange], set[str]()
         while ahead:
             source = ahead.pop()
-            if self._types.get(source) == "topic":
-                return True
+            if self._types.get(source) in kinds:
+                return source
             seen.add(source)
-            ahead += [
-                each.destination
-                for each in self._bound.behind(source)
-                if each.destination not in seen
-            ]
-        return False
+            behind = (each.destination for each in self._bound.behind(source))
+            ahead += [each for each in behind if each not in seen]
+        return None
 
     def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
         """Declare what a plan needs.
@@ -447,13 +415,11 @@ class Router(DeliverySide):
         :param queue: the queue that it was taken from; empty if it is not known.
         """
         headers = properties.get(HEADERS)
-        # The ladder can also be another system's, of an older form, or of another namespace.
         by = ladder_of_exchange(exchange, self.topology)
         if by is None:
             if not (headers and HEADER in headers):
                 return None
-            if parking_of(exchange):
-                by = Topology(namespace=exchange.partition(".")[0])
+            by = self._ladder_of(exchange)
         ladder, destination = self._written(by, routing_key, headers or {})
         found = Destination(exchange, routing_key)
         if destination is not None:
@@ -472,11 +438,22 @@ class Router(DeliverySide):
 
     def _came_by(self, headers: dict[str, Any], exchange: str, key: str) -> Destination | None:
         """Return how a message was published that came by this; None if it came by no ladder."""
-        by = ladder_of_exchange(exchange, self.topology)
-        if not (by.mirrors if by else self.topology.owns(exchange)):
+        by = self._ladder_of(exchange)
+        if by is None:
+            # Of what has been dead-lettered before, the key may be the address still.
+            written = self._written(None, key, headers)[1]
+            return written and Destination(exchange, written.routing_key)
+        if not by.mirrors:
             return None
         found, _ = published_as(headers) or (None, {})
         return found or self._written(by, key, headers)[1]
+
+    def _ladder_of(self, exchange: str) -> Topology | None:
+        """Return the ladder of an exchange: of any system, form or namespace; None if of none."""
+        by = ladder_of_exchange(exchange, self.topology)
+        if by is None and parking_of(exchange):
+            by = Topology(namespace=exchange.partition(".")[0])
+        return by
 
     def _written(
         self, by: Topology | None, key: str, headers: dict[str, Any]
@@ -504,15 +481,6 @@ class Router(DeliverySide):
         if queue:
             return Destination("", queue)
         return written if written.routing_key in self._queues else arrived
-
-
-def _takes(kind: str | None, pattern: str, keys: Iterable[str]) -> bool:
-    """Whether a binding of an exchange takes a message with one of these keys."""
-    if kind == "fanout":
-        return True
-    if kind == "direct":
-        return pattern in keys
-    return any(matches_topic(pattern, each) for each in keys)
 
 
 def _refuse_reply_to(keys: Iterable[str]) -> None:

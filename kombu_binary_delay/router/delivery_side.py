@@ -379,9 +379,14 @@ class DeliverySide(LadderSide):
             for each in again:
                 yield from self._followed(self._mirror_binding(each))
 
-    def knows_queue(self, queue: str, *, refuses: bool) -> None:
-        """Remember whether a queue that others declare may reject messages."""
+    def knows_queue(self, queue: str, *, refuses: bool, temporary: bool) -> None:
+        """Remember a queue that others declare.
+
+        :param refuses: whether it may reject messages.
+        :param temporary: whether the broker deletes it by itself.
+        """
         self._refusing[queue] = refuses
+        (self._temporary.add if temporary else self._temporary.discard)(queue)
 
     def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remember a binding, and repeat it if this connection delays or consumes."""

@@ -1246,7 +1246,7 @@ def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connec
 def test_a_stream_that_is_made_again_gets_what_still_waits_on_the_ladder(
     consumer, forgetful, publisher, collect
 ):
-    ride("cancelled", 4, forgetful)
+    ride("cancelled", 12, forgetful)
     publisher.default_channel.queue_delete("kbd.v2.amendments.ids")
     cancel("another", connection=publisher)
     wait_until(lambda: records_in_stream(publisher) == 2)

@@ -157,7 +157,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         stop.set()
         # Not print, which the signal may have interrupted. Nobody may read it.
         with suppress(OSError):
-            os.write(2, b"finishing this step; a second signal ends it at once\n")
+            os.write(2, b"finishing this step; a second signal ends it\n")
 
     def restore() -> None:
         for each, handler in before.items():
