@@ -171,7 +171,8 @@ def asgi_app(
     """Return the pages as an ASGI application, which you can mount in your site.
 
     :param authenticate: takes a Starlette request, and returns the name of the user, None to
-        refuse, or a response such as a redirect to your login; a function or a coroutine.
+        refuse, or a response such as a redirect to your login; a coroutine, or a function, which
+        is called in a thread.
     :param app: a Celery app, whose broker and settings are used.
     :param broker: the broker's URL, instead of the app's.
     :param management: the URL of the broker's management API.

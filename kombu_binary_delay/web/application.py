@@ -35,7 +35,8 @@ def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     :param broker: where the broker is.
     :param place: opens the source of tasks.
     :param authenticate: takes a Starlette request and returns the user's name, None to refuse, or
-        a response; a function or a coroutine. None admits every user who can connect.
+        a response; a coroutine, or a function, which is called in a thread. None admits every user
+        who can connect.
     :param allow_changes: whether users may cancel and reschedule tasks, and redrive messages.
     :param hide_arguments: whether to leave out the arguments of tasks.
     :param hosts: the host names that requests may use; None for any.

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from kombu.log import get_logger
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -41,6 +42,8 @@ _HEADERS = {
 #: Host names of this machine; other names may come from a DNS rebinding attack.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _COOKIE, FIELD = "kbd-form", "token"
+#: The key of all that we keep in a request's state, which the site around the pages uses as well.
+_STATE = "kombu-binary-delay"
 #: The limits of a form, in bytes and fields: a page of ids is far below.
 _LONGEST, _FIELDS = 2_000_000, 2000
 
@@ -48,7 +51,8 @@ _LONGEST, _FIELDS = 2_000_000, 2000
 class Guard:
     """Middleware that checks hosts and users, and sets security headers.
 
-    :param authenticate: returns the user's name, may be a coroutine; None admits every user.
+    :param authenticate: returns the user's name; a coroutine, or a function that is called in a
+        thread. None admits every user.
     :param hosts: the host names that requests may use; None for any.
     """
 
@@ -82,14 +86,18 @@ class Guard:
             return PlainTextResponse("this host is not known here", 400)
         user: Any = ""
         if self._authenticate is not None:
-            user = self._authenticate(request)
+            if inspect.iscoroutinefunction(self._authenticate):
+                user = self._authenticate(request)
+            else:
+                # It may ask a database, and other requests must not wait for that.
+                user = await run_in_threadpool(self._authenticate, request)
             if inspect.isawaitable(user):
                 user = await user
             if isinstance(user, Response):
                 return user
             if not user:
                 return PlainTextResponse("you may not see this", 403)
-        request.scope.setdefault("state", {})["user"] = str(user)
+        request.scope.setdefault("state", {})[_STATE] = {"user": str(user)}
         return None
 
 
@@ -152,15 +160,15 @@ class Tokens:
 
     def of(self, request: Request) -> str:
         """Return the token for the forms of a page; call :meth:`remember` for its response."""
-        cookie = request.cookies.get(_COOKIE) or request.scope["state"].get("cookie")
+        state = request.scope["state"][_STATE]
+        cookie = request.cookies.get(_COOKIE) or state.get("cookie")
         if not cookie:
-            cookie = request.scope["state"]["cookie"] = secrets.token_urlsafe(24)
-        user = request.scope["state"]["user"]
-        return hmac.new(self._key, f"{cookie}\0{user}".encode(), "sha256").hexdigest()
+            cookie = state["cookie"] = secrets.token_urlsafe(24)
+        return hmac.new(self._key, f"{cookie}\0{state['user']}".encode(), "sha256").hexdigest()
 
     def remember(self, request: Request, response: Response) -> None:
         """Set the cookie from which the token was made."""
-        if cookie := request.scope["state"].get("cookie"):
+        if cookie := request.scope["state"][_STATE].get("cookie"):
             response.set_cookie(
                 _COOKIE,
                 cookie,
@@ -211,7 +219,13 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def user_of(request: Request) -> str:
+    """Return the name of a request's user; an empty text if every user is admitted."""
+    user: str = request.scope["state"][_STATE]["user"]
+    return user
+
+
 def who(request: Request) -> str:
     """Return the user of a request, for the log."""
-    user = request.scope["state"]["user"]
+    user = user_of(request)
     return f"{user!r} from {_address(request)}" if user else f"somebody at {_address(request)}"

@@ -28,7 +28,7 @@ from kombu_binary_delay.admin.when import moment_of, valid_time
 from kombu_binary_delay.model.address import Destination
 
 from .drawing import environment
-from .guard import FIELD, Tokens, who
+from .guard import FIELD, Tokens, user_of, who
 from .index import Filter, Index
 from .looks import Broker, Now, Open, Watch, read_index, read_story
 from .plans import Plan, Plans, to_log
@@ -260,7 +260,7 @@ class Pages:
         return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
 
     def _plan_of(self, request: Request, key: str) -> Plan:
-        plan = self._plans.get(key, request.scope["state"]["user"])
+        plan = self._plans.get(key, user_of(request))
         if plan is None:
             raise HTTPException(404, "This was not planned by you, or too long ago. Plan it anew.")
         return plan
@@ -270,7 +270,7 @@ class Pages:
 
         :raises ValueError: for an invalid form.
         """
-        user = request.scope["state"]["user"]
+        user = user_of(request)
         words = {name: values[0] for name, values in form.items()}
         action = words.get("action", "")
         if action == REDRIVE:
@@ -393,11 +393,10 @@ class Pages:
     def _show(
         self, request: Request, template: str, words: Mapping[str, Any], status: int = 200
     ) -> Response:
-        state = request.scope["state"]
         page = self._templates.get_template(f"{template}.html").render(
             base=request.scope.get("root_path", ""),
             path=request.url.path,
-            user=state.get("user", ""),
+            user=user_of(request),
             allow=self._allow,
             field=FIELD,
             token=self._tokens.of(request) if self._allow else "",

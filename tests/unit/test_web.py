@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
@@ -409,6 +410,41 @@ def test_a_header_counts_from_the_proxy_and_from_nobody_else():
         assert proxy.get("/tasks", headers=said).status_code == 200
         assert proxy.get("/tasks").status_code == 403
         assert other.get("/tasks", headers=said).status_code == 403
+
+
+def test_the_request_s_state_is_shared_with_the_site_around_the_pages():
+    left = []
+
+    class Site:
+        def __init__(self, app):
+            self._app = app
+
+        async def __call__(self, scope, receive, send):
+            state = scope.setdefault("state", {})
+            state["user"] = "the site's own"
+            await self._app(scope, receive, send)
+            if scope["type"] == "http":
+                left.append(state["user"])
+
+    with browser(Site(away(authenticate=lambda _: "ann", allow_changes=True))) as client:
+        assert "ann" in client.get("/tasks").text
+    assert left == ["the site's own"]
+
+
+def test_a_function_that_says_who_asks_does_not_hold_up_other_requests():
+    def authenticate(_):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return "ann"
+
+    class Asker:
+        async def __call__(self, _):
+            return "bob"
+
+    with browser(away(authenticate=authenticate)) as client:
+        assert "ann" in client.get("/tasks").text
+    with browser(away(authenticate=Asker())) as client:
+        assert "bob" in client.get("/tasks").text
 
 
 def test_a_plan_is_done_once_and_by_whoever_made_it():
