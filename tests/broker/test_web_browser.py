@@ -80,13 +80,14 @@ def visit(browser):
         complaints.append(dialog.message)
         dialog.dismiss()
 
-    def visit(address, **options):
+    def visit(address, *, fails=False, **options):
         options.setdefault("timezone_id", "Europe/Berlin")
         context = browser.new_context(**options)
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
         tab = context.new_page()
-        tab.on("console", lambda said: complaints.append(said.text))
+        if not fails:
+            tab.on("console", lambda said: complaints.append(said.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("dialog", refuse)
         tab.goto(address)
@@ -203,6 +204,76 @@ def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling)
     assert "ann:" not in said
 
 
+def test_a_page_that_gets_no_answer_or_a_refusal_says_that_it_is_not_up_to_date(
+    serve, visit, journalling
+):
+    publish(journalling, 10)
+    address, _ = serve()
+    lost = "This page is not up to date"
+
+    def refuse(route):
+        route.fulfill(status=502, body="Bad Gateway")
+
+    def never(_):
+        pass
+
+    for path, part, answers in (
+        ("/", "**/now", (refuse, never)),
+        ("/", "**/forecast?*", (refuse, never)),
+        ("/tasks", "**/results?*", (refuse,)),
+    ):
+        tab = visit(f"{address}{path}", fails=True)
+        for answer in answers:
+            expect(tab.get_by_text(lost)).to_be_hidden()
+            # As a proxy does while the program is down.
+            tab.route(part, answer)
+            expect(tab.get_by_text(lost)).to_be_visible()
+            tab.unroute(part)
+
+
+def test_focus_and_selected_text_stay_while_a_page_reads_on(serve, visit, journalling):
+    publish(journalling, 10)
+    address, _ = serve("--allow-changes")
+
+    def is_written_anew(tab, part):
+        """Wait until a part of the page was written once more."""
+        before = tab.locator(f"{part} > *").first.element_handle()
+        wait_until(lambda: not before.evaluate("it => it.isConnected"), 60, "it stays")
+
+    tasks = visit(f"{address}/tasks")
+    expect(tasks.locator("#count")).to_have_text("11")
+    for focused in (
+        tasks.get_by_role("link", name="task-3", exact=True),
+        tasks.get_by_label("Choose shop.pay task-4"),
+        tasks.get_by_role("button", name="Cancel…"),
+    ):
+        focused.focus()
+        is_written_anew(tasks, "#results")
+        expect(focused).to_be_focused()
+
+    now = visit(address)
+    expect(now.locator("#waiting")).to_have_text("11")
+    now.evaluate(COUNT_CHANGES)
+    again(now)
+    assert now.evaluate("window.changes") == 0
+    drag(now, now.locator("#chart .u-over"), until=now.get_by_text("Show all again"))
+    now.get_by_role("button", name="Show all again").focus()
+    now.evaluate("getSelection().selectAllChildren(document.getElementById('waiting'))")
+    again(now)
+    expect(now.get_by_role("button", name="Show all again")).to_be_focused()
+    assert now.evaluate("String(getSelection())") == "11"
+    # Somebody has left it like that.
+    now.evaluate("const before = Date.now; Date.now = () => before() + 61_000;")
+    is_written_anew(now, "#now")
+
+
+def again(tab):
+    """Wait until a page has asked for all that changes once more, and written it."""
+    for _ in range(3):
+        with tab.expect_response("**/forecast?*"):
+            pass
+
+
 @pytest.mark.own_broker
 def test_a_page_says_that_the_broker_stopped_and_goes_on_when_it_is_back(
     own_broker, serve, visit, journalling
@@ -227,6 +298,13 @@ def test_a_page_says_that_the_broker_stopped_and_goes_on_when_it_is_back(
     expect(now.locator("#waiting")).to_have_text("11")
 
 
+#: Counts how often the words below the chart are written.
+COUNT_CHANGES = """
+window.changes = 0;
+const all = { childList: true, characterData: true, subtree: true };
+new MutationObserver((changes) => { window.changes += changes.length; })
+  .observe(document.getElementById("range"), all);
+"""
 #: How much wider than the window a page is, in pixels.
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 #: What can be typed into or pressed, and says to nobody what it is.

@@ -3,6 +3,7 @@
 "use strict";
 (() => {
   const EVERY = 3000; // milliseconds
+  const SELECTED = 60000; // milliseconds for which text that somebody has selected stays
   const zone = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" })
     .formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
   const isUtc = new Date().getTimezoneOffset() === 0;
@@ -32,6 +33,16 @@
     if (live.textContent !== said) live.textContent = said;
   }
 
+  // --- whether the program answers --------------------------------------------------------
+
+  const unanswered = new Set();
+
+  function answered(what, isRight) {
+    if (isRight) unanswered.delete(what);
+    else unanswered.add(what);
+    document.getElementById("lost").hidden = !unanswered.size;
+  }
+
   // --- the chart -----------------------------------------------------------------------
 
   let chart = null, span = "", chosen = null, isDragged = false;
@@ -39,21 +50,24 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function sayRange(box, start, end, count) {
+    // Only what differs is written: all of it is said, and the focus in it would be lost.
     const say = document.getElementById("range");
-    say.textContent = "";
+    const write = (where, words) => { if (where.textContent !== words) where.textContent = words; };
     if (start === null) {
-      say.textContent = "Drag over the chart to choose a time.";
+      write(say, "Drag over the chart to choose a time.");
       return;
     }
-    const from = new Date(start), to = new Date(end);
-    const link = document.createElement("a");
-    link.href = `${box.dataset.base}/tasks?after=${Math.round(start)}&before=${Math.round(end)}`;
-    link.textContent = `List the ${count.toLocaleString("en")} due from ${day(from)} ${clock(from)} to ${day(to)} ${clock(to)}`;
-    const all = document.createElement("button");
-    all.type = "button";
-    all.textContent = "Show all again";
-    all.addEventListener("click", () => { chosen = null; draw(); });
-    say.append(link, " ", all);
+    if (!say.querySelector("a")) {
+      const all = document.createElement("button");
+      all.type = "button";
+      all.textContent = "Show all again";
+      all.addEventListener("click", () => { chosen = null; draw(); });
+      say.replaceChildren(document.createElement("a"), " ", all);
+    }
+    const link = say.querySelector("a"), from = new Date(start), to = new Date(end);
+    // As one would type it; null for a time that no calendar has.
+    link.href = `${box.dataset.base}/tasks?after=${from.toJSON()}&before=${to.toJSON()}`;
+    write(link, `List the ${count.toLocaleString("en")} due from ${day(from)} ${clock(from)} to ${day(to)} ${clock(to)}`);
   }
 
   async function draw() {
@@ -63,13 +77,14 @@
     const query = new URLSearchParams();
     if (chosen) { query.set("start", Math.round(chosen[0])); query.set("end", Math.round(chosen[1])); }
     else if (span) { query.set("start", now); query.set("end", now + Number(span)); }
-    let found;
+    let found = null;
     try {
-      const answer = await fetch(`${box.dataset.base}/forecast?${query}`);
-      if (!answer.ok) return;
-      found = await answer.json();
-    } catch { return; }
-    if (isDragged) return;
+      const signal = AbortSignal.timeout(htmx.config.timeout);
+      const answer = await fetch(`${box.dataset.base}/forecast?${query}`, { signal });
+      if (answer.ok) found = await answer.json();
+    } catch { /* It is said below. */ }
+    answered("chart", found);
+    if (!found || isDragged) return;
     const bars = found.counts.length;
     const place = document.getElementById("chart");
     if (!bars) {
@@ -113,29 +128,41 @@
 
   // --- what happens when ---------------------------------------------------------------
 
-  const isBusy = (part) => part.contains(document.activeElement)
+  let selected = 0; // when somebody selected text last
+  let focused = ""; // the HTML of what had the focus in a part
+
+  function isSelected(part) {
+    const selection = getSelection();
+    return !selection.isCollapsed && selection.containsNode(part, true) && Date.now() < selected + SELECTED;
+  }
+
+  const isBusy = (part) => isSelected(part) || part.contains(document.activeElement)
     && document.activeElement.matches("input:not([type=checkbox]):not([type=radio])")
     || part.querySelector("input[type=checkbox]:checked, input[value=all]:checked, input[name=when]:not(:placeholder-shown)");
 
   document.addEventListener("DOMContentLoaded", () => {
-    const lost = document.getElementById("lost");
     writeTimes(document);
     announce();
     document.getElementById("zone").textContent =
       isUtc ? "Times are in UTC." : `Times are in your zone, ${zone}, with UTC beside.`;
+    document.addEventListener("selectionchange", () => { selected = Date.now(); });
     // What somebody is choosing in stays as it is.
     document.body.addEventListener("htmx:beforeRequest", (event) => {
       if (isBusy(event.detail.elt)) event.preventDefault();
     });
     document.body.addEventListener("htmx:beforeSwap", (event) => {
-      if (isBusy(event.detail.elt)) event.detail.shouldSwap = false;
+      const part = event.detail.elt;
+      if (isBusy(part)) event.detail.shouldSwap = false;
+      focused = part.contains(document.activeElement) ? document.activeElement.outerHTML : "";
     });
     document.body.addEventListener("htmx:afterSwap", (event) => {
-      writeTimes(event.detail.target);
+      const part = event.detail.target;
+      const same = [...part.querySelectorAll("a, button, input")].find((each) => each.outerHTML === focused);
+      same?.focus({ preventScroll: true });
+      writeTimes(part);
       announce();
     });
-    document.body.addEventListener("htmx:sendError", () => { lost.hidden = false; });
-    document.body.addEventListener("htmx:afterOnLoad", () => { lost.hidden = true; });
+    document.body.addEventListener("htmx:afterRequest", (event) => answered("part", event.detail.successful));
     for (const button of document.querySelectorAll("[data-span]")) {
       button.addEventListener("click", () => {
         span = button.dataset.span;
