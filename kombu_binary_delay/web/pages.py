@@ -277,11 +277,11 @@ class Pages:
             return self._plan_redrive(user, words)
         if action not in (CANCEL, RESCHEDULE):
             raise ValueError("This is no act")
-        due = None
-        if action == RESCHEDULE:
-            due = _moment(words.get("when", ""))
-            if due is None or due <= time.time() * 1000:
-                raise ValueError("Say a time that is still to come, such as 2h")
+        due = _moment(words.get("when", ""))
+        if action == CANCEL and due is not None:
+            raise ValueError("'Reschedule to' has a time: clear it to cancel, or press Reschedule")
+        if action == RESCHEDULE and (due is None or due <= time.time() * 1000):
+            raise ValueError("Say a time that is still to come, such as 2h")
         tasks, chosen, said = self._chosen(form, words)
         with self._broker.delaying() as connection:
             # This finds out now whether the broker supports it.

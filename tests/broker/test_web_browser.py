@@ -182,6 +182,13 @@ def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling)
     row.get_by_role("link").click()
     expect(tab.get_by_text("here now")).to_be_visible()
 
+    # Enter in the form plans a rescheduling, and nothing is confirmed by another Enter.
+    tab.get_by_label("Reschedule to").fill("2d")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("heading", name="Reschedule 1 task")).to_be_visible()
+    expect(tab.get_by_role("button", name="Reschedule 1 task")).not_to_be_focused()
+    tab.goto(f"{address}/task?id=task-{MANY}")
+
     # One is cancelled from its story; all others are rescheduled, and the other user sees it.
     tab.get_by_role("button", name="Cancel…").click()
     tab.get_by_role("button", name="Cancel 1 task").click()

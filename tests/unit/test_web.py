@@ -302,14 +302,14 @@ def test_bad_users_are_refused_and_not_repeated(text):
     assert "secret" not in str(refused.value)
 
 
-def away(waiters=None, **options):
+def away(waiters=None, story=None, **options):
     """Make pages of a broker that nobody can reach, whose tasks may be known all the same."""
     target = Target("amqp://guest:hidden-word@127.0.0.1:1//")
 
     def place(_):
         if waiters is None:
             raise OperationError("there is no journal")
-        return SimpleNamespace(waiters=lambda _: waiters)
+        return SimpleNamespace(waiters=lambda _: waiters, story=lambda _: story)
 
     return application(target, place, authenticate=options.pop("authenticate", None), **options)
 
@@ -348,6 +348,24 @@ def test_pages_come_with_a_strict_policy_and_nothing_from_elsewhere():
     assert page.headers["cache-control"] == "no-store"
     assert script.status_code == 200
     assert script.headers["content-security-policy"] == policy
+
+
+def test_enter_in_a_form_plans_a_rescheduling_and_never_a_cancellation(now):
+    waiting = task("a", "pay", now + HOUR)
+    story = Story("a", "waiting", "journal", waiting)
+    app = away(waiters=Waiters([waiting]), story=story, allow_changes=True)
+
+    with browser(app) as client:
+        found = read_until(client, "/tasks", 'id="count">1<')
+        told = read_until(client, "/task?id=a", "Act on it")
+
+    # A browser presses the first button of the form.
+    for page in (found, told):
+        form = page[page.index('method="post"') :]
+        assert re.findall('<button name="action" value="([a-z]*)"', form) == [
+            "reschedule",
+            "cancel",
+        ]
 
 
 def test_nothing_can_be_changed_unless_that_is_allowed():
@@ -484,6 +502,7 @@ def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, un
         failed = client.get(path).text
 
     assert "<button" in unused
+    assert "autofocus" not in unused
     assert "Running</strong> since <time" in running
     assert [each.status_code for each in answers] == [200]
     assert "It failed." in answers[0].text == failed
