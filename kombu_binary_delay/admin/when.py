@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from kombu_binary_delay.amendments.record import MAX_TIME
@@ -53,13 +54,16 @@ def time_of(text: str) -> float:
 
     :raises ValueError: for what is not one.
     """
-    try:
-        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
+    at = None
+    # Python 3.11 reads 20300131 as a date, and some numbers of milliseconds as one long past.
+    if not text.isdigit():
+        with suppress(ValueError):
+            at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if at is None:
         raise ValueError(
             f"{text!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
             f"2030-01-31T12:00+00:00"
-        ) from None
+        )
     if at.tzinfo is None:
         at = at.replace(tzinfo=timezone.utc)
     return at.timestamp()

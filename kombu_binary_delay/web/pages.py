@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
-from kombu_binary_delay.admin.when import moment_of, valid_time
+from kombu_binary_delay.admin.when import moment_of
 from kombu_binary_delay.model.address import Destination
 
 from .drawing import environment
@@ -459,10 +459,7 @@ def _moment(text: str) -> int | None:
     :raises ValueError: for an invalid time.
     """
     text = text.strip()
-    if not text:
-        return None
-    number = _number(text)
-    return moment_of(text, time.time() * 1000) if number is None else valid_time(number, text)
+    return moment_of(text, time.time() * 1000) if text else None
 
 
 def _number(text: str | None) -> int | None:

@@ -331,6 +331,7 @@ def test_nothing_that_somebody_names_is_erlang_or_shell():
             '"docker \'x", cannot be read as a shell reads them: No',
         ),
         (["--due-before", "soon"], 2, "is no delay"),
+        (["--due-before", "20300131"], 2, "is no delay"),
         (["--every", "nan"], 2, "'nan' is no number of seconds"),
         (["--every", "inf"], 2, "'inf' is no number of seconds"),
         (["--watch", "--limit", "0"], 2, "--watch needs a --limit above 0"),

@@ -221,6 +221,16 @@ def test_hidden_arguments_are_not_even_kept(now):
     assert (found.args, found.kwargs) == (None, None)
 
 
+@pytest.mark.parametrize("typed", ["20300131", "1790010112345", "3600"])
+def test_a_bare_number_is_refused_as_a_time_with_the_words_of_the_command(now, typed):
+    with browser(away(waiters=Waiters([task("a", "pay", now + HOUR)]))) as client:
+        read_until(client, "/tasks", 'id="count">1<')
+        for name in ("after", "before"):
+            page = client.get(f"/tasks?{name}={typed}").text
+            assert f"&#39;{typed}&#39; is no delay, such as 10s" in page
+            assert 'id="count"' not in page
+
+
 # --- how it looks -------------------------------------------------------------------
 
 
