@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import AccessRefused, RecoverableConnectionError
 
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.errors import AmendmentError
@@ -19,7 +20,7 @@ from kombu_binary_delay.model.v1 import TopologyV1
 from kombu_binary_delay.settings import Settings
 
 from .management import Management
-from .probe import ready
+from .probe import Probe, ready
 from .reading import Source, sources
 from .snapshot import Row, Snapshot, arguments, is_held_up, is_up, leaving
 from .trouble import Expected, alarms, missing
@@ -227,6 +228,23 @@ def _sides(topology: Topology) -> Iterator[Topology]:
     for form in (topology, TopologyV1(namespace=topology.namespace)):
         for queue_type in QUEUE_TYPES:
             yield replace(form, queue_type=queue_type)
+
+
+def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
+    """Return the count of each parking queue of a namespace, by a ladder that parks there.
+
+    :param connection: a :class:`kombu.Connection`.
+    """
+    found = {}
+    with Probe(connection) as probe:
+        for side in _sides(topology):
+            # RabbitMQ 4.3 refuses to say that a queue does not exist, without a permission for it.
+            with suppress(AccessRefused):
+                # Another system's ladder has none.
+                count = probe.ready(side.parking) if side.parking else None
+                if count is not None:
+                    found[side] = count
+    return found
 
 
 def _redrive(topology: Topology, parking: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.reading import sources
+from kombu_binary_delay.admin.status import parked_by_side
 from kombu_binary_delay.admin.trouble import alarms
 from kombu_binary_delay.errors import AddressError, DelayError
 from kombu_binary_delay.model.address import Destination
@@ -148,14 +149,13 @@ class Watch:
             queues.sort(key=lambda each: (each.wait, each.queue))
             if queues:
                 ladders.append(admin.LadderStatus(lane.prefix, True, tuple(queues), 0.0, 0.0))  # noqa: FBT003 - it is in use
-        parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
         server = connection.connection.server_properties
         return admin.Status(
             time.time(),
             str(server.get("version", "")),
             connection.virtual_host or "/",
             tuple(ladders),
-            parked,
+            sum(parked_by_side(connection, topology).values()),
             0,
             (),
         )

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay.admin.status import parked_by_side
 from kombu_binary_delay.admin.when import moment_of
 from kombu_binary_delay.model.address import Destination
 
@@ -340,12 +341,23 @@ class Pages:
     def _redrive(
         self, only: Collection[Destination] | None = None, *, dry_run: bool
     ) -> tuple[admin.Parked, ...]:
-        """Return the messages parked for some destinations, or for any, and their outcome."""
+        """Return the messages parked for some destinations, or for any, and their outcome.
+
+        They are in each parking queue of the namespace, as Now counts them.
+        """
         with self._broker.plain() as connection:
-            topology = self._broker.topology(connection)
             management = self._broker.management(connection)
-        done = admin.redrive(self._broker.plain, topology, management, only=only, dry_run=dry_run)
-        return tuple(each for each in done.parked if only is None or each.destination in only)
+            counts = parked_by_side(connection, self._broker.topology(connection))
+        sent: Counter[Destination] = Counter()
+        stays: Counter[Destination] = Counter()
+        for side in [each for each, count in counts.items() if count]:
+            done = admin.redrive(self._broker.plain, side, management, only=only, dry_run=dry_run)
+            for each in done.parked:
+                if only is None or each.destination in only:
+                    sent[each.destination] += each.sent
+                    stays[each.destination] += each.stays
+        found = (admin.Parked(each, sent[each], stays[each]) for each in sent)
+        return tuple(sorted(found, key=lambda each: -each.sent - each.stays))
 
     def _act(self, request: Request, plan: Plan) -> None:
         """Do the action, and log the user and the action before and after it.

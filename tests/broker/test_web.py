@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from kombu_binary_delay import Topology, admin
 from kombu_binary_delay.cli.web import asgi_app
+from kombu_binary_delay.model.v1 import TopologyV1
 from kombu_binary_delay.web import guard, passwords
 from kombu_binary_delay.web import pages as handlers
 from tests.waits import PATIENCE, wait_until
@@ -300,6 +301,31 @@ def test_all_that_is_parked_is_sent_on_by_one_act(publish, pages, connect, vhost
 
     assert "3 sent on, 0 still parked" in done.text
     assert vhost.waiting(parking, *names) == {parking: 0, **dict.fromkeys(names, 1)}
+
+
+def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, connect):
+    connection = publish("one")
+    sides = Topology(), Topology(queue_type="classic"), TopologyV1()
+    parking = [each.parking for each in sides]
+    with connect("amqp") as plain:
+        for side in sides:
+            admin.create(plain, side, side.whole)
+            connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
+    wait_until(lambda: vhost.waiting(*parking) == dict.fromkeys(parking, 1))
+    client = pages(allow_changes=True)
+    now = until(client, "/now", "<dt>parked</dt><dd>3<")
+    unmanaged = until(pages(management="http://127.0.0.1:1"), "/now", "<dt>parked</dt><dd>3<")
+
+    planned = client.post("/plan", data={"action": "redrive", "token": token(now)})
+    # What was counted is put back a moment later.
+    wait_until(lambda: vhost.waiting(*parking) == dict.fromkeys(parking, 1))
+    form = {"key": planned.url.params["key"], "token": token(planned.text)}
+    done = client.post("/act", data=form)
+
+    assert "Not all can be read" in unmanaged
+    assert "Redrive 3 messages" in planned.text
+    assert "3 sent on, 0 still parked" in done.text
+    assert vhost.waiting(*parking, "mail") == {**dict.fromkeys(parking, 0), "mail": 3}
 
 
 def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, vhost, topology):
