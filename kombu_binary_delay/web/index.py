@@ -18,7 +18,7 @@ from typing import Any
 
 from kombu_binary_delay.admin import Count, Waiters, WaitingTask
 
-_COLUMNS = "id, name, args, kwargs, exchange, key, due, retries, level, source"
+_COLUMNS = "id, name, args, kwargs, exchange, key, due, retries, level, source, first_due"
 _TABLE = f"create table task ({_COLUMNS}, queue)"
 _BY_ID = f"select {_COLUMNS} from task where id = ?"  # noqa: S608 - our own words
 _CACHE = 8192  # KiB; the rest is on disk
@@ -95,7 +95,7 @@ class Index:
         self._database.execute("pragma journal_mode = off")
         self._database.execute("pragma synchronous = off")
         self._database.execute(_TABLE)
-        marks = ", ".join("?" * 11)
+        marks = ", ".join("?" * 12)
         tasks = iter(waiters)
         while batch := [_row(each, hide=hide) for each in islice(tasks, _BATCH)]:
             self._database.executemany(f"insert into task values ({marks})", batch)  # noqa: S608
@@ -171,6 +171,7 @@ def _row(task: WaitingTask, *, hide: bool) -> tuple[Any, ...]:
         task.retries,
         _text(task.level),
         task.source,
+        task.first_due,
         _text(task.queue),
     )
 

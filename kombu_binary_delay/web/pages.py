@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -289,7 +289,11 @@ class Pages:
             admin.amend(connection, action, chosen, due, dry_run=True)
         queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks if each.id})
         most = tuple(sorted(queues.items(), key=lambda each: (-each[1], each[0])))
-        return Plan(action, user, said, chosen, most, due)
+        unmoved = 0 if due is None else _unmoved(tasks, due)
+        plan = Plan(action, user, said, chosen, most, due, unmoved)
+        if unmoved and unmoved == plan.count:
+            raise ValueError(f"{plan.kept}: say a later time")
+        return plan
 
     def _chosen(
         self, form: Mapping[str, list[str]], words: Mapping[str, str]
@@ -393,7 +397,8 @@ class Pages:
             with self._broker.delaying() as connection:
                 done = admin.amend(connection, plan.action, plan.chosen, plan.due)
             word = "cancelled" if plan.action == CANCEL else "rescheduled"
-            return f"{_tasks(len(done.ids))} {word}: the broker has recorded it."
+            moved = f"{_tasks(len(done.ids) - plan.unmoved)} {word}: the broker has recorded it."
+            return f"{moved} {plan.kept}." if plan.kept else moved
         # Only destinations that were counted.
         rows = self._redrive({each.destination for each in plan.parked}, dry_run=False)
         sent, stays = sum(each.sent for each in rows), sum(each.stays for each in rows)
@@ -479,6 +484,11 @@ def _number(text: str | None) -> int | None:
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
         return None
     return int(text)
+
+
+def _unmoved(tasks: Iterable[admin.WaitingTask], due: int) -> int:
+    """Return how many tasks with an id are first due after a time."""
+    return len({each.id for each in tasks if each.id and (each.first_due or each.due) > due})
 
 
 def _place(destination: Destination) -> str:

@@ -25,6 +25,7 @@ class Plan:
     :param chosen: the tasks; None for a redrive.
     :param queues: how many of the tasks each queue has, as far as known, the most first.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
+    :param unmoved: how many tasks a reschedule does not move, since they are first due later.
     :param parked: the messages that a redrive would send.
     :param began: when it was begun, in seconds since the epoch; None before.
     :param result: the result in a sentence, after it was done.
@@ -37,6 +38,7 @@ class Plan:
     chosen: admin.Chosen | None = None
     queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
+    unmoved: int = 0
     parked: tuple[admin.Parked, ...] = ()
     began: float | None = None
     result: str | None = None
@@ -50,6 +52,15 @@ class Plan:
         if self.chosen is not None:
             return len(self.chosen.dues)
         return sum(each.stays + each.sent for each in self.parked)
+
+    @property
+    def kept(self) -> str:
+        """Which tasks a reschedule does not move, in words; an empty text if it moves all."""
+        if not self.unmoved:
+            return ""
+        one = self.unmoved == 1
+        are, keep = ("task is", "keeps its") if one else ("tasks are", "keep their")
+        return f"{self.unmoved:,} {are} first due later than that, and {keep} first due time"
 
 
 class Plans:

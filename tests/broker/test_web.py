@@ -166,6 +166,30 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
         assert {each.id for each in left} == {"three", "mail-1"}
 
 
+def test_tasks_that_are_first_due_after_their_new_time_are_counted_apart(publish, pages):
+    publish("one", "two", "three")
+    client = pages(allow_changes=True)
+    form = {"action": "reschedule", "token": token(until(client, "/tasks", counted(3)))}
+
+    def reschedule(**chosen):
+        planned = client.post("/plan", data={**form, **chosen})
+        key = {"key": planned.url.params["key"], "token": form["token"]}
+        return planned.text, client.post("/act", data=key).text
+
+    planned, done = reschedule(chosen=["one", "two", "three"], when="90m")
+    later = "2 tasks are first due later than that, and keep their first due time."
+    # What is postponed is delayed again when it is first due, be it for less.
+    reschedule(chosen="one", when="5h")
+    until(client, "/tasks?after=4h", counted(1))
+    all_planned, all_done = reschedule(scope="all", when="150m")
+
+    assert later in planned
+    assert f"1 task rescheduled: the broker has recorded it. {later}" in done
+    assert "1 task is first due later than that" in all_planned
+    assert "2 tasks rescheduled" in all_done
+    until(client, "/tasks?after=149m&before=150m", counted(2))
+
+
 def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_time(
     publish, pages, vhost, topology, monkeypatch
 ):
@@ -208,6 +232,7 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
         ({"action": "reschedule", "chosen": "one", "when": "soon"}, "is no delay"),
         ({"action": "reschedule", "chosen": "one", "when": "3000000d"}, "up to the year 9999"),
         ({"action": "reschedule", "chosen": "one", "when": "9" * 15}, "is no delay"),
+        ({"action": "reschedule", "chosen": "one", "when": "30m"}, "1 task is first due later"),
         ({"action": "cancel", "chosen": "one", "when": "2h"}, "'Reschedule to' has a time"),
         ({"action": "cancel", "scope": "all", "before": "soon"}, "not understood"),
         ({"action": "cancel", "chosen": "x" * 600}, "the id of a task"),

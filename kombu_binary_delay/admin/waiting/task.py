@@ -31,6 +31,8 @@ class WaitingTask:
     :param retries: Celery's count; None if not known.
     :param level: the queue in which it waits now; None if not known.
     :param source: ``"journal"`` or ``"node"``.
+    :param first_due: when it is delayed again, if it is postponed from then to ``due``; otherwise
+        None.
     """
 
     id: str | None
@@ -43,6 +45,7 @@ class WaitingTask:
     retries: int | None
     level: str | None
     source: str
+    first_due: int | None = None
 
     @property
     def queue(self) -> str:
@@ -88,7 +91,8 @@ def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
     if verdict is None:
         return task, ""
     if verdict.reason == POSTPONED:
-        return replace(task, due=max(task.due, verdict.due)), POSTPONED
+        due = max(task.due, verdict.due)
+        return replace(task, due=due, first_due=task.due), POSTPONED
     return task, verdict.reason
 
 
