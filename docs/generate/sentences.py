@@ -44,6 +44,8 @@ _LEDGER = ("lost", "early", "confirmed")
 _LADDERS_COMPARED = tuple(
     f"{each}{release}" for each in ("burst", "hour", "day") for release in ("", "-on-4.3")
 )
+#: The steady rate on the machine that the further waits and the herd are of.
+_SLOWER = "slower-machine/sustained"
 #: One publish of ours beside one of a peer, on two releases.
 _PAIRS = ("pairs", "pairs-on-4.3")
 
@@ -214,14 +216,11 @@ def _performance() -> list[Sentence]:
             [f"{steady(way=way):,.0f}" for way in ("ours", "nservicebus", "celery-native")],
         ),
         _said(
-            "The faster machine carried {} a second of ours, and {} by the native ladder, in "
-            "[one round](#how-to-repeat-it): {} times as many, and {} times here.",
+            "A slower machine carried {} a second of ours, and {} by the native ladder, in [three "
+            "rounds](#how-to-repeat-it): {} times as many, and {} times here.",
             [
-                *(
-                    f"{_rate('faster-machine/sustained', way):,.0f}"
-                    for way in ("ours", "celery-native")
-                ),
-                _word(beside_native("faster-machine/sustained")),
+                *(f"{_rate(_SLOWER, way):,.0f}" for way in ("ours", "celery-native")),
+                _word(beside_native(_SLOWER)),
                 _word(beside_native("sustained")),
             ],
         ),
@@ -378,7 +377,7 @@ def _measured() -> list[Sentence]:
     disk = figure("waiting-on-4.3", "10000000", "disk_per_message") - len(BODY)
     return [
         Sentence(MEASURED, "FURTHER_WAIT = {}e-6, {}e-6", (f"{one:.0f}", f"{(six - one) / 5:.0f}")),
-        Sentence(MEASURED, "SUSTAINED = {}", (f"{steady():.1f}",)),
+        Sentence(MEASURED, "SUSTAINED = {}", (f"{steady(_SLOWER):.1f}",)),
         Sentence(MEASURED, "ONE_QUEUE = {}", (f"{queue:.1f}",)),
         Sentence(MEASURED, "DISK_MORE = {}", (f"{disk:.1f}",)),
         _said("one process a queue, [some {} a second]", [f"{round(queue, -2):,.0f}"]),
@@ -550,8 +549,8 @@ def _glance() -> list[Sentence]:
                 _word(steady() / steady(way="celery-native")),
             ),
             (
-                "A faster machine carried {} for",
-                f"{_rate('faster-machine/sustained', 'ours'):,.0f}",
+                "A slower machine carried {} for",
+                f"{_rate(_SLOWER, 'ours'):,.0f}",
             ),
             (
                 "**{} KB of the broker's memory each**",
