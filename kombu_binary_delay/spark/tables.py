@@ -57,6 +57,8 @@ _MISSING = (
 )
 #: What Spark 4 and 3.5 say of a table without row-level operations, before anything is run.
 _CANNOT_MERGE = ("does not support MERGE INTO TABLE", "MERGE INTO TABLE is not supported")
+#: The same of a table in which columns cannot be left out: one of files, or most before Spark 4.1.
+_NEEDS_ALL_COLUMNS = ("Cannot write into v1 table", "CANNOT_FIND_DATA")
 
 
 @dataclass(frozen=True)
@@ -397,13 +399,44 @@ def _is_of_files(described: dict[str, str]) -> bool:
 
 
 def _insert(df: DataFrame, name: str, *, replace: bool = False) -> None:
-    """Insert rows by their columns' names: Spark does it by their order."""
-    columns = df.sparkSession.table(name).columns
-    missing = [each for each in df.columns if find(columns, each) is None]
+    """Insert rows by their columns' names, and leave the table's other columns to the table.
+
+    :raises ValueError: if a column is missing, or another one must have a value; before any row is
+        computed.
+    """
+    table = df.sparkSession.table(name).schema
+    missing = [each for each in df.columns if find(table.names, each) is None]
     if missing:
         raise ValueError(f"the table {name} has no columns {', '.join(missing)}: add them")
-    ordered = df.select(*(_column(df, each).alias(each) for each in columns))
-    ordered.write.insertInto(name, overwrite=replace)
+    others = [each for each in table if find(df.columns, each.name) is None]
+    if others:
+        theirs = {each.name for each in others}
+        ours = _named_as(df, [each for each in table.names if each not in theirs]).writeTo(name)
+        try:
+            # A null of ours would fail where the table generates the column.
+            if replace:
+                ours.overwrite(F.lit(True))
+            else:
+                ours.append()
+        except AnalysisException as exc:
+            if not any(words in str(exc) for words in _NEEDS_ALL_COLUMNS):
+                raise
+        else:
+            return
+        needed = [each.name for each in others if not each.nullable]
+        if needed:
+            raise ValueError(
+                f"the table {name} has columns that are not ours and take no null, "
+                f"{', '.join(needed)}, and this Spark cannot leave them out: let them be null, or "
+                f"take another table"
+            )
+    # Spark does it by their order.
+    _named_as(df, table.names).write.insertInto(name, overwrite=replace)
+
+
+def _named_as(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the columns of these names, spelled so, in this order; null where there is none."""
+    return df.select(*(_column(df, each).alias(each) for each in names))
 
 
 @contextmanager

@@ -35,7 +35,12 @@ from kombu_binary_delay.spark.tables import (
     overwrite,
     read,
 )
-from kombu_binary_delay.spark.versions import HAS_SOURCES, DataSource, DataSourceReader
+from kombu_binary_delay.spark.versions import (
+    HAS_SOURCES,
+    HAS_STREAM_SINKS,
+    DataSource,
+    DataSourceReader,
+)
 
 SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
 SOON = datetime.now(timezone.utc) + timedelta(days=1)
@@ -317,6 +322,26 @@ def interrupted(batches):
         yield batch
         if batch["id"][0].as_py() >= 75:
             raise OSError("interrupted")
+
+
+@pytest.mark.skipif(not HAS_STREAM_SINKS, reason="before PySpark 4.1, only Delta Lake does it")
+def test_another_column_of_a_table_has_what_the_table_makes_of_it(spark, lakes):
+    # As a generated one: a null is an error, and no value is none.
+    name = f"{lakes['merging']}.by_tenant"
+    spark.sql(f"CREATE TABLE {name} (Tenant string NOT NULL DEFAULT 'ours', Id bigint)")
+    for write in (append, overwrite, append):
+        write(spark.range(1), f"table:{name}")
+    assert [tuple(row) for row in read(spark, f"table:{name}").collect()] == [("ours", 0)] * 2
+
+
+def test_another_column_that_must_have_a_value_is_refused_before_a_row_is_computed(spark, lakes):
+    name = f"{lakes['plain']}.by_tenant"
+    spark.sql(f"CREATE TABLE {name} (id bigint, tenant string NOT NULL)")
+    rows = spark.range(100)
+    rows = rows.mapInArrow(interrupted, rows.schema)
+    for write in (append, overwrite):
+        with pytest.raises(ValueError, match="not ours and take no null, tenant, and this Spark"):
+            write(rows, f"table:{name}")
 
 
 @pytest.mark.parametrize("name", ["spark", "derby"])

@@ -36,6 +36,9 @@ class MemoryCatalog extends TableCatalog {
 
   override def name(): String = catalogue
 
+  override def capabilities(): util.Set[TableCatalogCapability] =
+    util.EnumSet.of(TableCatalogCapability.SUPPORT_COLUMN_DEFAULT_VALUE)
+
   override def listTables(namespace: Array[String]): Array[Identifier] =
     tables.keySet.toArray(Array.empty[Identifier]).filter(_.namespace.sameElements(namespace))
 
