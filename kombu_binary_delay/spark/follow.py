@@ -22,7 +22,7 @@ from .audit import audit, span
 from .checks import check_not_negative, check_number
 from .classic import cached, release
 from .columns import action_of, instant
-from .tables import Place, append, existing
+from .tables import Place, append, existing, with_statistics
 
 #: How long after its publish a receipt can be seen, at most; publishers write them in slices.
 _UNSEEN = timedelta(days=1)
@@ -138,7 +138,8 @@ def audit_due(
         ).where(F.col("verdict") != s.STILL_WAITING)
         found = judged.join(_final(sent, events, window), _ID, "left_semi")
         found = _corrected(found, before)
-        found.write.mode("overwrite").parquet(path)
+        with with_statistics(spark):
+            found.write.mode("overwrite").parquet(path)
     finally:
         release(chosen)
     written = spark.read.schema(s.FOLLOWED).parquet(path)
@@ -244,14 +245,15 @@ class _Window:
         return time >= self.start - timedelta(seconds=self.reach)
 
     def reaches(self, *columns: str) -> Column:
-        """Return whether a row is young enough to be read: by any of its times, or without one."""
+        """Return whether a row is young enough to be read: by any of its times, or without any."""
         if self.start is None:
             return F.lit(True)
         oldest = instant(self.start - timedelta(seconds=self.reach))
-        is_young = F.lit(False)
+        is_young, is_undated = F.lit(False), F.lit(True)
         for each in columns:
             is_young |= F.col(each) >= oldest
-        return is_young | F.col(columns[0]).isNull()
+            is_undated &= F.col(each).isNull()
+        return is_young | is_undated
 
 
 def _candidates(
@@ -271,8 +273,10 @@ def _candidates(
         & (F.col("due").isNull() | (F.col("at") >= F.col("due")))
     )
     if window.start is not None:
-        is_late = (F.coalesce("due", "at") < instant(window.start)) & window.reaches("due")
-        is_due |= (F.col("offset") >= offset) & is_late
+        start, is_new = instant(window.start), F.col("offset") >= offset
+        is_due |= is_new & (F.coalesce("due", "at") < start) & window.reaches("due")
+        # That includes this, which Spark can compare with the statistics of files.
+        journal = journal.where((F.col("due") >= start) | (F.col("at") >= start) | is_new)
     ids = journal.where(F.col("task_id").isNotNull() & is_due).select("task_id", _retries())
     if receipts is None:
         return ids
@@ -309,7 +313,8 @@ def _rows_of(
     events = events.dropDuplicates([*_ID, "event", "at", "offset"])
     if receipts is None:
         return None, events
-    sent = receipts.where(window.reaches("due", "published_at"))
+    # A cancellation may not know the due time of its task.
+    sent = receipts.where(window.reaches("due", "published_at") | F.col("due").isNull())
     # A receipt is of the first try; only that of a cancellation is of all.
     is_of_it = (F.col("retries") == 0) | (action_of(receipts) == s.CANCEL)
     tries = chosen.withColumnRenamed("task_id", "chosen")

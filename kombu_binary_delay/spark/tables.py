@@ -13,7 +13,7 @@ This module must not touch a broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
@@ -193,11 +193,12 @@ def append(df: DataFrame, place: str | Place) -> None:
     """
     place = _place(place)
     create(df.sparkSession, place, df.schema)
-    if place.is_table:
-        _insert(df, place.where)
-    else:
-        options = _SHARED if place.is_files else {}
-        df.write.format(place.form).options(**options).mode("append").save(place.where)
+    with with_statistics(df.sparkSession):
+        if place.is_table:
+            _insert(df, place.where)
+        else:
+            options = _SHARED if place.is_files else {}
+            df.write.format(place.form).options(**options).mode("append").save(place.where)
 
 
 def overwrite(df: DataFrame, place: str | Place) -> None:
@@ -214,13 +215,14 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
     place = _place(place)
     create(df.sparkSession, place, df.schema)
     if place.is_table:
-        with _of_all_partitions(df.sparkSession):
+        with _of_all_partitions(df.sparkSession), with_statistics(df.sparkSession):
             _insert(df, place.where, replace=True)
     elif place.is_files and (found := folders(df.sparkSession)):
         # Of this run alone: if two runs end at the same time, the rows are all of one of them.
         run = place.beside(f"staged-{uuid4()}").where
         try:
-            df.write.format(place.form).save(f"{run}/new")
+            with with_statistics(df.sparkSession):
+                df.write.format(place.form).save(f"{run}/new")
         except BaseException:
             # A task that is still writing may make it again; nobody reads it.
             found.delete(run)
@@ -228,8 +230,29 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
         found.replace(place.where, f"{run}/new", f"{run}/old")
         found.delete(run)
     else:
-        with _of_all_partitions(df.sparkSession):
+        with _of_all_partitions(df.sparkSession), with_statistics(df.sparkSession):
             df.write.format(place.form).mode("overwrite").save(place.where)
+
+
+@contextmanager
+def with_statistics(session: SparkSession) -> Iterator[None]:
+    """Write times to Parquet with statistics, by which a reader leaves out files.
+
+    Spark's default type of times has none, and Iceberg and Delta Lake do not take it. No option of
+    a write changes it, so it is set for the whole session meanwhile, unless it is set already.
+    """
+    name, is_set = "spark.sql.parquet.outputTimestampType", False
+    # A platform may allow no job to do so.
+    with suppress(Exception):
+        if session.conf.get(name, None) is None:
+            session.conf.set(name, "TIMESTAMP_MICROS")
+            is_set = True
+    try:
+        yield
+    finally:
+        if is_set:
+            with suppress(Exception):
+                session.conf.unset(name)
 
 
 def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F
@@ -12,6 +13,7 @@ from kombu_binary_delay.spark import follow
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.follow import Step, audit_due, read_verdicts
+from kombu_binary_delay.spark.tables import append, read
 
 MIDNIGHT = datetime(2020, 1, 1, tzinfo=timezone.utc)
 HOUR = 3600.0
@@ -248,6 +250,47 @@ def test_only_what_is_within_reach_is_corrected(spark, feed, tmp_path):
     assert min(row.due.replace(tzinfo=timezone.utc) for row in again) >= at(5 * HOUR - PATIENCE)
     ids = Counter((row.task_id, row.retries) for row in read_verdicts(spark, output).collect())
     assert set(ids.values()) == {1}
+
+
+def test_rows_that_are_too_old_are_left_out_by_the_statistics_of_their_file(spark, tmp_path):
+    output, place, days = str(tmp_path / "audit"), str(tmp_path / "journal"), 24 * HOUR
+
+    def step(day):
+        rows = [(*each[:-1], day) for each in arrives(f"on day {day}", day * days, day * days)]
+        mark = (s.COMPLETE, None, None, None, None, at(day * days + HOUR), *[None] * 5)
+        append(spark.createDataFrame([*rows, mark], s.JOURNAL).coalesce(1), place)
+        return audit_due(None, read(spark, place, s.JOURNAL), output)
+
+    step(0)
+    before = {*Path(place).glob("*.parquet")}
+    step(20)
+    [file] = {*Path(place).glob("*.parquet")} - before
+    step(60)
+    # What is left says which times are in it.
+    text = file.read_bytes()
+    footer = int.from_bytes(text[-8:-4], "little") + 8
+    file.write_bytes(text[:4] + bytes(len(text) - footer - 4) + text[-footer:])
+    Path(place, f".{file.name}.crc").unlink()
+    assert step(100).verdicts == {s.OK: 1}
+
+
+def test_a_cancellation_without_a_due_time_counts_however_old_it_is(spark, tmp_path):
+    output, days = str(tmp_path / "audit"), 24 * HOUR
+    # As the sink writes it, where the row does not say when the task is due.
+    cancelled = receipt("late", 0.0, s.RECORDED, action=s.CANCEL)
+    rows = [(*cancelled[:5], None, *cancelled[6:])]
+    rows.append(receipt("late", 40 * days, published=-120.0, action=s.PUBLISH))
+    receipts = spark.createDataFrame(rows, s.RECEIPTS)
+    events = arrives("first", 0.0, 0.0)
+    verdicts = Counter[str]()
+    for end in (35 * days, 41 * days):
+        if end > 40 * days:
+            events += arrives("late", 40 * days + 0.2, 40 * days)
+        mark = (s.COMPLETE, None, None, None, None, at(end), *[None] * 5)
+        journal = [*((*each[:-1], offset) for offset, each in enumerate(events)), mark]
+        step = audit_due(receipts, spark.createDataFrame(journal, s.JOURNAL), output)
+        verdicts += Counter(step.verdicts)
+    assert verdicts[s.RAN_AFTER_CANCEL] == 1
 
 
 def test_of_a_task_that_comes_again_beyond_the_reach_the_latest_verdict_is_read(spark, tmp_path):

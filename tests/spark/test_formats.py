@@ -26,9 +26,6 @@ ROWS = 20
 @pytest.fixture
 def written(spark, tmp_path):
     """The folders of a pipeline: receipts, journal and verdicts, each with two appends or one."""
-    kept = spark.conf.get("spark.sql.parquet.outputTimestampType")
-    # Iceberg does not take Spark's other type, and Delta Lake takes it for local times.
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     folders = {name: str(tmp_path / name) for name in ("receipts", "journal", "verdicts")}
     for half in range(2):
         numbers = range(half * ROWS // 2, (half + 1) * ROWS // 2)
@@ -44,8 +41,7 @@ def written(spark, tmp_path):
         read(spark, folders["journal"], s.JOURNAL),
     ]
     overwrite(audit(*tables, until=datetime.now(timezone.utc)), folders["verdicts"])
-    yield {name: (folder, read(spark, folder)) for name, folder in folders.items()}
-    spark.conf.set("spark.sql.parquet.outputTimestampType", kept)
+    return {name: (folder, read(spark, folder)) for name, folder in folders.items()}
 
 
 def rows_of(table):

@@ -13,6 +13,7 @@ from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
@@ -370,6 +371,36 @@ def test_rows_stay_until_those_that_replace_them_are_stored(spark, lakes, tmp_pa
     overwrite(new.unionByName(read(spark, place)), place)
     assert read(spark, place).count() == 103
     assert {each.name for each in tmp_path.iterdir()} <= {"kept"}
+
+
+@pytest.mark.parametrize("write", [append, overwrite])
+@pytest.mark.parametrize("kind", ["parquet", "spark"])
+def test_times_in_parquet_have_statistics_unless_the_session_wants_another_type(
+    spark, lakes, tmp_path, write, kind
+):
+    files, setting = "*.parquet", "spark.sql.parquet.outputTimestampType"
+    place, folder = f"parquet:{tmp_path}/timed", tmp_path / "timed"
+    if kind == "spark":
+        place = f"table:lake.timed_{write.__name__}"
+        warehouse = spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")
+        folder = Path(warehouse, "lake.db", f"timed_{write.__name__}")
+    rows = spark.createDataFrame([(DUE,)], "due timestamp").coalesce(1)
+
+    def has_statistics():
+        found = [pq.read_metadata(file).row_group(0).column(0) for file in folder.glob(files)]
+        return sorted(each.statistics.has_min_max for each in found)
+
+    write(rows, place)
+    assert has_statistics() == [True]
+    assert spark.conf.get(setting, None) is None
+    spark.conf.set(setting, "INT96")
+    try:
+        write(rows, place)
+        assert spark.conf.get(setting) == "INT96"
+    finally:
+        spark.conf.unset(setting)
+    assert has_statistics() == ([False, True] if write is append else [False])
+    assert {row.due for row in read(spark, place).collect()} == {DUE}
 
 
 def test_partitions_without_new_rows_are_replaced_as_well(spark, lakes):
