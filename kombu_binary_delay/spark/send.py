@@ -330,7 +330,12 @@ class Sender:
             for batch in batches:
                 for row in batch:
                     # Cancellations are a thousand to a message.
-                    if row.get("action") != s.CANCEL:
+                    is_paced = row.get("action") != s.CANCEL
+                    if self._to_record:
+                        rest = pace.rest() if is_paced else 0.0
+                        if time.monotonic() + rest > self._record_by:
+                            self._try(self._record)
+                    if is_paced:
                         pace.wait()
                     self._try(self._send, self._read(row))
                     if len(self._finished) >= WINDOW:
@@ -358,9 +363,6 @@ class Sender:
         if sent.action != s.PUBLISH:
             self._amend(sent)
             return
-        # With a rate, the messages of a slice can take long.
-        if self._to_record and time.monotonic() > self._record_by:
-            self._record()
         row, producer = sent.row, self._connected()
         while True:
             producer.current = sent
@@ -556,6 +558,10 @@ class _Pace:
     def __init__(self, rate: float | None) -> None:
         self._gap = 0.0 if rate is None else 1 / rate
         self._next = time.monotonic()
+
+    def rest(self) -> float:
+        """Return for how long to wait before the next, in seconds."""
+        return max(0.0, self._next - time.monotonic()) if self._gap else 0.0
 
     def wait(self) -> None:
         if not self._gap:

@@ -511,7 +511,9 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
 
 
 @pytest.mark.usefixtures("streams")
-def test_an_amendment_does_not_wait_for_all_messages_of_a_slow_slice(vhost, monkeypatch):
+@pytest.mark.parametrize("action", [s.PUBLISH, s.RESCHEDULE])
+def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypatch, action):
+    monkeypatch.setattr(sending, "_SOON", 0.0)
     write, written, before_the_last = Amendments.write, list[object](), list[object]()
 
     def counts(amendments, records):
@@ -522,11 +524,11 @@ def test_an_amendment_does_not_wait_for_all_messages_of_a_slow_slice(vhost, monk
 
     def rows():
         yield {"task_id": "a", "action": s.CANCEL}
-        for number in range(30):
-            before_the_last[:] = written
-            yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
+        yield {"action": action, "task": "t", "task_id": "b", "eta": MICROS}
+        before_the_last[:] = written
+        yield {"task": "t", "task_id": "c", "eta": MICROS}
 
-    assert len(send(vhost, rows(), rate=20)) == 31
+    assert len(send(vhost, rows())) == 3
     assert len(before_the_last) == 1
 
 
