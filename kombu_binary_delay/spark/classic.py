@@ -44,11 +44,11 @@ class Folders:
     def replace(self, place: str, new: str, old: str) -> None:
         """Rename a folder, if it exists, to ``old``, and ``new`` to its name.
 
-        :raises OSError: if the file system refuses, or another process does the same.
+        :raises RuntimeError: if the file system refuses, or another process does the same.
         """
         self._rename(place, old)
         if not self._rename(new, place):
-            raise OSError(f"{new} cannot be renamed to {place}; the rows before are in {old}")
+            raise RuntimeError(f"{new} cannot be renamed to {place}; the rows before are in {old}")
 
     def delete(self, folder: str) -> None:
         """Delete a folder with all that is in it."""

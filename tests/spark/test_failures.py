@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 
 from dev.service import free_ports
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.spark.classic import folders
 from kombu_binary_delay.spark.cli.failures import explained, outage
 from kombu_binary_delay.spark.cli.shared import spark_session
 
@@ -39,6 +40,7 @@ def place(spark, tmp_path_factory):
     for name, header in {"a": "countdown,task", "b": "task,countdown"}.items():
         (folder / "mixed" / f"{name}.csv").write_text(f"{header}\n1,1\n")
     (folder / "cut.csv").write_text("task_id,verdict\ni\n")
+    (folder / "cut.json").write_text('{"task_id": "i"}\n{"task_id": "j')
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "shop_elsewhere.py").write_text("import celery; app = celery.Celery()")
     scripts = {
@@ -134,9 +136,21 @@ def place(spark, tmp_path_factory):
             "report csv:{tmp}/cut.csv --output {tmp}/report.html",
             {},
             USAGE,
-            "a row has more or fewer cells than the header line of its file, [",
+            "a row has more or fewer cells than the header line of its file, or is not JSON, [",
+        ),
+        (
+            "report json:{tmp}/cut.json --output {tmp}/report.html",
+            {},
+            USAGE,
+            "or is not JSON, [",
         ),
         ("plan {tmp}/empty", {}, USAGE, "no files of the format Parquet at {tmp}/empty: name the"),
+        (
+            "audit --receipts {tmp}/rows --journal {vhost} --output {tmp}/o --plan {tmp}/empty",
+            {},
+            USAGE,
+            "no files of the format Parquet at {tmp}/rows or {tmp}/empty: name the path",
+        ),
         ("plan {tmp}/rows --output /proc/none", {}, USAGE, "Spark cannot write /proc/none-staged-"),
         (
             f"publish {{tmp}}/rows {JOB} -b {{vhost}} --key customer",
@@ -177,6 +191,7 @@ def test_an_error_is_one_sentence_and_the_exit_code_of_its_kind(
 WORKER = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
 FORCED = f"{WORKER}amqp.exceptions.ConnectionForced: (0, 0): (320) CONNECTION_FORCED - it stops\n"
 REFUSED = f"{WORKER}amqp.exceptions.AccessRefused: (0, 0): (403) ACCESS_REFUSED - Login was ref\n"
+UNCONFIRMED = "not all confirms came within 60 s"
 DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
 
 
@@ -214,6 +229,14 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             f"{WORKER}ConnectionRefusedError: [Errno 111] Connection refused\n\n\tat java",
             UNREACHABLE,
             "cannot reach the broker: ConnectionRefusedError: [Errno 111] Connection refused; name",
+        ),
+        (
+            (
+                f"{WORKER}TimeoutError: {UNCONFIRMED}\n\nThe above exception is the direct cause:\n"
+                f"kombu_binary_delay.errors.UnconfirmedError: 2 of 2: {UNCONFIRMED}\n\n\tat java"
+            ),
+            UNREACHABLE,
+            "RabbitMQ confirmed nothing for 60 s: look for an alarm with 'rabbitmqctl status', and",
         ),
         (FORCED, UNREACHABLE, "cannot reach the broker: ConnectionForced: (0, 0): (320) CONN"),
         (REFUSED, UNREACHABLE, "cannot reach the broker: AccessRefused: (0, 0): (403) ACCESS_REF"),
@@ -311,6 +334,21 @@ def test_a_java_process_that_has_ended_is_not_taken_for_a_broker():
     done = CliRunner().invoke(explained(asks))
     assert "the Java process of Spark has ended" in done.output
     assert "goes on with --resume" in done.output
+    assert done.exit_code == USAGE
+
+
+def test_nor_is_a_folder_that_cannot_be_renamed(spark, tmp_path):
+    places = [str(tmp_path / name) for name in ("place", "new", "old")]
+
+    found = folders(spark)
+    assert found
+
+    @click.command()
+    def renames():
+        found.replace(*places)
+
+    done = CliRunner().invoke(explained(renames))
+    assert done.output.startswith(f"{places[1]} cannot be renamed to {places[0]}; the rows before")
     assert done.exit_code == USAGE
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.compat.urls import is_broker_url
 from kombu_binary_delay.errors import UnconfirmedError
 
 USAGE, UNREACHABLE = 2, 4
@@ -121,8 +122,8 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         r"Malformed records are detected in record parsing: (.+?)\.(?:\s|$)",
         USAGE,
         (
-            "a row has more or fewer cells than the header line of its file, {0}, at {places}: "
-            "correct or delete it"
+            "a row has more or fewer cells than the header line of its file, or is not JSON, {0}, "
+            "at {places}: correct or delete it"
         ),
     ),
     (
@@ -142,6 +143,15 @@ _KNOWN: tuple[tuple[str, int, str], ...] = (
         r"FileNotFoundException: (?:file:)?(\S+) \((?:Permission denied|Not a directory)\)",
         USAGE,
         "Spark cannot write {0}: name a path where it may, or give it the permission",
+    ),
+    (
+        # In an alarm, RabbitMQ takes nothing. Its address is right: it has let the workers in.
+        r"not all confirms came within (\d\S* s)",
+        UNREACHABLE,
+        (
+            "RabbitMQ confirmed nothing for {0}: look for an alarm with 'rabbitmqctl status', and "
+            "when it is over go on with --resume"
+        ),
     ),
     *_AWAY,
     (
@@ -319,12 +329,14 @@ def _values(params: dict[str, Any]) -> dict[str, str]:
     worker = os.environ.get("PYSPARK_PYTHON")
     home = os.environ.get("JAVA_HOME")
     settings = dict(each.partition("=")[::2] for each in params.get("conf") or ())
-    read = [params.get(name) for name in ("path", "receipts", "journal")]
+    names = ("path", "receipts", "journal", "planned", "depths")
+    # The journal may be a broker, whose URL has a password.
+    read = [each for name in names if (each := params.get(name)) and not is_broker_url(each)]
     return {
         "worker": f" (PYSPARK_PYTHON is {worker})" if worker else "",
         "python": sys.executable,
         "java": home or shutil.which("java") or "PATH",
-        "places": " or ".join(str(each) for each in read if each),
+        "places": " or ".join(read),
         "master": settings.get("spark.master") or os.environ.get("MASTER") or "spark.master",
         "remote": settings.get("spark.remote") or os.environ.get("SPARK_REMOTE") or "its address",
     }
