@@ -1,6 +1,11 @@
-"""``python -m kombu_binary_delay.spark``, and the file to pass to ``spark-submit``."""
+"""``python -m kombu_binary_delay.spark``, and the file to pass to ``spark-submit``.
 
-from kombu_binary_delay.spark.cli import spark
+It is the whole tool, with ``spark`` as its first word: so all of its environment counts.
+"""
+
+import sys
+
+from kombu_binary_delay.cli import binary_delay
 
 if __name__ == "__main__":
-    spark(prog_name="kombu-binary-delay spark")
+    binary_delay(["spark", *sys.argv[1:]], prog_name="kombu-binary-delay")

@@ -132,10 +132,6 @@ def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tm
         (Asked(broker="amqps://before//?ssl_ca_certs=/ca.pem"), "amqp://variable", "", "before"),
         (Asked(broker="amqp://before"), "amqp://variable", "-b amqp://after", "after"),
         (Asked(), "", "", None),
-        # Under spark-submit, nothing is before it.
-        (None, "amqp://variable", "", "variable"),
-        (None, "amqp://variable", "-b amqp://after", "after"),
-        (None, "", "", None),
     ],
 )
 @pytest.mark.parametrize("app", ["", "--app shop:app"])
@@ -148,6 +144,14 @@ def test_the_broker_after_spark_counts_then_that_before_and_then_the_variable_an
         broker = publish.make_context("publish", given, parent=parent).params["broker"]
     urls = [getattr(before, "broker", None), variable, "amqp://after"]
     assert (broker or None) == next((url for url in urls if taken and taken in (url or "")), None)
+
+
+def test_the_file_for_spark_submit_takes_the_settings_from_the_environment_too(tmp_path):
+    env = {**os.environ, "BINARY_DELAY_TICK": "x", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "kombu_binary_delay.spark", "plan", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'x' is not a whole number, as BINARY_DELAY_TICK says" in " ".join(done.stderr.split())
 
 
 def test_a_plan_that_compares_ladders_is_not_drawn_as_one(tool, gone, reminders, tmp_path):
@@ -457,11 +461,12 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
             *("--conf", "spark.speculation=false", "--conf", "spark.ui.enabled=false"),
             str(ROOT / "kombu_binary_delay" / "spark" / "__main__.py"),
             *("publish", str(reminders), "--job-id", "j", "--receipts", receipts),
-            *("--broker", vhost.url),
         ]
+        env |= {"BINARY_DELAY_BROKER": vhost.url, "BINARY_DELAY_NAMESPACE": "shop"}
         done = subprocess.run(submit, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "30 published" in done.stdout
     rows = spark.read.schema(s.RECEIPTS).parquet(receipts).collect()
     assert {row.status for row in rows} == {s.PUBLISHED}
     assert len(rows) == 30
+    assert any(each["name"].startswith("shop.") for each in vhost.queues())

@@ -5,7 +5,6 @@ PySpark and Rich are imported when a subcommand runs, so that other subcommands 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -30,12 +29,8 @@ FAILED = 1
 
 
 def _broker_before() -> str | None:
-    """Return the broker's URL from before ``spark``, which may be from the environment.
-
-    Where ``spark`` is the tool itself, as under ``spark-submit``, nothing is before it.
-    """
-    before = click.get_current_context().obj
-    return os.environ.get("BINARY_DELAY_BROKER") if before is None else before.broker
+    """Return the broker's URL from before ``spark``, which may be from the environment."""
+    return getattr(click.get_current_context().obj, "broker", None)
 
 
 # Not by `envvar`, which would override an option before `spark`.
