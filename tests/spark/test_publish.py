@@ -170,6 +170,17 @@ def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts
     assert {row.key for row in read(spark, receipts).collect()} == {"soon", "later"}
 
 
+def test_a_run_that_publishes_nothing_leaves_receipts_in_which_there_are_none(
+    spark, reminders, run, receipts
+):
+    progress = run(reminders(5), horizon=60, settings={"journal": "stream"})
+    assert (progress.published, progress.later) == (0, 5)
+    assert spark.read.parquet(receipts).schema == spark.createDataFrame([], s.RECEIPTS).schema
+    assert read(spark, receipts).count() == 0
+    # It is no beginning of a job.
+    assert run(reminders(5)).published == 5
+
+
 @pytest.mark.usefixtures("streams")
 def test_a_table_cancels_and_reschedules_what_the_job_has_published(
     spark, reminders, run, receipts, vhost
