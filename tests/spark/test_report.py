@@ -341,6 +341,18 @@ def test_a_report_draws_what_is_due_at_the_end_of_time_or_nobody_knows_when(spar
     assert "9999-12-31" in page(figures(verdicts.where("arrived_at is null")))
 
 
+def test_one_task_that_was_due_decades_ago_does_not_flatten_the_charts(spark):
+    past, soon = datetime(1970, 1, 1, tzinfo=timezone.utc), NOON + timedelta(seconds=5)
+    late = (soon - past).total_seconds()
+    rows = [
+        ("old", 0, "k", "t", "q", past, NOON, 0, soon, late, 1, 1, "SUCCESS", 0, 0, s.LATE),
+        ("ok", 0, "k", "t", "q", NOON, NOON, 1, soon, 5.0, 1, 1, "SUCCESS", 0, 0, s.OK),
+    ]
+    found = figures(spark.createDataFrame(rows, s.VERDICTS))
+    assert (found["start"], found["end"]) == (NOON.timestamp(), soon.timestamp())
+    assert sum(found["arrived"]) == 2
+
+
 def test_a_report_of_nothing_is_a_page_all_the_same(spark):
     text = page(figures(spark.createDataFrame([], s.VERDICTS)))
     assert "<b>0</b><span>ok</span>" in text

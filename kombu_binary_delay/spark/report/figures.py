@@ -131,11 +131,12 @@ def _seconds(column: Column | str) -> Column:
 def _span(verdicts: DataFrame) -> tuple[float, float, int]:
     """From the first publish to the last arrival: what is due in years would hide all else.
 
-    And how many have arrived that were sent nobody knows when.
+    So would what was due long before it was sent. And how many have arrived that were sent nobody
+    knows when.
     """
     unknown = F.col("published_at").isNull() & F.col("arrived_at").isNotNull()
     [row] = verdicts.agg(
-        F.min(_seconds(F.least("published_at", "due", "arrived_at"))).alias("first"),
+        F.min(_seconds(F.coalesce(F.least("published_at", "arrived_at"), "due"))).alias("first"),
         F.max(_seconds("arrived_at")).alias("last"),
         F.max(_seconds("due")).alias("due"),
         F.count(F.when(unknown, 1)).alias("unknown"),
