@@ -149,7 +149,10 @@ from airflow.dag_processing.dagbag import DagBag
 bag = DagBag(sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 [dag] = bag.dags.values()
-found = {each.task_id: [each.bash_command, sorted(each.upstream_task_ids)] for each in dag.tasks}
+found = {
+    each.task_id: [each.bash_command, sorted(each.upstream_task_ids), str(each.trigger_rule)]
+    for each in dag.tasks
+}
 print("found:", json.dumps([dag.max_active_runs, dag.catchup, found]))
 """
 #: The same without Airflow, by doubles of the two classes that the DAG uses.
@@ -170,13 +173,13 @@ class DAG:
         pass
 
 class BashOperator:
-    def __init__(self, task_id, bash_command, retries=0):
+    def __init__(self, task_id, bash_command, retries=0, trigger_rule="all_success"):
         self.name = task_id
-        found[task_id] = [bash_command, []]
+        found[task_id] = [bash_command, [], trigger_rule]
 
-    def __rshift__(self, other):
-        found[other.name][1].append(self.name)
-        return other
+    def __rrshift__(self, others):
+        found[self.name][1] = sorted(each.name for each in others)
+        return self
 
 for name in ("airflow", "airflow.sdk", "airflow.providers", "airflow.providers.standard",
              "airflow.providers.standard.operators", "airflow.providers.standard.operators.bash"):
@@ -206,11 +209,16 @@ def test_the_dag_of_a_page_runs_its_commands_in_order_and_the_tool_takes_them(
     most, catches_up, tasks = json.loads(found)
 
     assert (most, catches_up) == (1, False)
-    before = {name: upstream for name, (_, upstream) in tasks.items()}
-    assert before == {"publish": [], "export": ["publish"], "audit": ["export"]}
+    before = {name: (upstream, rule) for name, (_, upstream, rule) in tasks.items()}
+    # The audit is done whatever became of the others.
+    assert before == {
+        "publish": ([], "all_success"),
+        "export": ([], "all_success"),
+        "audit": (["export", "publish"], "all_done"),
+    }
     monkeypatch.chdir(tmp_path)
-    for command, _ in tasks.values():
+    for command, *_ in tasks.values():
         line = command.replace("{{ ds }}", "2030-01-31")
-        assert "{" not in line
+        assert "{{" not in line
         assert line.startswith("kombu-binary-delay spark ")
         parse(binary_delay, shlex.split(line)[1:])
