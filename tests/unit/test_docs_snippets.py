@@ -150,7 +150,7 @@ bag = DagBag(sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 [dag] = bag.dags.values()
 found = {
-    each.task_id: [each.bash_command, sorted(each.upstream_task_ids), str(each.trigger_rule)]
+    each.task_id: [each.bash_command, sorted(each.upstream_task_ids), each.trigger_rule]
     for each in dag.tasks
 }
 print("found:", json.dumps([dag.max_active_runs, dag.catchup, found]))
