@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import amqp
@@ -115,6 +116,13 @@ class Executor:
                 self._abandon(channel)
                 raise
 
+    def close(self) -> None:
+        """Close the channel; the next command opens another one."""
+        channel, self._channel = self._channel, None
+        if channel is not None and channel.is_open:
+            with self._buffer.closed():
+                channel.close()
+
     # -- the commands --------------------------------------------------------------------------
 
     def do(self, command: Command) -> Any:
@@ -183,14 +191,30 @@ class Executor:
         return answer
 
     def _declare(self, command: Ensure) -> Answer:
-        with self.channel(command.what, command.needs) as channel:
-            try:
-                declare(channel, command.part)
-            except NotFound as exc:
-                return _missing(exc)
-            except ResourceLocked:
+        try:
+            self.declare(command.part, command.what, command.needs)
+        except TopologyError as exc:
+            if isinstance(exc.__cause__, NotFound) and is_deleted(exc.__cause__):
+                return Answer.MISSING
+            if isinstance(exc.__cause__, ResourceLocked):
                 return Answer.LOCKED
+            raise
         return Answer.DONE
+
+    def declare(self, part: Part, what: str, needs: str = "") -> None:
+        """Declare a part; a stream that exists keeps the age that it was made with.
+
+        :param what: as of :class:`~.commands.Ensure`, and ``needs``.
+        :raises TopologyError: if the broker refuses.
+        """
+        try:
+            with self.channel(what, needs) as channel:
+                declare(channel, part)
+        except TopologyError as exc:
+            others = tuple(each for each in part.queues if not _has_another_age(each, exc))
+            if len(others) == len(part.queues):
+                raise
+            self.declare(replace(part, queues=others), what, needs)
 
     def _unlock(self, command: Ensure) -> None:
         # The lock belongs to the connection, not to the channel, which an error closes.
@@ -337,11 +361,12 @@ def is_deleted(refusal: NotFound) -> bool:
     return str(refusal.reply_text).startswith(("NOT_FOUND - no queue", "NOT_FOUND - no exchange"))
 
 
-def has_another_age(refusal: BaseException | None) -> bool:
+def _has_another_age(queue: Queue, error: TopologyError) -> bool:
     """Whether the broker refuses to declare a stream because its ``x-max-age`` is another one."""
-    text = str(getattr(refusal, "reply_text", ""))
+    text = str(getattr(error.__cause__, "reply_text", ""))
     # A queue that is no stream has none.
-    return "inequivalent arg 'x-max-age'" in text and "current is none" not in text
+    is_other = f"inequivalent arg 'x-max-age' for queue '{queue.name}'" in text
+    return is_other and "current is none" not in text
 
 
 def _missing(refusal: NotFound) -> Answer:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import has_another_age
-from kombu_binary_delay.model.parts import Binding, Part, Queue
+from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
 from .declare import declare
@@ -44,11 +42,7 @@ def create(
         exchanges = {each.name: probe.has_exchange(each.name) for each in part.exchanges}
         queues = {each.name: probe.has_queue(each.name) for each in part.queues}
     if not dry_run:
-        found = [each for each in part.queues if each.is_stream and queues[each.name]]
-        for each in found:
-            _keep(connection, topology, each)
-        new = tuple(each for each in part.queues if each not in found)
-        declare(connection, topology, replace(part, queues=new), stale)
+        declare(connection, topology, part, stale)
     existing = [name for name, exists in (*exchanges.items(), *queues.items()) if exists]
     return Creation(
         tuple(name for name, exists in exchanges.items() if not exists),
@@ -57,15 +51,3 @@ def create(
         len(part.bindings),
         len(stale),
     )
-
-
-def _keep(connection: Any, topology: Topology, stream: Queue) -> None:
-    """Check that a stream is what it should be, but for its age, which `verify` compares.
-
-    :raises TopologyError: if it is another kind of queue.
-    """
-    try:
-        declare(connection, topology, Part(queues=(stream,)))
-    except TopologyError as exc:
-        if not has_another_age(exc.__cause__):
-            raise

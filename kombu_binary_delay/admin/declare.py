@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from amqp.exceptions import ChannelError, NotFound, ResourceLocked
+from amqp.exceptions import NotFound, ResourceLocked
 
-from kombu_binary_delay.errors import BinaryDelayError, TopologyError
+from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, unbind
-from kombu_binary_delay.executor import declare as declare_on
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
@@ -25,14 +24,13 @@ def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Bin
     :raises TopologyError: if the broker refuses.
     """
     executor = Executor(connection.connection, topology.namespace)
-    with executor.channel("a part of the ladder") as channel:
-        try:
-            declare_on(channel, part)
+    what = "a part of the ladder"
+    try:
+        executor.declare(part, what)
+        with executor.channel(what) as channel:
             unbind(channel, stale)
-        except (ChannelError, BinaryDelayError):
-            channel.close()
-            raise
-        channel.close()
+    finally:
+        executor.close()
 
 
 def restore(connection: Any, topology: Topology, part: Part) -> tuple[Binding, ...]:

@@ -18,7 +18,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -31,11 +30,10 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.buffering import FrameBuffer
 from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.executor import Executor, has_another_age, is_deleted
+from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.model.delay import ETA
 from kombu_binary_delay.model.envelope import HEADER, HEADERS
-from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.repeating import Warnings
 from kombu_binary_delay.router import Router
@@ -368,25 +366,19 @@ class Amendments:
         self._executor.run(self._ensure())
 
     def _ensure(self) -> Steps:
-        whole = amendments_part(self._settings)
-        try:
-            yield from self._ensure_alone(whole)
-        except TopologyError as exc:
-            if not has_another_age(exc.__cause__):
-                raise
-            # The stream of ids exists, and keeps the age that it was made with.
-            others = tuple(each for each in whole.queues if each.name != self._streams[0])
-            yield from self._ensure_alone(replace(whole, queues=others))
+        yield from self._ensure_alone()
         # The binding was deleted with the stream, and records may wait on the ladder. Without the
         # permission, the next record that waits makes it.
         if self.can_ride:
             with suppress(TopologyError):
                 yield Ensure(self._router.topology.to_queue(self._streams[0]), _WAY)
 
-    def _ensure_alone(self, part: Part) -> Steps:
+    def _ensure_alone(self) -> Steps:
         # If two programs declare a stream at once, one gets the answer before the stream has
         # started, and its publish would end the connection. So one declares, and others wait.
-        command = Ensure(part, "the amendments", lock=f"{self._exchange}.lock")
+        command = Ensure(
+            amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
+        )
         end = time.monotonic() + PATIENCE
         # A node that is just starting may take the records nevertheless.
         with suppress(OutOfReachError):

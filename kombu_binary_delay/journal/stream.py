@@ -10,7 +10,7 @@ from amqp.exceptions import NotFound
 
 from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import Executor, has_another_age, is_deleted, wait
+from kombu_binary_delay.executor import Executor, is_deleted, wait
 from kombu_binary_delay.model.parts import Part, Queue
 from kombu_binary_delay.model.topology import VERSION
 from kombu_binary_delay.model.versions import has_streams
@@ -130,7 +130,3 @@ class Stream:
         except OutOfReachError:
             # Its node may be starting.
             return False
-        except TopologyError as exc:
-            if not has_another_age(exc.__cause__):
-                raise
-            return True

@@ -30,11 +30,6 @@ class Queue:
     # The broker does not know it, so queues that differ only in it are equal.
     wait: int | None = field(default=None, compare=False)
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether it keeps its messages when they are read."""
-        return ("x-queue-type", "stream") in self.arguments
-
 
 @dataclass(frozen=True)
 class Binding:

@@ -182,7 +182,7 @@ class Router(DeliverySide):
                 ladder.address(digits, Destination(destination.exchange, each), topic=True)
         if ladder.delay_header:
             properties[HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
-        needs = self._missing(lane, digits, destination, headers, now)
+        needs = self._missing(lane, digits, destination, keys, now)
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
 
     def plan_through(
@@ -250,7 +250,7 @@ class Router(DeliverySide):
         lane: int,
         digits: tuple[str, ...],
         destination: Destination,
-        headers: dict[str, Any],
+        keys: tuple[str, ...],
         now: int,
     ) -> frozenset[tuple[Any, ...]]:
         if not self._declares:
@@ -262,10 +262,10 @@ class Router(DeliverySide):
             level,
             ("target", exchange) if exchange else ("way", key),
         )
-        if not exchange and (copies := further_keys(headers)):
+        if not exchange and len(keys) > 1:
             # The alternate exchange gets a message only if none of its keys matches. So with one
             # key for a queue with a relay, a queue without a relay would get nothing.
-            wanted = (BINDINGS, level, *(("relay", each) for each in (key, *copies)))
+            wanted = (BINDINGS, level, *(("relay", each) for each in keys))
         if self._queue_per_delay:
             wanted += (("direct", lane, digits),)
         # A clock that was set back causes the check sooner, never later.
