@@ -9,13 +9,12 @@ from typing import Any
 import click
 from kombu import Connection
 from kombu.transport import pyamqp, resolve_transport
-from kombu.utils.url import parse_url
 
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.probe import Probe
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.compat.failures import NOTHING
-from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+from kombu_binary_delay.compat.urls import check_url, for_kombus_transport
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.journal import stream_part
@@ -85,8 +84,10 @@ class Target:
         if isinstance(url, (list, tuple)):
             url = ";".join(url)
         url = url or DEFAULT_URL
-        for each in url.split(";"):
-            _check(each)
+        try:
+            check_url(url)
+        except ValueError as exc:
+            raise click.UsageError(str(exc)) from exc.__cause__
         url, said = for_kombus_transport(url)
         # As in our transport, the URL's TLS parameters override the app's.
         return cls(url, said or ssl, login_method, defaults, management_url, given, option, app)
@@ -308,21 +309,3 @@ def _is_over_tls(transport: Any) -> bool:
         return issubclass(resolve_transport(transport), pyamqp.SSLTransport)
     except (KeyError, ImportError, AttributeError) as exc:
         raise click.UsageError(f"the transport {transport!r} cannot be loaded: {exc}") from exc
-
-
-def _check(url: str) -> None:
-    """Check the URL of a broker, without repeating it in errors: it has a password."""
-    if "://" not in url:
-        return
-    if not is_broker_url(url):
-        raise click.UsageError(
-            "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
-        )
-    try:
-        parse_url(url)
-    except (ValueError, KeyError) as exc:
-        # Without the original message: it has a part of the password.
-        raise click.UsageError(
-            "the URL of the broker cannot be read; write what is special in its user, password "
-            "and virtual host percent-encoded, such as %2F for a slash"
-        ) from (exc if "@" not in url else None)

@@ -49,6 +49,28 @@ def for_kombus_transport(url: str) -> tuple[str, dict[str, Any]]:
     return ";".join(map(_without_tls_options, urls)), options
 
 
+def check_url(url: str) -> None:
+    """Check the URL of a broker, or several separated by ``;``; a bare host name always passes.
+
+    :raises ValueError: without a part of the URL, which has a password.
+    """
+    for each in url.split(";"):
+        if "://" not in each:
+            continue
+        if not is_broker_url(each):
+            raise ValueError(
+                "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
+            )
+        try:
+            parse_url(each)
+        except (ValueError, KeyError) as exc:
+            # Without the original message: it has a part of the password.
+            raise ValueError(
+                "the URL of the broker cannot be read; write what is special in its user, "
+                "password and virtual host percent-encoded, such as %2F for a slash"
+            ) from (exc if "@" not in each else None)
+
+
 def check_scheme(url: str, transport: Any) -> None:
     """Check that ``transport`` can connect to a URL; a bare host name always passes.
 

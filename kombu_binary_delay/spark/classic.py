@@ -46,9 +46,10 @@ class Folders:
 
         :raises RuntimeError: if the file system refuses, or another process does the same.
         """
-        self._rename(place, old)
+        had = self._rename(place, old)
         if not self._rename(new, place):
-            raise RuntimeError(f"{new} cannot be renamed to {place}; the rows before are in {old}")
+            kept = f"the rows before are in {old}" if had else f"what was in {place} is as it was"
+            raise RuntimeError(f"{new} cannot be renamed to {place}; {kept}")
 
     def delete(self, folder: str) -> None:
         """Delete a folder with all that is in it."""

@@ -32,6 +32,7 @@ from .send import Sender, Sent, Target
 from .tables import (
     Place,
     append,
+    check_nulls,
     create,
     delete_matched,
     existing,
@@ -175,6 +176,7 @@ def publish(
     # Before anything is sent: afterwards, there must be a place for the receipts.
     none = spark.createDataFrame([], s.RECEIPTS)
     create(spark, receipts, none.schema)
+    check_nulls(spark, receipts, s.OPTIONAL)
     # Many rows may be due at the same time, so the slices are cut by the rows' positions.
     # The amendments come first, because the tasks that they are for may be due soon.
     order = (F.col("action") == s.PUBLISH, "due", "task_id")

@@ -192,6 +192,8 @@ class _Producer(kombu.Producer):
     batch: PublishBatch
     #: The row whose message comes next; None after it.
     current: Sent | None = None
+    #: The error by which the batch failed while it took an event, which Celery ignores.
+    failed: BaseException | None = None
     #: The messages that it is given to publish; None if they are not needed.
     seen: list[Any] | None = None
     patience: float
@@ -239,7 +241,11 @@ class _Producer(kombu.Producer):
         sent, self.current = self.current, None
         if sent is None:
             # Celery's task-sent event. Often no queue receives it.
-            self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
+            try:
+                self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
+            except _lost() as exc:
+                self.failed = exc
+                raise
             return
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
         # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
@@ -377,6 +383,8 @@ class Sender:
                 delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
                 sent.hops = hops(self._ladder.digits(delay))
                 sent.reason = self._compiler.publish(producer, call)
+                if producer.failed is not None:
+                    raise producer.failed
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
@@ -518,6 +526,8 @@ class Sender:
             self._finish_given_up()
 
     def _connected(self) -> _Producer:
+        if self._producer is not None and self._producer.channel.connection is None:
+            raise amqp.RecoverableConnectionError("the connection was ended: nothing answered")
         if self._producer is None:
             target = self.target
             self._connection = target.connection()

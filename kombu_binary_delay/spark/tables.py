@@ -12,13 +12,13 @@ This module must not touch a broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -184,6 +184,24 @@ def create(session: SparkSession, place: str | Place, schema: StructType) -> Non
     _check_shared(session, place.where)
 
 
+def check_nulls(session: SparkSession, place: str | Place, columns: Iterable[str]) -> None:
+    """Check that columns of a table take null; a place that is no table always passes.
+
+    :raises ValueError: names those that do not.
+    """
+    place = _place(place)
+    if not place.is_table:
+        return
+    table = session.table(place.where).schema
+    refusing = [each.name for each in table if not each.nullable]
+    strict = [each for each in columns if find(refusing, each) is not None]
+    if strict:
+        raise ValueError(
+            f"the table {place.where} takes no null in {', '.join(strict)}, where some rows have "
+            f"none: let them be null, or take another table"
+        )
+
+
 def append(df: DataFrame, place: str | Place) -> None:
     """Append rows to a table; other jobs may append at the same time.
 
@@ -300,6 +318,7 @@ def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Call
 
     :returns: the rows as they are stored, and a function that deletes them, together with those
         that the job's earlier runs have left.
+    :raises ValueError: if the rows are not seen where they were written.
     """
     place = _place(place)
     session = df.sparkSession
@@ -315,8 +334,17 @@ def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Call
     # Of this job alone: jobs may share a table of receipts.
     of_job = f"{place.beside('staged').where}/{job}"
     path = f"{of_job}/{uuid4()}"
-    df.write.mode("overwrite").parquet(path)
+    seen = Observation()
+    counted = df.observe(seen, F.count("*").alias("rows"))
+    counted.write.mode("overwrite").parquet(path)
     stored = session.read.schema(df.schema).parquet(path)
+    # Over Spark Connect, a server that is busy ends the command without what was observed.
+    written, there = seen.get.get("rows"), stored.count()
+    if written not in (there, None):
+        raise ValueError(
+            f"of {written:,} rows that Spark has written to {path}, {there:,} are there: name a "
+            f"path that the driver and all executors see as one, such as one of HDFS or S3"
+        )
 
     def empty() -> None:
         # Spark has no function that deletes files, but this write empties the whole folder.

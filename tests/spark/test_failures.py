@@ -348,7 +348,9 @@ def test_nor_is_a_folder_that_cannot_be_renamed(spark, tmp_path):
         found.replace(*places)
 
     done = CliRunner().invoke(explained(renames))
-    assert done.output.startswith(f"{places[1]} cannot be renamed to {places[0]}; the rows before")
+    assert done.output == (
+        f"{places[1]} cannot be renamed to {places[0]}; what was in {places[0]} is as it was\n"
+    )
     assert done.exit_code == USAGE
 
 

@@ -308,6 +308,23 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     ]
 
 
+def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, monkeypatch):
+    app = Celery("events", set_as_current=False)
+    app.conf.task_send_sent_event = True
+    monkeypatch.setitem(sys.modules, "events_of_this_test", SimpleNamespace(app=app))
+    rows = [{"task": "t", "task_id": f"{number}", "eta": micros(-1)} for number in range(700)]
+    rows[10]["expires"] = micros(1e10)
+    sent = send(vhost, rows, app="events_of_this_test:app")
+
+    assert [each.row["task_id"] for each in sent if each.status != s.PUBLISHED] == ["10"]
+    came = set()
+    with Connection(vhost.url) as connection:
+        queue = Queue("celery")(connection.default_channel)
+        while message := queue.get(no_ack=True):
+            came.add(message.headers["id"])
+    assert came == {f"{number}" for number in range(700) if number != 10}
+
+
 def test_what_finds_no_queue_is_told_and_not_lost_silently(vhost):
     row = {"task": "t", "task_id": "i", "eta": micros(-1), "exchange": "amq.topic"}
     [sent] = send(vhost, [{**row, "routing_key": "nobody"}])
@@ -349,22 +366,23 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch)
 
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.parametrize("action", [s.PUBLISH, s.CANCEL])
+@pytest.mark.parametrize("actions", [[s.PUBLISH], [s.CANCEL], [s.CANCEL, s.PUBLISH]], ids=str)
 @pytest.mark.usefixtures("streams")
-def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, action):
-    row = {"action": action, "task": "t", "task_id": "1", "eta": MICROS}
-    send(vhost, [row])
+def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, actions):
+    rows = [{"action": each, "task": "t", "task_id": "1", "eta": MICROS} for each in actions]
+    send(vhost, rows)
     monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
 
     with own_broker.alarm():
         # This is the limit of what a new connection declares, too.
         sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
-        if action == s.PUBLISH:
-            with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
-                list(sender.send([[row]]))
-        else:
-            [[sent]] = [part for part in sender.send([[row]]) if part]
+        parts = sender.send([[row] for row in rows])
+        if s.CANCEL in actions:
+            [sent] = next(parts)
             assert "RabbitMQ did not answer within 2 s" in str(sent.detail)
+        if s.PUBLISH in actions:
+            with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
+                list(parts)
 
 
 @pytest.mark.own_broker

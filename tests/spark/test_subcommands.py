@@ -92,7 +92,12 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("report PATH --output o --depths PATH", "beside those of a plan: give --plan"),
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
         ("-A shop spark publish PATH --job-id j --receipts r", "name it after 'publish', with"),
-        ("-A shop spark journal-export --output j", "The app before 'spark' does not count here"),
+        *(
+            (f"-A shop spark {each}", "the app is named before 'spark', where it does not count")
+            for each in ("journal-export --output j", "plan PATH", "report PATH --output o")
+        ),
+        ("journal-export -b amqp://shop:hunter2/x@rabbit// --output j", "percent-encoded"),
+        ("audit --journal amqp://shop:hunter2/x@b// --output o", "percent-encoded"),
         ("--tick 250 spark publish PATH --job-id j --receipts r --app a:a", "tick is given before"),
         ("--tick x spark plan PATH", "'x' is not a whole number"),
     ],
@@ -104,6 +109,7 @@ def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
     result = tool(*(reminders if each == "PATH" else each for each in given.split()))
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
+    assert "hunter" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["reminders"]
 
 

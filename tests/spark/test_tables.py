@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,10 +32,12 @@ from kombu_binary_delay.spark.tables import (
     _SHARED,
     Place,
     append,
+    check_nulls,
     existing,
     merge,
     overwrite,
     read,
+    stage,
 )
 from kombu_binary_delay.spark.versions import (
     HAS_SOURCES,
@@ -333,6 +336,33 @@ def test_another_column_of_a_table_has_what_the_table_makes_of_it(spark, lakes):
     for write in (append, overwrite, append):
         write(spark.range(1), f"table:{name}")
     assert [tuple(row) for row in read(spark, f"table:{name}").collect()] == [("ours", 0)] * 2
+
+
+def test_a_column_of_receipts_that_takes_no_null_is_refused_where_some_have_none(spark, lakes):
+    name = f"{lakes['plain']}.strict"
+    spark.sql(
+        f"CREATE TABLE {name} (job_id string NOT NULL, Detail string NOT NULL, due timestamp)"
+    )
+    with pytest.raises(ValueError, match="takes no null in detail, where some rows have none"):
+        check_nulls(spark, f"table:{name}", s.OPTIONAL)
+
+
+def test_rows_that_are_staged_where_the_driver_does_not_see_them_are_missed(
+    spark, tmp_path, monkeypatch
+):
+    """As on executors of other hosts, each of which writes to a disk of its own."""
+    rows = spark.range(10)
+    writer = type(rows.write)
+    write = writer.parquet
+
+    def elsewhere(self, path):
+        write(self, path)
+        for file in Path(path).glob("part-*"):
+            file.unlink()
+
+    monkeypatch.setattr(writer, "parquet", elsewhere)
+    with pytest.raises(ValueError, match=r"of 10 rows .*, 0 are there: name a path"):
+        stage(rows, str(tmp_path / "receipts"), uuid4())
 
 
 def test_another_column_that_must_have_a_value_is_refused_before_a_row_is_computed(spark, lakes):

@@ -17,6 +17,7 @@ from .before import check_before
 from .progress import following
 from .shared import (
     FAILED,
+    check_call,
     check_job,
     conf,
     console,
@@ -25,7 +26,6 @@ from .shared import (
     limits_of,
     local,
     namespace,
-    needs_spark,
     spark_session,
     usage,
 )
@@ -105,7 +105,7 @@ def audit(
     conf: tuple[str, ...],
 ) -> None:
     """Write a verdict on each task, with data, summary.json and report.html."""
-    needs_spark()
+    check_call()
     from datetime import datetime, timezone  # noqa: PLC0415
 
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
@@ -187,7 +187,7 @@ def report(
     path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]
 ) -> None:
     """Draw the verdicts at PATH as one HTML file."""
-    needs_spark()
+    check_call()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.classic import cached, release  # noqa: PLC0415
     from kombu_binary_delay.spark.follow import is_followed, read_verdicts  # noqa: PLC0415

@@ -22,7 +22,7 @@ from urllib.request import url2pathname
 from kombu import Connection
 
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
-from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+from kombu_binary_delay.compat.urls import check_url, for_kombus_transport, is_broker_url
 
 from .failures import (
     CANNOT_IMPORT,
@@ -64,7 +64,10 @@ def check_before(
     :param broker: the URL to connect to; None for that of ``app``, if that is given.
     :param app: ``MODULE:NAME`` of a Celery app.
     :raises Failure: names what is missing.
+    :raises ValueError: for a broker's URL that cannot be read.
     """
+    for url in (broker, *filter(is_broker_url, filter(None, reads))):
+        check_url(url or "")
     if not is_alone(conf):
         return
     for path in filter(None, reads):

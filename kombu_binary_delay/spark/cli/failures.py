@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -316,8 +317,10 @@ def _of_spark(text: str) -> tuple[str, int, bool]:
     log = context.meta.get(_LOG)
     if log is not None and "JAVA_GATEWAY_EXITED" in text:
         text += log.read_text(errors="replace")
-    for pattern, code, sentence in _KNOWN:
-        if found := re.search(pattern, text):
+    # What Python raised while it handled another error is why the job ended.
+    last = text.rpartition("another exception occurred")[2]
+    for words, (pattern, code, sentence) in product((last, text), _KNOWN):
+        if found := re.search(pattern, words):
             return sentence.format(*found.groups(), **_values(context.params)), code, True
     said = re.sub(r"^An error occurred while calling \S+\n: ", "", text.strip())
     first = said.partition("\n")[0].partition(" SQLSTATE")[0]

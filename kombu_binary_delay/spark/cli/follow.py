@@ -19,6 +19,7 @@ from .failures import outage
 from .shared import (
     FAILED,
     broker,
+    check_call,
     check_job,
     conf,
     console,
@@ -28,7 +29,6 @@ from .shared import (
     late_after,
     limits_of,
     namespace,
-    needs_spark,
     spark_session,
     usage,
 )
@@ -100,7 +100,7 @@ def audit_follow(
     conf: tuple[str, ...],
 ) -> None:
     """Judge each task once its verdict is final, and go on until stopped."""
-    needs_spark()
+    check_call()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, summarize  # noqa: PLC0415
     from kombu_binary_delay.spark.follow import audit_due, read_verdicts  # noqa: PLC0415

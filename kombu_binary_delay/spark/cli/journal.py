@@ -8,11 +8,11 @@ from .before import check_before
 from .progress import following
 from .shared import (
     broker,
+    check_call,
     conf,
     console,
     given_broker,
     namespace,
-    needs_spark,
     spark_session,
     usage,
 )
@@ -28,7 +28,7 @@ from .shared import (
 @conf
 def journal_export(broker: str | None, namespace: str, output: str, conf: tuple[str, ...]) -> None:
     """Add to a table what the journal has got since the last export."""
-    needs_spark()
+    check_call()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.journal import export_journal  # noqa: PLC0415
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415

@@ -18,11 +18,11 @@ from .before import check_before
 from .progress import following
 from .shared import (
     FAILED,
+    check_call,
     conf,
     console,
     limits_of,
     local,
-    needs_spark,
     settings_before,
     spark_session,
     usage,
@@ -82,7 +82,7 @@ def plan(
     conf: tuple[str, ...],
 ) -> None:
     """Forecast the load on the brokers of the messages in TABLE."""
-    needs_spark()
+    check_call()
     from kombu_binary_delay.spark.classic import cached  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.plan import (  # noqa: PLC0415
         Limits,

@@ -14,11 +14,10 @@ from .progress import following, span
 from .shared import (
     FAILED,
     broker,
+    check_call,
     conf,
     console,
     given_broker,
-    needs_spark,
-    refuse_app_before,
     settings_before,
     spark_session,
     usage,
@@ -98,11 +97,10 @@ if TYPE_CHECKING:
 @conf
 def publish(path: str, conf: tuple[str, ...], **options: Any) -> None:
     """Publish a delayed Celery task for each row in TABLE."""
-    needs_spark()
+    check_call(options["app"])
     from kombu_binary_delay.spark.publish import publish  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.tables import read  # noqa: PLC0415
 
-    refuse_app_before(options["app"])
     if options["app"] is None:
         options["broker"] = given_broker(options["broker"])
     with usage():

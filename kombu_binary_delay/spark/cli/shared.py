@@ -64,12 +64,21 @@ late_after = click.option(
 )
 
 
-def needs_spark() -> None:
-    """Raise a usage error if PySpark or Rich is missing."""
+def check_call(app: str | None = None) -> None:
+    """Raise a usage error if PySpark or Rich is missing, or for an app before ``spark``.
+
+    :param app: that of the subcommand, which counts instead.
+    """
     missing = [name for name in ("pyspark", "rich") if find_spec(name) is None]
     if missing:
         raise click.UsageError(
             f"{' and '.join(missing)} must be installed: pip install 'kombu-binary-delay[spark]'"
+        )
+    if app is None and getattr(click.get_current_context().obj, "app", None) is not None:
+        raise click.UsageError(
+            "the app is named before 'spark', where it does not count: name it after 'publish', "
+            "with --app MODULE:NAME, so that executors can import it; give the other subcommands "
+            "the broker, and what the app sets before 'spark', such as --namespace"
         )
 
 
@@ -163,24 +172,5 @@ def limits_of(kind: Callable[..., _Limits], given: tuple[str, ...], **more: floa
 def given_broker(broker: str | None) -> str:
     """Return the broker's URL; raise a usage error if none is given."""
     if not broker:
-        raise click.UsageError(
-            f"say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER{_app_is_not_enough()}"
-        )
+        raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
     return broker
-
-
-def refuse_app_before(app: str | None) -> None:
-    """Raise a usage error for an app before ``spark``: executors import theirs by its name."""
-    if app is None and _has_app_before():
-        raise click.UsageError(
-            "the app is named before 'spark', and executors cannot import it: name it after "
-            "'publish', with --app MODULE:NAME"
-        )
-
-
-def _app_is_not_enough() -> str:
-    return ". The app before 'spark' does not count here" if _has_app_before() else ""
-
-
-def _has_app_before() -> bool:
-    return getattr(click.get_current_context().obj, "app", None) is not None
