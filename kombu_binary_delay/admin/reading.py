@@ -100,9 +100,10 @@ def read_address(topology: Topology, key: str, carried: Destination | None = Non
     """
     destination = UNREADABLE
     with suppress(AddressError):
-        _, destination = topology.parse(key, carried)
+        # What was parked may have waited on another ladder with this delivery side.
+        destination = topology.destination(key, carried)
         while parking_of(destination.exchange):
-            _, destination = topology.parse(destination.routing_key, carried)
+            destination = topology.destination(destination.routing_key, carried)
     return destination
 
 

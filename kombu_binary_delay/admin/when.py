@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 
 from kombu_binary_delay.amendments.record import MAX_TIME
 
@@ -28,14 +28,15 @@ def duration(text: str) -> float | None:
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-def moment_of(text: str, now: float) -> int:
+def moment_of(text: str, now: float, zone: tzinfo | None = timezone.utc) -> int:
     """Read a time of either form, in milliseconds since the epoch.
 
     :param now: in milliseconds since the epoch.
+    :param zone: as for :func:`time_of`.
     :raises ValueError: for what is not one, or is after the year 9999.
     """
     ahead = duration(text)
-    return valid_time(time_of(text) * 1000 if ahead is None else now + ahead, text)
+    return valid_time(time_of(text, zone) * 1000 if ahead is None else now + ahead, text)
 
 
 def valid_time(milliseconds: float, text: str) -> int:
@@ -49,9 +50,10 @@ def valid_time(milliseconds: float, text: str) -> int:
     return int(milliseconds)
 
 
-def time_of(text: str) -> float:
-    """Read a time of ISO 8601, in seconds since the epoch; without a zone it is in UTC.
+def time_of(text: str, zone: tzinfo | None = timezone.utc) -> float:
+    """Read a time of ISO 8601, in seconds since the epoch.
 
+    :param zone: that of a time without one; None if each must name its own.
     :raises ValueError: for what is not one.
     """
     at = None
@@ -64,6 +66,8 @@ def time_of(text: str) -> float:
             f"{text!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "
             f"2030-01-31T12:00+00:00"
         )
+    if at.tzinfo is None and zone is None:
+        raise ValueError(f"{text!r} has no time zone: add Z for UTC, or an offset such as +01:00")
     if at.tzinfo is None:
-        at = at.replace(tzinfo=timezone.utc)
+        at = at.replace(tzinfo=zone)
     return at.timestamp()

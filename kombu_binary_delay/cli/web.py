@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.errors import SettingsError
 
 from .asked import Asked, accepts_places, asked_after
@@ -94,12 +95,8 @@ def web(
         except ValueError as exc:
             raise click.UsageError(str(exc)) from exc
         return
-    authenticate: Any = None
     try:
-        if user_header is not None:
-            authenticate = guard.by_header(user_header, proxies or ("127.0.0.1", "::1"))
-        elif (lines := _lines(users)) is not None:
-            authenticate = guard.by_password(passwords.read(lines))
+        authenticate = _authenticate(_lines(users), user_header, proxies)
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
     is_local = _is_local(host)
@@ -121,6 +118,25 @@ def web(
         raise click.UsageError(str(exc)) from exc
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     _serve(app, host, port)
+
+
+def _authenticate(lines: str | None, user_header: str | None, proxies: tuple[str, ...]) -> Any:
+    """Return what says who asks; None if nothing does.
+
+    :param lines: users with hashes of their passwords.
+    :raises ValueError: for invalid users or proxies, or for options that exclude each other.
+    """
+    from kombu_binary_delay.web import guard, passwords  # noqa: PLC0415 - it needs the extra `web`
+
+    if user_header is None and proxies:
+        raise ValueError("--proxy needs --user-header, the header that is believed from it")
+    if user_header is None:
+        return None if lines is None else guard.by_password(passwords.read(lines))
+    if lines is not None:
+        raise ValueError(
+            f"--user-header believes a proxy, and --users or {_USERS} asks for passwords: give one"
+        )
+    return guard.by_header(user_header, proxies or ("127.0.0.1", "::1"))
 
 
 def _serve(app: Any, host: str, port: int) -> None:
@@ -179,8 +195,10 @@ def asgi_app(
     :param settings: the transport's settings.
     :param source: ``"journal"`` or ``"node"``.
     :param node_command: a command that runs ``rabbitmqctl`` on the broker's host.
-    :raises SettingsError: for invalid settings.
+    :raises SettingsError: for invalid settings, or another ``source``.
     """
+    if source not in (JOURNAL, NODE, None):
+        raise SettingsError(f"source must be {JOURNAL!r}, {NODE!r} or None, got {source!r}")
     from kombu_binary_delay.web.application import application  # noqa: PLC0415 - it needs the extra `web`
 
     target = Target.of(app, broker, management, settings or {})

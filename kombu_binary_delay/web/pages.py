@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 from urllib.parse import urlencode
 
@@ -106,6 +107,7 @@ class Pages:
         self._templates = environment()
         self._tokens = Tokens()
         self._plans = Plans()
+        self._redriving = Lock()
 
     def routes(self) -> list[Route]:
         """Return the addresses with their handlers."""
@@ -158,7 +160,7 @@ class Pages:
         """Return how many tasks are due in each part of a time, for the chart."""
         now = time.time_ns() // 1_000_000
         look = self._index(0.0)
-        if look.value is None:
+        if look.value is None or look.error:
             return JSONResponse({"start": now, "end": now, "counts": [], "error": look.error})
         index: Index = look.value
         start, end = (_number(request.query_params.get(each)) for each in ("start", "end"))
@@ -167,13 +169,14 @@ class Pages:
         start = max(start or now, 0)
         end = max(end, start + _BARS)
         counts = index.histogram(start, end, _BARS)
-        return JSONResponse({"start": start, "end": end, "counts": counts, "error": look.error})
+        return JSONResponse({"start": start, "end": end, "counts": counts, "error": None})
 
     def _now(self, wait: float) -> dict[str, Any]:
         look = self._reader.get("now", self._watch.now, _NOW, wait)
         findings = self._reader.get("findings", self._watch.findings, _FINDINGS)
         tasks = self._index(0.0)
-        index: Index | None = tasks.value
+        # An old list is not what is due now.
+        index: Index | None = None if tasks.error else tasks.value
         ladders = look.value.status.ladders if look.value else ()
         return {
             "look": look,
@@ -181,6 +184,7 @@ class Pages:
             "troubles": _troubles(look.value, findings.value or ()) if look.value else (),
             "declares": self._declares,
             "tasks": tasks,
+            "index": index,
             "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
             "waiting": sum(each.messages for each in ladders),
             "queues": index.by_queue(_QUEUES) if index else (),
@@ -302,9 +306,12 @@ class Pages:
 
         :raises ValueError: for an invalid form, or if the tasks cannot be read now.
         """
-        index: Index | None = self._index(_SOON).value
+        look = self._index(_SOON)
+        index: Index | None = look.value
         if words.get("scope") == "all":
             asked = _asked(words)
+            if look.error:
+                raise ValueError(f"The tasks cannot be read now: {look.error}")
             if asked.errors or index is None:
                 raise ValueError("The tasks are not read yet, or the search is not understood")
             if index.count(asked.which) > _MOST:
@@ -317,7 +324,7 @@ class Pages:
         tasks = self._waiting(ids, index)
         known = admin.choose(tasks).dues
         # One that does not wait is amended as well, without a due time.
-        return tasks, admin.Chosen({each: known.get(each) for each in ids}), "chosen one by one"
+        return tasks, admin.Chosen({each: known.get(each) for each in ids}), "one by one"
 
     def _waiting(self, ids: Collection[str], index: Index | None) -> list[admin.WaitingTask]:
         """Return those of these tasks that wait.
@@ -336,32 +343,40 @@ class Pages:
         return found
 
     def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
-        if "exchange" not in words and "key" not in words:
-            return Plan(REDRIVE, user, "all that is parked", parked=self._redrive(dry_run=True))
-        only = Destination(words.get("exchange", ""), words.get("key", ""))
-        said = f"parked for {_place(only)}"
-        return Plan(REDRIVE, user, said, parked=self._redrive({only}, dry_run=True))
+        only, said = None, "all that is parked"
+        if "exchange" in words or "key" in words:
+            place = Destination(words.get("exchange", ""), words.get("key", ""))
+            only, said = {place}, f"parked for {_place(place)}"
+        return Plan(REDRIVE, user, said, parked=self._redrive(only, dry_run=True).parked)
 
     def _redrive(
         self, only: Collection[Destination] | None = None, *, dry_run: bool
-    ) -> tuple[admin.Parked, ...]:
-        """Return the messages parked for some destinations, or for any, and their outcome.
+    ) -> admin.Redrive:
+        """Redrive or count what is parked for some destinations, or for any.
 
-        They are in each parking queue of the namespace, as Now counts them.
+        It is in each parking queue of the namespace, as Now counts them.
         """
+        # Meanwhile, another would not see the messages that this one has read.
+        with self._redriving:
+            return self._redrive_all(only, dry_run=dry_run)
+
+    def _redrive_all(self, only: Collection[Destination] | None, *, dry_run: bool) -> admin.Redrive:
         with self._broker.plain() as connection:
             management = self._broker.management(connection)
             counts = parked_by_side(connection, self._broker.topology(connection))
         sent: Counter[Destination] = Counter()
         stays: Counter[Destination] = Counter()
+        reasons: list[str] = []
         for side in [each for each, count in counts.items() if count]:
             done = admin.redrive(self._broker.plain, side, management, only=only, dry_run=dry_run)
+            reasons.extend(done.reasons)
             for each in done.parked:
                 if only is None or each.destination in only:
                     sent[each.destination] += each.sent
                     stays[each.destination] += each.stays
         found = (admin.Parked(each, sent[each], stays[each]) for each in sent)
-        return tuple(sorted(found, key=lambda each: -each.sent - each.stays))
+        most = sorted(found, key=lambda each: -each.sent - each.stays)
+        return admin.Redrive(tuple(most), tuple(reasons))
 
     def _act(self, request: Request, plan: Plan) -> None:
         """Do the action, and log the user and the action before and after it.
@@ -397,13 +412,16 @@ class Pages:
             with self._broker.delaying() as connection:
                 done = admin.amend(connection, plan.action, plan.chosen, plan.due)
             word = "cancelled" if plan.action == CANCEL else "rescheduled"
-            moved = f"{_tasks(len(done.ids) - plan.unmoved)} {word}: the broker has recorded it."
+            count = _tasks(len(done.ids) - plan.unmoved)
+            moved = f"{count} {word}, as far as they still wait: the broker has recorded it."
             return f"{moved} {plan.kept}." if plan.kept else moved
         # Only destinations that were counted.
-        rows = self._redrive({each.destination for each in plan.parked}, dry_run=False)
-        sent, stays = sum(each.sent for each in rows), sum(each.stays for each in rows)
-        why = ": no queue takes it, or it is not due yet" if stays else ""
-        return f"{sent:,} sent on, {stays:,} still parked{why}."
+        redriven = self._redrive({each.destination for each in plan.parked}, dry_run=False)
+        sent, stays = redriven.sent, redriven.stays
+        words = [f"{sent:,} sent on, {stays:,} still parked", *redriven.reasons]
+        if (unseen := plan.count - sent - stays) > 0:
+            words.append(f"{unseen:,} were not seen: another program has taken or is reading them")
+        return f"{'. '.join(words)}."
 
     # --- what all share ---------------------------------------------------------------
 
@@ -473,10 +491,11 @@ def _asked(words: Mapping[str, str]) -> Asked:
 def _moment(text: str) -> int | None:
     """Return a time in milliseconds since the epoch; None for an empty text.
 
-    :raises ValueError: for an invalid time.
+    :raises ValueError: for an invalid time, or one without a zone: a page shows times in that of
+        its reader.
     """
     text = text.strip()
-    return moment_of(text, time.time() * 1000) if text else None
+    return moment_of(text, time.time() * 1000, zone=None) if text else None
 
 
 def _number(text: str | None) -> int | None:

@@ -41,7 +41,7 @@ def read(text: str) -> dict[str, str]:
         if not line.strip() or line.startswith("#"):
             continue
         user, colon, hashed = line.strip().partition(":")
-        if not user or not colon or len(hashed.split("$")) != 6 or hashed[:7] != "scrypt$":
+        if not user or not colon or not _is_hash(hashed):
             raise ValueError(
                 f"line {number} of the users is not NAME:scrypt$...; "
                 f"write one with 'kombu-binary-delay web --new-user NAME'"
@@ -75,10 +75,25 @@ class Checker:
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """Return whether ``scrypt$...`` was made from this password."""
-    _, n, r, p, salt, digest = hashed.split("$")
-    made = _hash(password, b64decode(salt), int(n), int(r), int(p))
-    return hmac.compare_digest(made, b64decode(digest))
+    """Return whether ``scrypt$...`` was made from this password.
+
+    :raises ValueError: for another text, or one that was cut off.
+    """
+    kind, n, r, p, salt, digest = hashed.split("$")
+    made = _hash(password, b64decode(salt, validate=True), int(n), int(r), int(p))
+    known = b64decode(digest, validate=True)
+    if kind != "scrypt" or len(known) != len(made):
+        raise ValueError("this is not a whole hash by scrypt")
+    return hmac.compare_digest(made, known)
+
+
+def _is_hash(text: str) -> bool:
+    """Return whether this is whole, and scrypt takes its numbers."""
+    try:
+        is_password("", text)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _hash(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:

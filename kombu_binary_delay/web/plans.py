@@ -25,7 +25,7 @@ class Plan:
     :param chosen: the tasks; None for a redrive.
     :param queues: how many of the tasks each queue has, as far as known, the most first.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
-    :param unmoved: how many tasks a reschedule does not move, since they are first due later.
+    :param unmoved: how many tasks run when they are first due, since that is after ``due``.
     :param parked: the messages that a redrive would send.
     :param began: when it was begun, in seconds since the epoch; None before.
     :param result: the result in a sentence, after it was done.
@@ -55,12 +55,12 @@ class Plan:
 
     @property
     def kept(self) -> str:
-        """Which tasks a reschedule does not move, in words; an empty text if it moves all."""
+        """Which tasks run when they are first due, in words; an empty text if none does."""
         if not self.unmoved:
             return ""
         one = self.unmoved == 1
-        are, keep = ("task is", "keeps its") if one else ("tasks are", "keep their")
-        return f"{self.unmoved:,} {are} first due later than that, and {keep} first due time"
+        are, run = ("task is", "runs") if one else ("tasks are", "run")
+        return f"{self.unmoved:,} {are} first due later than that, and {run} then"
 
 
 class Plans:

@@ -117,8 +117,11 @@ class Reader:
             self._thread.join(_LAST)
 
     def _doubted(self, key: Hashable, look: Look) -> Look:
-        """Return a look, with an error if a reading takes far longer than the last one."""
-        if self._reading is None or self._reading[0] != key or look.error is not None:
+        """Return a look, with an error if it waits far longer for a reading than the last one took.
+
+        It may be the reading of another value, which comes first.
+        """
+        if self._reading is None or key not in self._wanted or look.error is not None:
             return look
         seconds = time.monotonic() - self._reading[1]
         if seconds < max(_SLOW, 3 * look.took) or look.value is None:

@@ -177,14 +177,15 @@ def test_tasks_that_are_first_due_after_their_new_time_are_counted_apart(publish
         return planned.text, client.post("/act", data=key).text
 
     planned, done = reschedule(chosen=["one", "two", "three"], when="90m")
-    later = "2 tasks are first due later than that, and keep their first due time."
+    later = "2 tasks are first due later than that, and run then."
     # What is postponed is delayed again when it is first due, be it for less.
     reschedule(chosen="one", when="5h")
     until(client, "/tasks?after=4h", counted(1))
     all_planned, all_done = reschedule(scope="all", when="150m")
 
     assert later in planned
-    assert f"1 task rescheduled: the broker has recorded it. {later}" in done
+    waits = "as far as they still wait: the broker has recorded it"
+    assert f"1 task rescheduled, {waits}. {later}" in done
     assert "1 task is first due later than that" in all_planned
     assert "2 tasks rescheduled" in all_done
     until(client, "/tasks?after=149m&before=150m", counted(2))
@@ -228,8 +229,9 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
     [
         ({"action": "cancel"}, "No task is chosen"),
         ({"action": "purge", "chosen": "one"}, "This is no act"),
-        ({"action": "reschedule", "chosen": "one", "when": "1999-01-01"}, "still to come"),
+        ({"action": "reschedule", "chosen": "one", "when": "1999-01-01T00:00Z"}, "still to come"),
         ({"action": "reschedule", "chosen": "one", "when": "soon"}, "is no delay"),
+        ({"action": "reschedule", "chosen": "one", "when": "2999-01-31 12:00"}, "add Z for UTC"),
         ({"action": "reschedule", "chosen": "one", "when": "3000000d"}, "up to the year 9999"),
         ({"action": "reschedule", "chosen": "one", "when": "9" * 15}, "is no delay"),
         ({"action": "reschedule", "chosen": "one", "when": "30m"}, "1 task is first due later"),
@@ -298,10 +300,14 @@ def test_what_is_parked_is_redriven_by_destination(publish, pages, connect, vhos
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 3})
     key = planned.url.params["key"]
     done = client.post("/act", data={"key": key, "token": token(planned.text)})
+    key = everything.url.params["key"]
+    rest = client.post("/act", data={"key": key, "token": token(planned.text)})
 
     assert "Redrive 3 messages" in everything.text
     assert "Redrive 2 messages" in planned.text
-    assert "2 sent on, 0 still parked" in done.text
+    assert "2 sent on, 0 still parked." in done.text
+    assert "0 sent on, 1 still parked. 1 stays: the queue &#39;away&#39; does not" in rest.text
+    assert "2 were not seen: another program has taken or is reading them." in rest.text
     assert vhost.waiting("gone") == {"gone": 2}
 
 
@@ -335,7 +341,10 @@ def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, c
     with connect("amqp") as plain:
         for side in sides:
             admin.create(plain, side, side.whole)
-            connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
+            # It waited on a ladder of another radix before.
+            connection.Producer().publish(
+                "m", exchange=side.parking, routing_key="00.00.01.01.@..mail"
+            )
     wait_until(lambda: vhost.waiting(*parking) == dict.fromkeys(parking, 1))
     client = pages(allow_changes=True)
     now = until(client, "/now", "<dt>parked</dt><dd>3<")
@@ -351,6 +360,29 @@ def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, c
     assert "Redrive 3 messages" in planned.text
     assert "3 sent on, 0 still parked" in done.text
     assert vhost.waiting(*parking, "mail") == {**dict.fromkeys(parking, 0), "mail": 3}
+
+
+def test_an_old_list_of_tasks_is_not_shown_as_what_is_due_now(publish, pages, monkeypatch):
+    publish("one")
+    monkeypatch.setattr(handlers, "_TASKS", 0.0)
+    client = pages(allow_changes=True)
+    form = {"action": "cancel", "scope": "all", "token": token(until(client, "/tasks", counted(1)))}
+
+    def fail(*_, **__):
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(handlers, "read_index", fail)
+    now = until(client, "/now", "the tasks are not read, since no space is left")
+    old = until(client, "/results", "no space is left", "What you see of the tasks is from")
+    drawn = client.get("/forecast").json()
+    refused = client.post("/plan", data=form)
+
+    assert "1 surely, 1 probably" in now
+    assert "No tasks wait" not in now
+    assert counted(1) in old
+    assert (drawn["counts"], drawn["error"]) == ([], "no space is left")
+    assert refused.status_code == 400
+    assert "The tasks cannot be read now: no space is left" in refused.text
 
 
 def test_what_is_parked_without_an_address_is_chosen_apart(publish, pages, vhost, topology):

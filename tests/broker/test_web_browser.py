@@ -159,6 +159,8 @@ def test_now_shows_figures_and_a_chart_that_is_dragged_to_a_time(serve, visit, j
     drag(tab, tab.locator("#chart .u-over"), until=listing)
     listing.click()
     expect(tab.locator("#count")).to_have_text("501")
+    for zone, says in (("UTC", "in UTC"), ("Europe/London", "in your zone")):
+        expect(visit(address, timezone_id=zone).locator("#zone")).to_contain_text(says)
 
 
 def test_tasks_are_searched_cancelled_and_rescheduled(serve, visit, journalling):
@@ -221,13 +223,17 @@ def test_a_page_that_gets_no_answer_or_a_refusal_says_that_it_is_not_up_to_date(
     def refuse(route):
         route.fulfill(status=502, body="Bad Gateway")
 
+    def lead_away(route):
+        # As a site's login does, when a session has ended.
+        route.fulfill(status=302, headers={"location": "/static/icon.svg"})
+
     def never(_):
         pass
 
     for path, part, answers in (
-        ("/", "**/now", (refuse, never)),
-        ("/", "**/forecast?*", (refuse, never)),
-        ("/tasks", "**/results?*", (refuse,)),
+        ("/", "**/now", (refuse, lead_away, never)),
+        ("/", "**/forecast?*", (refuse, lead_away, never)),
+        ("/tasks", "**/results?*", (refuse, lead_away)),
     ):
         tab = visit(f"{address}{path}", fails=True)
         for answer in answers:
@@ -235,6 +241,7 @@ def test_a_page_that_gets_no_answer_or_a_refusal_says_that_it_is_not_up_to_date(
             # As a proxy does while the program is down.
             tab.route(part, answer)
             expect(tab.get_by_text(lost)).to_be_visible()
+            expect(tab.locator("#waiting, #count")).to_have_text("11")
             tab.unroute(part)
 
 

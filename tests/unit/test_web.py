@@ -121,6 +121,20 @@ def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, mo
     assert look.value == "figures"
 
 
+def test_a_value_that_waits_for_the_reading_of_another_is_said_to_be_old(reader, monkeypatch):
+    monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
+    going = threading.Event()
+    reader.get("now", lambda: "figures", age=0, wait=PATIENCE)
+    reader.get("findings", lambda: going.wait(PATIENCE), age=600)
+    end = time.monotonic() + PATIENCE
+    while (look := reader.get("now", lambda: "newer", age=0)).error is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    going.set()
+
+    assert look.value == "figures"
+
+
 def test_a_defect_in_a_reading_is_no_end_of_the_pages(reader):
     def read():
         raise ZeroDivisionError("secret")
@@ -221,13 +235,20 @@ def test_hidden_arguments_are_not_even_kept(now):
     assert (found.args, found.kwargs) == (None, None)
 
 
-@pytest.mark.parametrize("typed", ["20300131", "1790010112345", "3600"])
-def test_a_bare_number_is_refused_as_a_time_with_the_words_of_the_command(now, typed):
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        *((each, "is no delay, such as 10s") for each in ("20300131", "1790010112345", "3600")),
+        # The page shows times in the zone of its reader, and the command reads them in UTC.
+        ("2030-01-31T12:00", "has no time zone: add Z for UTC"),
+    ],
+)
+def test_a_time_that_could_be_another_is_refused(now, typed, says):
     with browser(away(waiters=Waiters([task("a", "pay", now + HOUR)]))) as client:
         read_until(client, "/tasks", 'id="count">1<')
         for name in ("after", "before"):
             page = client.get(f"/tasks?{name}={typed}").text
-            assert f"&#39;{typed}&#39; is no delay, such as 10s" in page
+            assert f"&#39;{typed}&#39; {says}" in page
             assert 'id="count"' not in page
 
 
@@ -305,11 +326,23 @@ def test_a_name_that_would_not_be_read_back_is_no_users_name(name):
         passwords.line_for(name, "sesame")
 
 
-@pytest.mark.parametrize("text", ["", "ann", "ann:secret", ":scrypt$1$1$1$a$b"])
+#: A whole line, of a password that nobody knows.
+LINE = f"ann:scrypt$16384$8$1${'A' * 22}==${'A' * 43}="
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "ann", "ann:secret", ":scrypt$1$1$1$a$b"),
+        *(LINE.replace("$8$", "$r$"), LINE.replace("scrypt", "crypt")),
+        *(LINE[:-cut] for cut in (1, 2, 4, 20, 50)),
+    ],
+)
 def test_bad_users_are_refused_and_not_repeated(text):
     with pytest.raises(ValueError, match="user") as refused:
         passwords.read(text)
     assert "secret" not in str(refused.value)
+    assert "scrypt$1" not in str(refused.value)
 
 
 def away(waiters=None, story=None, **options):
@@ -527,6 +560,9 @@ def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, un
     [
         (["--host", "10.0.0.1"], {}, "--users"),
         (["--host", "10.0.0.1"], {"BINARY_DELAY_WEB_USERS": "ann:secret"}, "line 1 of the users"),
+        (["--users", "-", *USER_HEADER], {}, "give one"),
+        (USER_HEADER, {"BINARY_DELAY_WEB_USERS": LINE}, "give one"),
+        (["--proxy", "10.0.0.2"], {}, "--proxy needs --user-header"),
         (["--tick", "0"], {}, "tick must be a whole number of milliseconds >= 1, got 0"),
         ([], {"BINARY_DELAY_NAMESPACE": "a.b"}, "namespace must be 1 to 32 letters"),
         (["--host", "host.invalid", *USER_HEADER], {}, "cannot listen on host.invalid, port 8025"),
@@ -553,6 +589,8 @@ def test_a_port_in_use_is_refused():
 def test_pages_with_invalid_settings_are_refused_when_they_are_made():
     with pytest.raises(SettingsError, match="got 0"):
         asgi_app(None, settings={"tick": 0})
+    with pytest.raises(SettingsError, match="got 'nodes'"):
+        asgi_app(None, source="nodes")
 
 
 def test_a_new_user_whose_line_would_be_a_comment_is_refused():

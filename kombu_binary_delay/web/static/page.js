@@ -6,7 +6,8 @@
   const SELECTED = 60000; // milliseconds for which text that somebody has selected stays
   const zone = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" })
     .formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
-  const isUtc = new Date().getTimezoneOffset() === 0;
+  // In January and in July, as some zones are UTC for a part of the year.
+  const isUtc = [0, 6].every((month) => new Date(new Date().getFullYear(), month).getTimezoneOffset() === 0);
   const two = (number) => String(number).padStart(2, "0");
   const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
   const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
@@ -81,14 +82,16 @@
     try {
       const signal = AbortSignal.timeout(htmx.config.timeout);
       const answer = await fetch(`${box.dataset.base}/forecast?${query}`, { signal });
-      if (answer.ok) found = await answer.json();
+      if (answer.ok && !answer.redirected) found = await answer.json();
     } catch { /* It is said below. */ }
     answered("chart", found);
     if (!found || isDragged) return;
     const bars = found.counts.length;
     const place = document.getElementById("chart");
     if (!bars) {
-      if (!chart) place.textContent = found.error ? "The tasks cannot be read." : "Reading the tasks…";
+      chart?.destroy();
+      chart = null;
+      place.textContent = found.error ? "The tasks cannot be read." : "Reading the tasks…";
       return;
     }
     const width = (found.end - found.start) / bars;
@@ -151,8 +154,13 @@
       if (isBusy(event.detail.elt)) event.preventDefault();
     });
     document.body.addEventListener("htmx:beforeSwap", (event) => {
-      const part = event.detail.elt;
+      const part = event.detail.elt, { xhr, pathInfo } = event.detail;
       if (isBusy(part)) event.detail.shouldSwap = false;
+      // A site that the pages are mounted in may lead to its login instead.
+      if (new URL(xhr.responseURL).pathname !== new URL(pathInfo.requestPath, location).pathname) {
+        event.detail.shouldSwap = false;
+        event.detail.isError = true;
+      }
       focused = part.contains(document.activeElement) ? document.activeElement.outerHTML : "";
     });
     document.body.addEventListener("htmx:afterSwap", (event) => {
