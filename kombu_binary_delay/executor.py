@@ -46,6 +46,11 @@ from .repeating import Warnings
 logger = get_logger(__name__)
 
 _warnings = Warnings(logger)
+#: What to say of a stream that was made with other settings, by its name.
+OTHER_AGE = (
+    "the stream {!r} keeps records for as long as it was made to, and not as the settings say: "
+    "kombu-binary-delay verify names both, and the remedy"
+)
 #: The types to ask an exchange for, the most common first.
 _TYPES = ("direct", "topic", "fanout", "headers")
 #: What RabbitMQ's error says, before it names the exchange, if that has another type.
@@ -192,7 +197,8 @@ class Executor:
 
     def _declare(self, command: Ensure) -> Answer:
         try:
-            self.declare(command.part, command.what, command.needs)
+            for name in self.declare(command.part, command.what, command.needs):
+                _warnings.warn(OTHER_AGE.format(name))
         except TopologyError as exc:
             if isinstance(exc.__cause__, NotFound) and is_deleted(exc.__cause__):
                 return Answer.MISSING
@@ -201,20 +207,24 @@ class Executor:
             raise
         return Answer.DONE
 
-    def declare(self, part: Part, what: str, needs: str = "") -> None:
+    def declare(self, part: Part, what: str, needs: str = "") -> tuple[str, ...]:
         """Declare a part; a stream that exists keeps the age that it was made with.
 
         :param what: as of :class:`~.commands.Ensure`, and ``needs``.
+        :returns: the names of the streams whose age is another one.
         :raises TopologyError: if the broker refuses.
         """
         try:
             with self.channel(what, needs) as channel:
                 declare(channel, part)
         except TopologyError as exc:
-            others = tuple(each for each in part.queues if not _has_another_age(each, exc))
-            if len(others) == len(part.queues):
+            kept = tuple(each for each in part.queues if _has_another_age(each, exc))
+            if not kept:
                 raise
-            self.declare(replace(part, queues=others), what, needs)
+            others = tuple(each for each in part.queues if each not in kept)
+            names = tuple(each.name for each in kept)
+            return names + self.declare(replace(part, queues=others), what, needs)
+        return ()
 
     def _unlock(self, command: Ensure) -> None:
         # The lock belongs to the connection, not to the channel, which an error closes.

@@ -81,8 +81,8 @@ class Settings:
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
         that is more than two days ahead, again from a day before that. In the form of
-        ``journal_max_age``. Streams that exist keep their age: before you raise it, see that
-        ``verify`` names no difference.
+        ``journal_max_age``. A stream that exists keeps its age: run ``verify`` with a new value,
+        and follow its remedy, before programs get it.
     :param jitter: the longest time, in milliseconds, by which delayed messages arrive later than
         they are due, on purpose: each by its own share, which its id decides, so that many that are
         due at one moment do not arrive at one moment. The header ``x-delay-jitter`` of a message

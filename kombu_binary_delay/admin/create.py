@@ -15,13 +15,18 @@ from .probe import Probe
 
 @dataclass(frozen=True)
 class Creation:
-    """The names of what was declared (or would be, in a dry run), and of what existed before."""
+    """The names of what was declared (or would be, in a dry run), and of what existed before.
+
+    :param other_age: those of streams that exist, and keep records for another time than the
+        settings say; a dry run does not know.
+    """
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
     existing: tuple[str, ...]
     bindings: int
     removed_bindings: int = 0
+    other_age: tuple[str, ...] = ()
 
 
 def create(
@@ -41,8 +46,7 @@ def create(
     with Probe(connection) as probe:
         exchanges = {each.name: probe.has_exchange(each.name) for each in part.exchanges}
         queues = {each.name: probe.has_queue(each.name) for each in part.queues}
-    if not dry_run:
-        declare(connection, topology, part, stale)
+    other_age = () if dry_run else declare(connection, topology, part, stale)
     existing = [name for name, exists in (*exchanges.items(), *queues.items()) if exists]
     return Creation(
         tuple(name for name, exists in exchanges.items() if not exists),
@@ -50,4 +54,5 @@ def create(
         tuple(dict.fromkeys(existing)),
         len(part.bindings),
         len(stale),
+        other_age,
     )

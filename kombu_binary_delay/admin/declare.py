@@ -17,18 +17,22 @@ from kombu_binary_delay.model.topology import Topology
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
 
 
-def declare(connection: Any, topology: Topology, part: Part, stale: Iterable[Binding] = ()) -> None:
+def declare(
+    connection: Any, topology: Topology, part: Part, stale: Iterable[Binding] = ()
+) -> tuple[str, ...]:
     """Declare a part, and then remove the bindings that it replaces.
 
     :param connection: a :class:`kombu.Connection`.
+    :returns: the names of streams that exist, and keep another age.
     :raises TopologyError: if the broker refuses.
     """
     executor = Executor(connection.connection, topology.namespace)
     what = "a part of the ladder"
     try:
-        executor.declare(part, what)
+        kept = executor.declare(part, what)
         with executor.channel(what) as channel:
             unbind(channel, stale)
+        return kept
     finally:
         executor.close()
 

@@ -375,10 +375,12 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
             if not declares:
                 causes = "what happens to delayed messages is not recorded"
                 yield Difference("warning", what, "missing", causes, MAKE)
-        elif declares:
+        else:
             given = arguments(snapshot.queues[queue.name])
             for name, found in _others(queue, given):
                 causes = "programs with this setting cannot declare it, and record nothing"
+                if not declares:
+                    causes = "it is not as programs with this setting expect it"
                 remedy = "delete the queue: the next program makes the stream that it should be"
                 if name == "x-max-age" and name in given:
                     causes = "events are kept for another time than this setting says"

@@ -142,6 +142,11 @@ class Memory:
         keyed = getattr(record, "keyed", False)
         max_age = min(_KEYS_MAX_AGE, self._max_age) if keyed else self._max_age
         until = max(written, due or 0) + max_age
+        if until <= now and isinstance(record, Cancel):
+            # Of what is known for longer, it stays cancelled as long.
+            known = self._keyed if record.keyed else self._amended
+            record = replace(record, names=tuple(each for each in record.names if each in known))
+            until = now + 1 if record.names else 0
         if until > now:
             self._note(record, self._rounded(until), now, rode=rode)
         if now - self._forgotten > _FORGET_EVERY or now < self._forgotten:

@@ -87,10 +87,10 @@ def cancel(
     short_help="Postpone tasks that wait.",
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
-    Each is delayed again when it is first due, for the time that is left then. So the new time
-    must be later than the first; an earlier one changes nothing. The first must be within 31 days
-    from now, or as the setting amendments_max_age says: a pattern finds out, an id does not. A
-    cancelled task stays cancelled. For the rest, see 'cancel --help'.
+    Each is delayed again when it is first due, for the time that is left then. So
+    none runs before it is first due; an earlier time only takes a later one back. The first must be
+    within 31 days from now, or as the setting amendments_max_age says: a pattern finds out, an id
+    does not. A cancelled task stays cancelled. For the rest, see 'cancel --help'.
 
     \b
       kombu-binary-delay reschedule 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1 \\

@@ -28,6 +28,7 @@ from kombu_binary_delay.admin import (
     WaitingTask,
 )
 from kombu_binary_delay.admin.amend import CANCEL
+from kombu_binary_delay.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
 from .status_screen import status
@@ -280,6 +281,7 @@ def creation(value: Creation, *, dry: bool = False) -> RenderableType:
         Text(f"{_count(value.bindings, 'binding')} {_done(dry, 'declared')}{stale}"),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
+        *(hanging("!", OTHER_AGE.format(each), "yellow") for each in value.other_age),
     )
 
 

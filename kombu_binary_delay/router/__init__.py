@@ -312,18 +312,6 @@ class Router(DeliverySide):
         asks = self._declares and not planned and ("target", exchange) not in self.existing
         return bool(exchange) and not asks
 
-    def _leads_to(self, exchange: str, kinds: tuple[str, ...]) -> str | None:
-        """Return an exchange of some types that this connection has bound behind an exchange."""
-        ahead, seen = [exchange], set[str]()
-        while ahead:
-            source = ahead.pop()
-            if self._types.get(source) in kinds:
-                return source
-            seen.add(source)
-            behind = (each.destination for each in self._bound.behind(source))
-            ahead += [each for each in behind if each not in seen]
-        return None
-
     def prepare(self, needs: Iterable[tuple[Any, ...]], now: int) -> Steps:
         """Declare what a plan needs.
 
@@ -442,7 +430,8 @@ class Router(DeliverySide):
         if by is None:
             # Of what has been dead-lettered before, the key may be the address still.
             written = self._written(None, key, headers)[1]
-            return written and Destination(exchange, written.routing_key)
+            found, _ = published_as(headers) or (written, {})
+            return written and Destination(exchange, (found or written).routing_key)
         if not by.mirrors:
             return None
         found, _ = published_as(headers) or (None, {})

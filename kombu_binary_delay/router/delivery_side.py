@@ -198,6 +198,8 @@ class DeliverySide(LadderSide):
         try:
             yield from self._repeat(bound)
             self._unreached.discard(bound)
+            if not bound.to_queue:
+                yield from self._warn_of_headers(bound)
         except OutOfReachError as exc:
             self._unreached.add(bound)
             yield from self._warn_once(
@@ -205,6 +207,32 @@ class DeliverySide(LadderSide):
                 f"delayed messages by the exchange {bound.exchange!r} do not reach "
                 f"{bound.destination!r} until it can be bound: {exc}",
             )
+
+    def _warn_of_headers(self, bound: Bound) -> Steps:
+        """Warn if a binding makes a headers exchange lead to one that reads routing keys."""
+        for exchange in (bound.exchange, bound.destination):
+            if self._types.get(exchange) != "headers":
+                continue
+            reader = self._leads_to(exchange, ("direct", "topic"))
+            if reader is not None:
+                yield from self._warn_once(
+                    exchange,
+                    f"what is delayed by the headers exchange {exchange!r}, or by one that leads "
+                    f"to it, does not reach what is bound to {reader!r}, which reads routing keys: "
+                    f"the key of a delayed message is an address; bind queues to {exchange!r}",
+                )
+
+    def _leads_to(self, exchange: str, kinds: tuple[str, ...]) -> str | None:
+        """Return an exchange of some types that this connection has bound behind an exchange."""
+        ahead, seen = [exchange], set[str]()
+        while ahead:
+            source = ahead.pop()
+            if self._types.get(source) in kinds:
+                return source
+            seen.add(source)
+            behind = (each.destination for each in self._bound.behind(source))
+            ahead += [each for each in behind if each not in seen]
+        return None
 
     def _repeat(self, bound: Bound) -> Steps:
         for each in (bound.exchange, *(() if bound.to_queue else (bound.destination,))):

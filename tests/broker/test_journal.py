@@ -831,6 +831,7 @@ def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, str
             wait_until(lambda: channel.queue_declare("kbd.v2.journal", passive=True).message_count)
     assert len(of_stream(vhost, "kbd.v2.journal", 2)) == 2
     assert "the journal ends" not in caplog.text
+    assert "the stream 'kbd.v2.journal' keeps records for as long as it was made to" in caplog.text
 
 
 def test_each_app_of_a_process_has_a_writer_of_executed_events(app):

@@ -246,6 +246,19 @@ def test_what_replaces_a_cancelled_task_runs():
     assert not memory.revives(replaces, NOW)
 
 
+@pytest.mark.parametrize("rode", [False, True])
+def test_who_reads_a_cancellation_late_knows_it_as_long_as_what_it_cancelled(rode):
+    """The replacement is due in 60 days, and its cancellation was written half a minute later."""
+    new = replacing("a", 1, NOW, NOW + 60 * DAY)
+    late = NOW + 40 * DAY
+    memory = read(new, Cancel(("a", "b"), NOW + 30_000), now=late)
+    if rode:
+        memory.learn(Cancel(("a",), NOW + 30_000, NOW + 60 * DAY), NOW + 59 * DAY, rode=True)
+    replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})
+    assert reason(memory, replaces, NOW + 60 * DAY) == CANCELLED
+    assert reason(memory, message("b"), late) is None
+
+
 def test_a_cancellation_from_the_ladder_spares_what_has_replaced_the_task_since():
     new = replacing("a", 1, NOW, NOW + 5)
     replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})

@@ -19,6 +19,7 @@ from kombu_binary_delay.commands import (
     Warn,
 )
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
 from kombu_binary_delay.router.knowledge import SETTLE
@@ -718,7 +719,7 @@ def test_what_reads_keys_anywhere_behind_a_headers_exchange_is_named(broker, cha
     connection.publish("k", "alone")
 
 
-def test_a_headers_exchange_beside_the_way_of_a_message_refuses_nothing(broker):
+def test_a_headers_exchange_beside_the_way_of_a_message_is_warned_of_and_refuses_nothing(broker):
     connection = Connection(broker)
     connection.queue("q")
     for name, kind in (("x", "topic"), ("h", "headers"), ("d", "direct")):
@@ -727,6 +728,7 @@ def test_a_headers_exchange_beside_the_way_of_a_message_refuses_nothing(broker):
     connection.bind_exchange("h", "x", "audit.#")
     connection.bind_exchange("d", "h", "")
     assert connection.reached("mine", "x") == ["q"]
+    assert ["does not reach what is bound to 'd'" in each for each in broker.warnings] == [True]
 
 
 @pytest.mark.parametrize("settings", [{}, {"declare": "never"}], ids=str)
@@ -757,6 +759,31 @@ def test_a_queue_that_dead_letters_what_it_rejects_is_warned_of(broker, queue_ty
     Connection(broker, queue_type=queue_type).queue("q", x_overflow="reject-publish-dlx")
     [warning] = broker.warnings
     assert words in warning
+
+
+def test_the_deaths_of_what_was_put_off_have_the_key_of_the_publish(broker):
+    """Given: it was delayed again, to its queue, and then passed two of the user's dead letters."""
+    connection = Connection(broker)
+    connection.queue("q")
+    _, plan = connection.publish("q")
+    headers = plan.properties["application_headers"]
+    packed = {**headers[HEADER], "as": ["orders", "new"]}
+    mine = {
+        "queue": "q",
+        "exchange": connection.topology.delivery,
+        "routing-keys": [plan.routing_key],
+    }
+    waited = {**mine, "queue": "retry", "exchange": "dlx"}
+    headers = {**headers, HEADER: packed, "x-death": [waited, mine]}
+    properties = {**plan.properties, "application_headers": headers}
+
+    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+
+    assert found is not None
+    assert found.properties["application_headers"]["x-death"] == [
+        {**waited, "routing-keys": ["new"]},
+        {**mine, "exchange": "orders", "routing-keys": ["new"]},
+    ]
 
 
 def test_the_deaths_behind_the_ladder_have_the_names_of_the_publish(broker):

@@ -317,13 +317,14 @@ def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(
     assert forgets in about[severity].causes
 
 
-def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named():
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(declares):
     other = stream_part(
         Settings(journal="stream", journal_max_age="30D"),
         {"product": "RabbitMQ", "version": "4.3.6"},
     )
     api = Api(TOPOLOGY, [], more=AMENDMENTS + JOURNAL)
-    found = verify(api, TOPOLOGY, journal=other).differences
+    found = verify(api, TOPOLOGY, journal=other, declares=declares).differences
     [age] = [each for each in found if each.what == "queue kbd.v2.journal"]
     assert (age.severity, "'7D'" in age.found, "30D" in age.found) == ("warning", True, True)
 
