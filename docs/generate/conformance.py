@@ -1,10 +1,12 @@
 """Purpose: tables of the results of recorded runs of the conformance suite.
 
 `pytest tests/conformance --record-conformance` records a run in ``docs/reference/conformance/``.
+Runs with the same results share a file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -25,9 +27,25 @@ Rows = list[list[str]]
 
 
 def load(folder: Path = FOLDER) -> list[Run]:
-    """Return every recorded run, oldest RabbitMQ and Celery first."""
-    runs = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return sorted(runs, key=lambda run: [_numbers(run[each]) for each in _IDENTITY])
+    """Return every recorded run with its results, oldest RabbitMQ and Celery first."""
+    files = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    runs = [{**run, "results": file["results"]} for file in files for run in file["runs"]]
+    return sorted(runs, key=_identity)
+
+
+def keep(run: Run, folder: Path = FOLDER) -> None:
+    """Record a run with its results, in place of an earlier one of the same versions."""
+    others = [each for each in load(folder) if _identity(each) != _identity(run)]
+    files: dict[str, Run] = {}
+    for each in sorted([*others, run], key=_identity):
+        results = json.dumps(each["results"]).encode()
+        name = f"{hashlib.sha256(results).hexdigest()[:8]}.json"
+        file = files.setdefault(name, {"runs": [], "results": each["results"]})
+        file["runs"].append({of: value for of, value in each.items() if of != "results"})
+    for path in folder.glob("*.json"):
+        path.unlink()
+    for name, file in files.items():
+        (folder / name).write_text(json.dumps(file, indent=1, ensure_ascii=False) + "\n")
 
 
 def tried(what: str) -> list[str]:
@@ -132,7 +150,8 @@ def _name(run: Run) -> str:
     return f"RabbitMQ {run['rabbitmq']}, Celery {run['celery']}, Python {run['python']}"
 
 
-_IDENTITY = ("rabbitmq", "celery", "python")
+def _identity(run: Run) -> list[list[int]]:
+    return [_numbers(run[each]) for each in ("rabbitmq", "celery", "python")]
 
 
 def _numbers(version: str) -> list[int]:

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from docs.generate.conformance import WALK
 from kombu_binary_delay import Settings
 from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.conformance.real import RealProgram
-from tests.conformance.record import BROKER, PROPERTY, WALK
+from tests.conformance.record import BROKER, PROPERTY
 from tests.conformance.simulated import SimulatedProgram
 from tests.conformance.table import LADDERS
 

@@ -1,18 +1,17 @@
-"""What a run of the suite found, kept in a file of its own for the table in the documentation.
+"""What a run of the suite found, kept for the table in the documentation.
 
-One file per RabbitMQ, Celery and Python. It is written only by a run of every case that could run.
+It is written only by a run of every case that could run.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import defaultdict
 from importlib.metadata import version
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from docs.generate.conformance import FAILED, FOLDER, HELD, NOT_APPLICABLE, WALK, keep
 from kombu_binary_delay.model.topology import QUEUE_TYPES
 from tests.conformance.cases import CASES
 from tests.conformance.table import LADDERS, Case
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "conformance"
-HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
-WALK, BROKER = "walk", "broker"
+BROKER = "broker"
 #: What a test of the suite reports of itself, see pytest's `record_property`.
 PROPERTY = "conformance"
 
@@ -65,18 +62,10 @@ class Recorder:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if all(each.name in self._found[column] for column, each in expected()):
-            path = self._write()
-            terminalreporter.line(f"conformance: recorded in {path}", green=True)
+            keep(self._run())
+            terminalreporter.line(f"conformance: recorded in {FOLDER}", green=True)
         else:
             terminalreporter.line("conformance: NOT recorded, since not every case ran", red=True)
-
-    def _write(self) -> Path:
-        run = self._run()
-        name = "rabbitmq-{rabbitmq}-celery-{celery}-python-{python}.json".format(**run)
-        FOLDER.mkdir(exist_ok=True)
-        path = FOLDER / name
-        path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
-        return path
 
     def _run(self) -> dict[str, Any]:
         return {

@@ -9,14 +9,14 @@ import pytest
 
 from docs.generate import conformance
 from tests.conformance.cases import CASES
-from tests.conformance.record import FOLDER, expected
+from tests.conformance.record import expected
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return conformance.load(FOLDER)
+    return conformance.load()
 
 
 def outcomes(runs, *wanted):
@@ -34,6 +34,17 @@ def test_every_case_that_the_suite_runs_has_held_in_a_recorded_run_and_no_other_
 
     assert outcomes(runs, "held") == cases, "record a run, see CONTRIBUTING.md"
     assert outcomes(runs, "held", "failed", "does not apply") == cases
+
+
+def test_a_run_is_kept_in_place_of_the_last_of_its_versions_with_others_that_found_the_same(
+    runs, tmp_path
+):
+    first, *_, last = runs
+    for run in (first, last, {**first, "results": last["results"]}):
+        conformance.keep(run, tmp_path)
+
+    assert conformance.load(tmp_path) == [{**first, "results": last["results"]}, last]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_no_two_cases_have_one_name():
