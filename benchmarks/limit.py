@@ -20,8 +20,8 @@ from benchmarks.variants import OnLadder
 from dev.broker import Broker
 from kombu_binary_delay import Topology
 
-#: Seconds of messages, and after how many the node is asked.
-OVER, AFTER = 20, 10
+#: Seconds of rest, then of messages, and after how many of both the node is asked.
+IDLE, OVER, AFTER = 2, 20, 12
 ASKED = """
     Ask = self(),
     spawn(fun() -> Ask ! {usage, recon:scheduler_usage(4000)} end),
@@ -41,7 +41,7 @@ ASKED = """
 def main(rate: float) -> None:
     with Broker(os.environ.get("RABBITMQ_ROOT")) as broker, ThreadPoolExecutor() as pool:
         delays = seconds(round(rate * OVER), 1, 8)
-        run = pool.submit(journey, [broker], OnLadder("ours", Topology()), delays, rate)
+        run = pool.submit(journey, [broker], OnLadder("ours", Topology()), delays, rate, IDLE)
         sleep(AFTER)
         print(f"RabbitMQ {broker.version} at {rate:.0f} a second")
         print(broker.ctl("eval", ASKED))
