@@ -33,19 +33,15 @@ class FrameBuffer:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._declaring = False
+        #: Whether a declaration waits for an answer.
+        self.declaring = False
         self._dispatching = False
         self._frames: deque[Callable[[], object]] = deque()
-
-    @property
-    def declaring(self) -> bool:
-        """Whether a declaration waits for an answer."""
-        return self._declaring
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Buffer frames for other channels until the outermost of these blocks ends."""
-        outermost, self._declaring = not self._declaring, True
+        outermost, self.declaring = not self.declaring, True
         is_interrupted = False
         try:
             yield
@@ -54,7 +50,7 @@ class FrameBuffer:
             raise
         finally:
             if outermost:
-                self._declaring = False
+                self.declaring = False
             if outermost and not is_interrupted:
                 # Otherwise the program ends: what it reads next comes first.
                 try:
@@ -65,7 +61,7 @@ class FrameBuffer:
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a program's function now or, during a declaration, when the declaration ends."""
-        if self._declaring:
+        if self.declaring:
             self._frames.append(function)
             self._read_these_first()
         else:
@@ -73,10 +69,10 @@ class FrameBuffer:
 
     def take(self, dispatch: Callable[..., object], channel_id: int, *args: Any) -> None:
         """Dispatch a frame now or, during a declaration, when the declaration ends."""
-        if self._declaring and self._is_for_the_user(channel_id):
+        if self.declaring and self._is_for_the_user(channel_id):
             self._frames.append(partial(dispatch, channel_id, *args))
             self._read_these_first()
-        elif self._declaring or self._dispatching:
+        elif self.declaring or self._dispatching:
             dispatch(channel_id, *args)
         elif self._frames:
             # An exception has left them.
@@ -97,7 +93,7 @@ class FrameBuffer:
 
         :returns: whether there were any.
         """
-        if not self._frames or self._declaring or self._dispatching:
+        if not self._frames or self.declaring or self._dispatching:
             return False
         try:
             self._dispatch_all()
@@ -119,7 +115,7 @@ class FrameBuffer:
 
     def dispatch_next(self) -> bool:
         """Dispatch the first buffered frame; return whether there was one."""
-        if self._declaring or not self._frames:
+        if self.declaring or not self._frames:
             return False
         dispatch = self._frames.popleft()
         if not self._frames:

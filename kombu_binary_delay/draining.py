@@ -67,6 +67,3 @@ def raise_if_aborted(connection: Any, timeout: TimeoutError) -> None:
             "socket.TCP_USER_TIMEOUT, 1000 ms by default, in the transport option "
             "`socket_settings`"
         ) from timeout
-
-
-__all__ = ["PATIENT", "drain", "raise_if_aborted", "within"]

@@ -110,7 +110,7 @@ class Mover:
         self._file = file
         self._written: list[tuple[int, str]] = []
         self._acks: Acks | None = None
-        self._requeue: Requeue = _never
+        self._requeue: Requeue
         self._max_deliveries = MOST_RETURNS
         self._kept = 0
         #: Whether a message that must stay has come back as often as it may.
@@ -405,10 +405,6 @@ def _takes_user(connection: Any, user: str) -> bool:
     # py-amqp has opened it again after a refusal.
     channel.close()
     return takes
-
-
-def _never(message: Any, count: str) -> None:
-    del message, count
 
 
 class _Consumer:

@@ -242,6 +242,3 @@ def _seconds(value: object) -> int:
         except ValueError:
             pass
     raise DelayError(f"{value!r} is not a valid delay in seconds")
-
-
-__all__ = ["AddressError", "Reading", "Source", "read", "remaining", "sources"]

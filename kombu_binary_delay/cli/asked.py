@@ -43,11 +43,6 @@ class Asked:
         target = Target.of(app, self.broker, self.management, self.given)
         return replace(target, option=self.broker_option) if self.broker else target
 
-    @property
-    def url(self) -> str:
-        """The broker's URL."""
-        return self.target().url
-
 
 def place_options(*, after: bool) -> list[click.Option]:
     """Return the options ``--app``, ``--broker`` and ``--management``, and one for each setting.

@@ -19,6 +19,7 @@ from typing import Any, cast
 import click
 
 from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
+from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.amendments.channel import UnansweredError
 from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
@@ -26,7 +27,6 @@ from kombu_binary_delay.model.ladder import MAX_KEY
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
-from .words import plain
 
 OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 #: A shell's exit code for a program that SIGPIPE ends.

@@ -28,11 +28,12 @@ from kombu_binary_delay.admin import (
     WaitingTask,
 )
 from kombu_binary_delay.admin.amend import CANCEL
+from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
 from .status_screen import status
-from .words import ahead, exact, moment, place, plain
+from .words import ahead, exact, moment, place
 
 __all__ = ["console", "cropped", "status", "watch"]
 

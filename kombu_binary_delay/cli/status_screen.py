@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kombu_binary_delay.admin import LadderStatus, Status, Waiting
+from kombu_binary_delay.admin.text import plain
 
 from .console import console, cropped, hanging
-from .words import moment, plain, short
+from .words import moment, short
 
 _HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -6,6 +6,7 @@ import time
 from datetime import datetime, timezone
 
 from kombu_binary_delay.admin.reading import UNREADABLE
+from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.model.address import Destination
 
 
@@ -43,14 +44,6 @@ def place(destination: Destination) -> str:
     if not destination.exchange:
         return plain(f"the queue {destination.routing_key}")
     return plain(f"the exchange {destination.exchange} with the key {destination.routing_key!r}")
-
-
-def plain(text: str) -> str:
-    """Return an untrusted text without control sequences that a terminal would obey."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
-        for each in text
-    )
 
 
 def moment(milliseconds: float, *, zone: bool = True) -> str:

@@ -104,6 +104,3 @@ def _yaml(rule: _Rule) -> Iterator[str]:
     yield "        annotations:\n"
     for name in ("summary", "description"):
         yield f"          {name}: {json.dumps(getattr(rule, name))}\n"
-
-
-__all__ = ["alerts"]

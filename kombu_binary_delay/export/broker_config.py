@@ -133,6 +133,3 @@ def _head(file: str, settings: list[Setting], version: str, mark: str) -> str:
 
 def _comment(text: str, mark: str) -> str:
     return "".join(f"{mark} {line}\n" for line in textwrap.wrap(text, 90))
-
-
-__all__ = ["ADVANCED", "CONF", "NEWEST", "PREFETCH", "SETTINGS", "Setting", "broker_config"]

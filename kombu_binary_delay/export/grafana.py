@@ -356,6 +356,3 @@ def _levels(topology: Topology) -> list[_Json]:
             }
         )
     return found
-
-
-__all__ = ["grafana"]

@@ -550,6 +550,3 @@ def _passed(column: str, patience: float) -> Column:
     """Return whether the journal continues for longer than ``patience`` seconds after this time."""
     gone = F.unix_micros("journal_to") - F.unix_micros(F.col(column))
     return gone > round(patience * 1_000_000)
-
-
-__all__ = ["SHARES", "Thresholds", "audit", "lateness", "span", "summarize"]

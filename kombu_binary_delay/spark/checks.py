@@ -38,13 +38,13 @@ def read_number(name: str, text: str) -> float:
     return float(number)
 
 
-def check_number(name: str, value: float, *, above: float = 0.0, most: float = MOST) -> None:
-    """Check that a number is finite, greater than ``above`` and at most ``most``.
+def check_number(name: str, value: float, *, most: float = MOST) -> None:
+    """Check that a number is finite, greater than 0 and at most ``most``.
 
     :raises ValueError: names the parameter, its value and the bounds.
     """
-    if not _is_number(value) or not above < value <= most:
-        raise ValueError(f"{name} must be above {above:g}, and at most {most:g}, got {value!r}")
+    if not _is_number(value) or not 0 < value <= most:
+        raise ValueError(f"{name} must be above 0, and at most {most:g}, got {value!r}")
 
 
 def check_not_negative(name: str, value: float, *, most: float = MOST) -> None:

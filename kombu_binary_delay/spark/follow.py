@@ -355,6 +355,3 @@ def _corrected(found: DataFrame, before: DataFrame | None) -> DataFrame:
     is_there = F.col("was").isNotNull()
     new = known.where(~is_there | ~row.eqNullSafe(F.col("was")))
     return new.select(*_ROW, is_there.alias("corrected"))
-
-
-__all__ = ["Step", "audit_due", "is_followed", "read_verdicts"]

@@ -203,8 +203,8 @@ def summarize(plan: DataFrame, *, every: int = 60) -> DataFrame:
     """
     scope = F.col("scope")
 
-    def total(name: str, column: str = "entered") -> Column:
-        return F.coalesce(F.sum(F.when(scope == name, F.col(column))), F.lit(0))
+    def total(name: str) -> Column:
+        return F.coalesce(F.sum(F.when(scope == name, F.col("entered"))), F.lit(0))
 
     def peak(name: str, column: str) -> Column:
         return F.coalesce(F.max(F.when(scope == name, F.col(column))), F.lit(0))

@@ -22,13 +22,8 @@ RECEIPTS = (
 OPTIONAL = ("task_id", "task", "queue", "due", "published_at", "hops", "detail")
 #: The possible statuses of a receipt. Only the first means that the broker has the message, and
 #: only the second that it has the amendment.
-PUBLISHED, RECORDED, RETURNED, NACKED, REFUSED = STATUSES = (
-    "published",
-    "recorded",
-    "returned",
-    "nacked",
-    "refused",
-)
+PUBLISHED, RECORDED, RETURNED = "published", "recorded", "returned"
+NACKED, REFUSED = "nacked", "refused"
 #: Headers with values of the receipt: if they differ, the message is not the receipt's.
 RESERVED_HEADERS = ("id", "task", "eta", "retries", "x-delay")
 #: The longest name of a queue or an exchange, and the longest routing key, in bytes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.admin.text import plain
 
 from .index import exactly
 
-_LEVEL = re.compile(r"\.level-([0-9]+)")
 _STATES = {
     "waiting": "waits",
     "due": "is due; nothing says what became of it",
@@ -27,14 +26,6 @@ _STATES = {
     "unknown": "is not known",
 }
 _WIDEST = 100.0  # of a bar, in the units of its drawing
-
-
-def visible(text: Any) -> str:
-    """Return an untrusted text with invisible and direction characters escaped."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
-        for each in str(text)
-    )
 
 
 def moment(milliseconds: float | None) -> Markup | str:
@@ -103,8 +94,8 @@ def rungs(ladder: admin.LadderStatus) -> list[Rung]:
     """Return the queues of a ladder grouped by level, the longest waits first."""
     levels: dict[str, list[admin.Waiting]] = {}
     for queue in ladder.queues:
-        found = _LEVEL.search(queue.queue)
-        levels.setdefault(f"level {int(found[1])}" if found else "others", []).append(queue)
+        name = "others" if queue.level is None else f"level {queue.level}"
+        levels.setdefault(name, []).append(queue)
     fullest = max((sum(one.messages for one in each) for each in levels.values()), default=0)
     drawn = []
     for name, queues in levels.items():
@@ -130,9 +121,9 @@ def environment() -> Environment:
         "moment": moment,
         "short": short,
         "ahead": ahead,
-        "call": lambda task: visible(call(task)),
+        "call": lambda task: plain(call(task)),
         "state": state,
-        "visible": visible,
+        "visible": plain,
         "exactly": exactly,
         "count": lambda number: f"{number:,}",
         "rungs": rungs,
@@ -142,5 +133,5 @@ def environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Return a value with :func:`visible` applied, in case the template does not."""
+    """Return a value with :func:`plain` applied, in case the template does not."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else escape(value)

@@ -143,7 +143,10 @@ class Watch:
             counts = admin.ready(connection, names)
             queues = [
                 # The waits below a level sum up to less than the level's own wait.
-                admin.Waiting(each.name, each.wait, 2 * each.wait, counts[each.name], 0)
+                admin.Waiting(
+                    *(each.name, each.wait, 2 * each.wait, counts[each.name], 0),
+                    level=each.level,
+                )
                 for each in sources(lane, counts)
             ]
             queues.sort(key=lambda each: (each.wait, each.queue))

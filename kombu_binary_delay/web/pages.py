@@ -26,6 +26,7 @@ from starlette.routing import Route
 from kombu_binary_delay import admin
 from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
 from kombu_binary_delay.admin.status import parked_by_side
+from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.admin.when import moment_of
 from kombu_binary_delay.model.address import Destination
 
@@ -33,7 +34,7 @@ from .drawing import environment
 from .guard import FIELD, Tokens, user_of, who
 from .index import Filter, Index
 from .looks import Broker, Now, Open, Watch, read_index, read_story
-from .plans import Plan, Plans, to_log
+from .plans import Plan, Plans
 from .reader import FAILURES, Look, Reader
 
 logger = get_logger(__name__)
@@ -383,19 +384,19 @@ class Pages:
 
         It logs warnings, because a site that mounts the pages may not keep lower levels.
         """
-        by, said = to_log(who(request)), to_log(plan.said)
+        by, said = plain(who(request)), plain(plan.said)
         what = f"{plan.action} {plan.count:,} ({said})"
         logger.warning("%s: %s", by, what)
         ids = list(plan.chosen.dues) if plan.chosen else []
         for start in range(0, len(ids), _TO_A_LINE):
-            listed = " ".join(map(to_log, ids[start : start + _TO_A_LINE]))
+            listed = " ".join(map(plain, ids[start : start + _TO_A_LINE]))
             logger.warning("%s: %s of %s", by, plan.action, listed)
         began = time.monotonic()
         try:
             plan.result = self._done(plan)
         except FAILURES as exc:
             plan.error = str(exc) or type(exc).__name__
-            logger.error("%s: %s failed: %s", by, what, to_log(plan.error))  # noqa: TRY400 - its words say it
+            logger.error("%s: %s failed: %s", by, what, plain(plan.error))  # noqa: TRY400 - its words say it
             return
         except Exception:
             # Else its page would show it as one that has not ended.

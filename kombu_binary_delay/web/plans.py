@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from kombu_binary_delay import admin
 
@@ -93,11 +92,3 @@ class Plans:
                 return False
             plan.began = time.time()
             return True
-
-
-def to_log(value: Any) -> str:
-    """Return an untrusted text that stays on one line of the log."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
-        for each in str(value)
-    )

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from kombu_binary_delay import Topology
 from kombu_binary_delay.admin import Event, OperationError, Parked, Story, WaitingTask
+from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.web import asgi_app
@@ -27,7 +28,7 @@ from kombu_binary_delay.web import plans as web_plans
 from kombu_binary_delay.web.application import application
 from kombu_binary_delay.web.index import Filter, Index
 from kombu_binary_delay.web.looks import read_story
-from kombu_binary_delay.web.plans import Plan, Plans, to_log
+from kombu_binary_delay.web.plans import Plan, Plans
 from kombu_binary_delay.web.reader import Reader
 from tests.waits import PATIENCE, wait_until
 
@@ -259,7 +260,7 @@ def test_names_from_elsewhere_are_seen_as_they_are():
     page = drawing.environment().from_string("{{ name | visible }}")
 
     assert page.render(name="<b>\u202e\n") == "&lt;b&gt;\\u202e\\n"
-    assert to_log("one\nline\x1b[2J") == "one\\nline\\x1b[2J"
+    assert plain("one\nline\x1b[2J") == "one\\nline\\x1b[2J"
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,10 @@ def list_queues(vhost: str, prefixes: Iterable[str]) -> str:
     return f"VHost = {_binary(vhost)}, Prefixes = [{listed}], {_LIST.strip()}"
 
 
-def read_queues(vhost: str, names: Iterable[str], page: int = PAGE) -> str:
+def read_queues(vhost: str, names: Iterable[str]) -> str:
     """Write the expression that reads queues, in the order in which they are given."""
     listed = ", ".join(_numbered(number, name) for number, name in enumerate(names))
-    return f"VHost = {_binary(vhost)}, Size = {page}, Names = [{listed}], {_READ.strip()}"
+    return f"VHost = {_binary(vhost)}, Size = {PAGE}, Names = [{listed}], {_READ.strip()}"
 
 
 def batches(names: Iterable[str]) -> Iterator[list[str]]:

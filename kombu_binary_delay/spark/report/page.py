@@ -54,14 +54,10 @@ _COUNTED = {
 _MANY = 0.01
 
 
-def page(figures: dict[str, Any], *, title: str | None = None) -> str:
-    """Write the report.
-
-    :param title: by default, the names of the jobs.
-    """
-    if title is None:
-        jobs = ", ".join(figures["jobs"])
-        title = f"Delayed tasks of {jobs}" if jobs else "Delayed tasks: what really happened"
+def page(figures: dict[str, Any]) -> str:
+    """Write the report."""
+    jobs = ", ".join(figures["jobs"])
+    title = f"Delayed tasks of {jobs}" if jobs else "Delayed tasks: what really happened"
     parts = [
         _head(figures, title),
         _tiles(figures),

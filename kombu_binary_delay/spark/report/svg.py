@@ -80,13 +80,12 @@ def lines(
     x_label: Label,
     *,
     log: bool = False,
-    floor: float = 0.0,
     steps: bool = False,
 ) -> str:
     """Draw lines over a common time, each with its name and colour."""
     values = [value for _, points in series for _, value in points]
     y = Axis(
-        min(values, default=1) if log else min(floor, *values, 0.0),
+        min(values, default=1) if log else min(*values, 0.0),
         max(values, default=1),
         HEIGHT - BOTTOM,
         TOP,
