@@ -235,7 +235,7 @@ class PublishBatch:
         options = ((mandatory, immediate), timeout, confirm_timeout)
         pending = _Pending(message, exchange or "", routing_key or "", options, tag)
         with self._lock:
-            self._check()
+            self.check()
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
             headers = asked and asked(message)
@@ -260,7 +260,7 @@ class PublishBatch:
             there is no ``on_outcome``; or if the connection or the channel has closed.
         """
         with self._lock:
-            self._check()
+            self.check()
             # Messages that a callback publishes meanwhile are flushed, too.
             while self._buffer or self._sent:
                 self._send_all()
@@ -268,6 +268,19 @@ class PublishBatch:
             self._note()
             self._report()
             self._complain()
+
+    def check(self) -> None:
+        """Check that the batch takes messages.
+
+        :raises UnconfirmedError: after an error that has ended it.
+        :raises RuntimeError: after it was closed or discarded.
+        """
+        if self._over:
+            raise RuntimeError(f"the publish batch is {self._over}; make a new one")
+        if self._failed is not None:
+            raise UnconfirmedError(
+                "the publish batch cannot be used after a failure; make a new one"
+            ) from self._failed
 
     def discard(self) -> None:
         """Drop what is buffered. Messages that were sent stay sent."""
@@ -583,14 +596,6 @@ class PublishBatch:
         if self._is_lost():
             refusal = self._confirm_channel and self._confirm_channel.refusal
             self._fail(refusal or RecoverableConnectionError("it was closed"))
-
-    def _check(self) -> None:
-        if self._over:
-            raise RuntimeError(f"the publish batch is {self._over}; make a new one")
-        if self._failed is not None:
-            raise UnconfirmedError(
-                "the publish batch cannot be used after a failure; make a new one"
-            ) from self._failed
 
     def _fail(self, cause: BaseException) -> None:
         """End the batch, and raise an error that names all unconfirmed messages."""

@@ -37,6 +37,7 @@ from kombu_binary_delay.batching.batch import (
     Outcome,
     PublishBatch,
 )
+from kombu_binary_delay.compat.urls import check_url
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import (
     AmendmentError,
@@ -116,8 +117,13 @@ class Target:
         return _application(self.app)
 
     def connection(self) -> kombu.Connection:
-        """Return a connection like the one that the application opens to publish."""
+        """Return a connection like the one that the application opens to publish.
+
+        :raises ValueError: if the broker's URL cannot be read.
+        """
         app = self.application()
+        urls = self.broker or app.conf.broker_write_url or ""
+        check_url(urls if isinstance(urls, str) else ";".join(urls))
         return app.connection_for_write(
             self.broker,
             transport=app.conf.broker_transport or _TRANSPORT,
@@ -192,8 +198,6 @@ class _Producer(kombu.Producer):
     batch: PublishBatch
     #: The row whose message comes next; None after it.
     current: Sent | None = None
-    #: The error by which the batch failed while it took an event, which Celery ignores.
-    failed: BaseException | None = None
     #: The messages that it is given to publish; None if they are not needed.
     seen: list[Any] | None = None
     patience: float
@@ -241,11 +245,7 @@ class _Producer(kombu.Producer):
         sent, self.current = self.current, None
         if sent is None:
             # Celery's task-sent event. Often no queue receives it.
-            try:
-                self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
-            except _lost() as exc:
-                self.failed = exc
-                raise
+            self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
             return
         sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
         # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
@@ -383,8 +383,8 @@ class Sender:
                 delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
                 sent.hops = hops(self._ladder.digits(delay))
                 sent.reason = self._compiler.publish(producer, call)
-                if producer.failed is not None:
-                    raise producer.failed
+                # Celery ignores an error that ends the batch while it takes an event.
+                producer.batch.check()
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:

@@ -198,7 +198,7 @@ def check_nulls(session: SparkSession, place: str | Place, columns: Iterable[str
     if strict:
         raise ValueError(
             f"the table {place.where} takes no null in {', '.join(strict)}, where some rows have "
-            f"none: let them be null, or take another table"
+            f"one: let them be null, or take another table"
         )
 
 
@@ -329,28 +329,43 @@ def stage(df: DataFrame, place: str | Place, job: UUID) -> tuple[DataFrame, Call
             session.sql(f"DROP TABLE IF EXISTS {kept}")
 
         drop()
-        append(df, Place(_TABLE, kept))
+        seen = Observation()
+        once = reads_once(session, place)
+        append(_counted(df, seen) if once else df, Place(_TABLE, kept))
+        if once:
+            _check_seen(session.table(kept), seen, kept)
         return session.table(kept), drop
     # Of this job alone: jobs may share a table of receipts.
     of_job = f"{place.beside('staged').where}/{job}"
     path = f"{of_job}/{uuid4()}"
     seen = Observation()
-    counted = df.observe(seen, F.count("*").alias("rows"))
-    counted.write.mode("overwrite").parquet(path)
+    _counted(df, seen).write.mode("overwrite").parquet(path)
     stored = session.read.schema(df.schema).parquet(path)
-    # Over Spark Connect, a server that is busy ends the command without what was observed.
-    written, there = seen.get.get("rows"), stored.count()
-    if written not in (there, None):
-        raise ValueError(
-            f"of {written:,} rows that Spark has written to {path}, {there:,} are there: name a "
-            f"path that the driver and all executors see as one, such as one of HDFS or S3"
-        )
+    _check_seen(stored, seen, path)
 
     def empty() -> None:
         # Spark has no function that deletes files, but this write empties the whole folder.
         session.createDataFrame([], stored.schema).write.mode("overwrite").parquet(of_job)
 
     return stored, empty
+
+
+def _counted(df: DataFrame, seen: Observation) -> DataFrame:
+    return df.observe(seen, F.count("*").alias("rows"))
+
+
+def _check_seen(stored: DataFrame, seen: Observation, where: str) -> None:
+    """Check that the driver sees all rows that executors have written.
+
+    :raises ValueError: if it does not.
+    """
+    # Over Spark Connect, a server that is busy ends the command without what was observed.
+    written, there = seen.get.get("rows"), stored.count()
+    if written not in (there, None):
+        raise ValueError(
+            f"of {written:,} rows that Spark has written to {where}, {there:,} are there: name a "
+            f"place that the driver and all executors see as one, such as one of HDFS or S3"
+        )
 
 
 def _place(place: str | Place) -> Place:

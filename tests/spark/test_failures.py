@@ -191,6 +191,7 @@ def test_an_error_is_one_sentence_and_the_exit_code_of_its_kind(
 WORKER = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
 FORCED = f"{WORKER}amqp.exceptions.ConnectionForced: (0, 0): (320) CONNECTION_FORCED - it stops\n"
 REFUSED = f"{WORKER}amqp.exceptions.AccessRefused: (0, 0): (403) ACCESS_REFUSED - Login was ref\n"
+AGAIN = "During handling of the above exception, another exception occurred:"
 UNCONFIRMED = "not all confirms came within 60 s"
 DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
 
@@ -276,6 +277,11 @@ DIFFERENT = "[PYTHON_VERSION_MISMATCH] Python in worker has different version"
             ),
             USAGE,
             "run the command again, and spark publish with --resume",
+        ),
+        (
+            f"{WORKER}E: {UNCONFIRMED}\n{AGAIN}\nConnectionRefusedError: [Errno 111] Connection\n",
+            UNREACHABLE,
+            "cannot reach the broker: ConnectionRefusedError: [Errno 111] Connection; name",
         ),
         (
             "An error occurred while calling o1.x\n: java.lang.Error: all wrong\n\tat java.x",

@@ -17,6 +17,8 @@ from typing import Any
 import amqp
 import click
 import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
@@ -111,6 +113,19 @@ def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
     assert words in " ".join(result.output.split())
     assert "hunter" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["reminders"]
+
+
+def test_only_an_app_that_is_named_for_celery_is_one_before_spark(spark, reminders, monkeypatch):
+    app = Celery("shop", set_as_current=False)
+    for where in ("celery.bin.celery", "celery.app.utils"):
+        monkeypatch.setattr(f"{where}.find_app", lambda *_, **__: app)
+    monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
+    plan = ["binary-delay", "spark", "plan", str(reminders)]
+    named = CliRunner().invoke(celery_command, ["-A", "shop", *plan])
+    unnamed = CliRunner().invoke(celery_command, plan)
+
+    assert (named.exit_code, unnamed.exit_code) == (2, 0), unnamed.output
+    assert "the app is named before 'spark'" in " ".join(named.output.split())
 
 
 def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tmp_path):

@@ -32,7 +32,6 @@ from kombu_binary_delay.spark.tables import (
     _SHARED,
     Place,
     append,
-    check_nulls,
     existing,
     merge,
     overwrite,
@@ -340,11 +339,14 @@ def test_another_column_of_a_table_has_what_the_table_makes_of_it(spark, lakes):
 
 def test_a_column_of_receipts_that_takes_no_null_is_refused_where_some_have_none(spark, lakes):
     name = f"{lakes['plain']}.strict"
-    spark.sql(
-        f"CREATE TABLE {name} (job_id string NOT NULL, Detail string NOT NULL, due timestamp)"
-    )
-    with pytest.raises(ValueError, match="takes no null in detail, where some rows have none"):
-        check_nulls(spark, f"table:{name}", s.OPTIONAL)
+    spark.sql(f"CREATE TABLE {name} (job_id string NOT NULL, Detail string NOT NULL)")
+    with pytest.raises(ValueError, match="takes no null in detail, where some rows have one"):
+        publish(
+            spark.createDataFrame([("k", "t", SOON)], "key string, task string, eta timestamp"),
+            job_id="j",
+            receipts=f"table:{name}",
+            broker="amqp://127.0.0.1:1",
+        )
 
 
 def test_rows_that_are_staged_where_the_driver_does_not_see_them_are_missed(
@@ -361,7 +363,7 @@ def test_rows_that_are_staged_where_the_driver_does_not_see_them_are_missed(
             file.unlink()
 
     monkeypatch.setattr(writer, "parquet", elsewhere)
-    with pytest.raises(ValueError, match=r"of 10 rows .*, 0 are there: name a path"):
+    with pytest.raises(ValueError, match=r"of 10 rows .*, 0 are there: name a place"):
         stage(rows, str(tmp_path / "receipts"), uuid4())
 
 

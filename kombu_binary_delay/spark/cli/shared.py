@@ -74,11 +74,12 @@ def check_call(app: str | None = None) -> None:
         raise click.UsageError(
             f"{' and '.join(missing)} must be installed: pip install 'kombu-binary-delay[spark]'"
         )
-    if app is None and getattr(click.get_current_context().obj, "app", None) is not None:
+    if app is None and _is_app_named_before():
         raise click.UsageError(
             "the app is named before 'spark', where it does not count: name it after 'publish', "
-            "with --app MODULE:NAME, so that executors can import it; give the other subcommands "
-            "the broker, and what the app sets before 'spark', such as --namespace"
+            "with --app MODULE:NAME, so that executors can import it. Run the other subcommands "
+            "as 'kombu-binary-delay spark' without an app; give them the broker and, before "
+            "'spark', what the app sets, such as --namespace"
         )
 
 
@@ -174,3 +175,13 @@ def given_broker(broker: str | None) -> str:
     if not broker:
         raise click.UsageError("say where RabbitMQ is: --broker, or BINARY_DELAY_BROKER")
     return broker
+
+
+def _is_app_named_before() -> bool:
+    """Return whether an app was named; Celery's command has one also without that."""
+    context = click.get_current_context().parent
+    while context is not None:
+        if context.params.get("app") is not None:
+            return True
+        context = context.parent
+    return False
