@@ -379,9 +379,10 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
             given = arguments(snapshot.queues[queue.name])
             for name, found in _others(queue, given):
                 causes = "programs with this setting cannot declare it, and record nothing"
+                remedy = "delete the queue: the next program makes the stream that it should be"
                 if not declares:
                     causes = "it is not as programs with this setting expect it"
-                remedy = "delete the queue: the next program makes the stream that it should be"
+                    remedy = f"delete the queue; then {MAKE}"
                 if name == "x-max-age" and name in given:
                     causes = "events are kept for another time than this setting says"
                     remedy = "set journal_max_age to what the stream has"

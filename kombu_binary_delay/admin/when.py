@@ -17,6 +17,7 @@ _UNITS = {
     "d": 86_400_000,
     "w": 604_800_000,
 }
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].+)?", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 
 
@@ -57,8 +58,9 @@ def time_of(text: str, zone: tzinfo | None = timezone.utc) -> float:
     :raises ValueError: for what is not one.
     """
     at = None
-    # Python 3.11 reads 20300131 as a date, and some numbers of milliseconds as one long past.
-    if not text.isdigit():
+    # Python 3.11 reads 20300131 as a date, and some numbers of milliseconds as one long past. It
+    # also reads the zone of 2030-01-31+01:00 as the time of day.
+    if _MOMENT.fullmatch(text):
         with suppress(ValueError):
             at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     if at is None:
@@ -67,7 +69,10 @@ def time_of(text: str, zone: tzinfo | None = timezone.utc) -> float:
             f"2030-01-31T12:00+00:00"
         )
     if at.tzinfo is None and zone is None:
-        raise ValueError(f"{text!r} has no time zone: add Z for UTC, or an offset such as +01:00")
+        raise ValueError(
+            f"{text!r} has no time zone: write it as 2030-01-31T12:00Z, or with an offset such as "
+            f"+01:00"
+        )
     if at.tzinfo is None:
         at = at.replace(tzinfo=zone)
     return at.timestamp()

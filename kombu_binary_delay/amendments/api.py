@@ -80,8 +80,8 @@ def reschedule(
     """Postpone waiting tasks or messages; return when the broker has confirmed it.
 
     At its original due time, each message is delayed again for the rest. That time must be within
-    ``amendments_max_age`` from now. None runs before it: an earlier ``eta`` only takes back a later
-    one, and :func:`replace` runs a task earlier.
+    ``amendments_max_age`` from now. None runs before it, nor before a later time that it already
+    waits for again: :func:`replace` runs a task earlier.
 
     :param tasks: an id, a result of Celery's, or several of these.
     :param eta: the later time, a datetime with a time zone.

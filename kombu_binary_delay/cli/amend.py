@@ -87,8 +87,8 @@ def cancel(
     short_help="Postpone tasks that wait.",
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
-    Each is delayed again when it is first due, for the time that is left then. So
-    none runs before it is first due; an earlier time only takes a later one back. The first must be
+    Each is delayed again when it is first due, for the time that is left then. So none runs before
+    it is first due, nor before a later time that it already waits for again. The first must be
     within 31 days from now, or as the setting amendments_max_age says: a pattern finds out, an id
     does not. A cancelled task stays cancelled. For the rest, see 'cancel --help'.
 

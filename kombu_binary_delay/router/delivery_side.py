@@ -199,7 +199,7 @@ class DeliverySide(LadderSide):
             yield from self._repeat(bound)
             self._unreached.discard(bound)
             if not bound.to_queue:
-                yield from self._warn_of_headers(bound)
+                yield from self._warn_of_headers()
         except OutOfReachError as exc:
             self._unreached.add(bound)
             yield from self._warn_once(
@@ -208,11 +208,9 @@ class DeliverySide(LadderSide):
                 f"{bound.destination!r} until it can be bound: {exc}",
             )
 
-    def _warn_of_headers(self, bound: Bound) -> Steps:
-        """Warn if a binding makes a headers exchange lead to one that reads routing keys."""
-        for exchange in (bound.exchange, bound.destination):
-            if self._types.get(exchange) != "headers":
-                continue
+    def _warn_of_headers(self) -> Steps:
+        """Warn of headers exchanges that lead to one that reads routing keys."""
+        for exchange in [each for each, kind in self._types.items() if kind == "headers"]:
             reader = self._leads_to(exchange, ("direct", "topic"))
             if reader is not None:
                 yield from self._warn_once(

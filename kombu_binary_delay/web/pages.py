@@ -356,10 +356,17 @@ class Pages:
         """Redrive or count what is parked for some destinations, or for any.
 
         It is in each parking queue of the namespace, as Now counts them.
+
+        :raises ValueError: if another redrive is running, and this one only counts.
         """
-        # Meanwhile, another would not see the messages that this one has read.
-        with self._redriving:
+        # Meanwhile, another would not see the messages that this one has read. An act waits, and
+        # its page says that it runs.
+        if not self._redriving.acquire(blocking=not dry_run):
+            raise ValueError("Another redrive is running: plan it when that is done")
+        try:
             return self._redrive_all(only, dry_run=dry_run)
+        finally:
+            self._redriving.release()
 
     def _redrive_all(self, only: Collection[Destination] | None, *, dry_run: bool) -> admin.Redrive:
         with self._broker.plain() as connection:
@@ -421,7 +428,9 @@ class Pages:
         sent, stays = redriven.sent, redriven.stays
         words = [f"{sent:,} sent on, {stays:,} still parked", *redriven.reasons]
         if (unseen := plan.count - sent - stays) > 0:
-            words.append(f"{unseen:,} were not seen: another program has taken or is reading them")
+            words.append(f"{unseen:,} are not there any more, or another program is reading them")
+        if any("--to" in each for each in redriven.reasons):
+            words.append("These options are those of kombu-binary-delay redrive")
         return f"{'. '.join(words)}."
 
     # --- what all share ---------------------------------------------------------------

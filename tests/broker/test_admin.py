@@ -867,7 +867,8 @@ def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(
         for age in ("7D", "30D")
     )
     create(plain, small, Part(queues=(old,)))
-    create(plain, small, small.whole + Part(queues=(new,)))
+    made = create(plain, small, small.whole + Part(queues=(new,)))
+    assert made.other_age == ("kbd.v2.journal",)
     names = {row["name"]: row["arguments"] for row in vhost.queues()}
     assert names["kbd.v2.journal"]["x-max-age"] == "7D"
     assert {each.name for each in small.whole.queues} <= names.keys()

@@ -722,11 +722,12 @@ def test_what_reads_keys_anywhere_behind_a_headers_exchange_is_named(broker, cha
 def test_a_headers_exchange_beside_the_way_of_a_message_is_warned_of_and_refuses_nothing(broker):
     connection = Connection(broker)
     connection.queue("q")
-    for name, kind in (("x", "topic"), ("h", "headers"), ("d", "direct")):
+    for name, kind in (("x", "topic"), ("h", "headers"), ("f", "fanout"), ("d", "direct")):
         connection.exchange(name, kind)
     connection.bind("q", "x", "mine")
     connection.bind_exchange("h", "x", "audit.#")
-    connection.bind_exchange("d", "h", "")
+    connection.bind_exchange("f", "h", "")
+    connection.bind_exchange("d", "f", "")
     assert connection.reached("mine", "x") == ["q"]
     assert ["does not reach what is bound to 'd'" in each for each in broker.warnings] == [True]
 

@@ -317,6 +317,18 @@ def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(
     assert forgets in about[severity].causes
 
 
+@pytest.mark.parametrize(
+    ("declares", "remedy"), [(True, ": the next program makes"), (False, "; then 'verify --fix'")]
+)
+def test_a_journal_that_is_no_stream_is_named_with_what_makes_it_anew(declares, remedy):
+    [queue] = JOURNAL.queues
+    other = replace(JOURNAL, queues=(replace(queue, arguments=(("x-queue-type", "quorum"),)),))
+    api = Api(TOPOLOGY, [], more=AMENDMENTS + other)
+    found = verify(api, TOPOLOGY, journal=JOURNAL, declares=declares).differences
+    [kind] = [each for each in found if "quorum" in each.found and each.what.endswith("journal")]
+    assert kind.remedy.startswith(f"delete the queue{remedy}")
+
+
 @pytest.mark.parametrize("declares", [True, False])
 def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(declares):
     other = stream_part(

@@ -241,14 +241,17 @@ def test_hidden_arguments_are_not_even_kept(now):
     [
         *((each, "is no delay, such as 10s") for each in ("20300131", "1790010112345", "3600")),
         # The page shows times in the zone of its reader, and the command reads them in UTC.
-        ("2030-01-31T12:00", "has no time zone: add Z for UTC"),
+        ("2030-01-31T12:00", "has no time zone: write it as 2030-01-31T12:00Z"),
+        ("2030-01-31", "has no time zone: write it as 2030-01-31T12:00Z"),
+        # Python reads it as one o'clock.
+        ("2030-01-31+01:00", "is no delay, such as 10s"),
     ],
 )
 def test_a_time_that_could_be_another_is_refused(now, typed, says):
     with browser(away(waiters=Waiters([task("a", "pay", now + HOUR)]))) as client:
         read_until(client, "/tasks", 'id="count">1<')
         for name in ("after", "before"):
-            page = client.get(f"/tasks?{name}={typed}").text
+            page = client.get("/tasks", params={name: typed}).text
             assert f"&#39;{typed}&#39; {says}" in page
             assert 'id="count"' not in page
 
@@ -551,6 +554,20 @@ def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, un
     assert [each.status_code for each in answers] == [200]
     assert "It failed." in answers[0].text == failed
     assert "<button" not in running + failed
+
+
+def test_a_redrive_is_not_planned_beside_another(monkeypatch, now):
+    held = threading.Lock()
+    held.acquire()
+    monkeypatch.setattr(pages, "Lock", lambda: held)
+    app = away(waiters=Waiters([task("a", "pay", now + HOUR)]), allow_changes=True)
+    with browser(app) as client:
+        page = read_until(client, "/tasks", 'id="count">1<')
+        [token, *_] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
+        refused = client.post("/plan", data={"action": "redrive", "token": token})
+
+    assert refused.status_code == 400
+    assert "Another redrive is running: plan it when that is done" in refused.text
 
 
 # --- the command --------------------------------------------------------------------
