@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay import Ladder
 from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.spark.plan import plan
-from kombu_binary_delay.spark.report import measured
+from kombu_binary_delay.spark.report import measured, svg
 from kombu_binary_delay.spark.report.plan_page import plan_page, settings
 from kombu_binary_delay.spark.report.planned import _coming, plan_figures
 
@@ -197,6 +197,11 @@ def test_a_broker_that_carries_nothing_or_everything_is_refused(spark, value):
     rows = spark.createDataFrame([], "eta timestamp")
     with pytest.raises(ValueError, match="hops_per_second must be a finite number above 0"):
         plan_figures(rows, rows, limits={"hops_per_second": value})
+
+
+def test_lines_without_a_point_are_drawn_all_the_same():
+    drawn = svg.lines([("nothing", [])], svg.Axis(0, 1, 0, 10), svg.number, svg.number)
+    assert drawn.startswith("<svg")
 
 
 def test_a_plan_of_nothing_is_a_page_all_the_same(spark):

@@ -85,7 +85,7 @@ def lines(
     """Draw lines over a common time, each with its name and colour."""
     values = [value for _, points in series for _, value in points]
     y = Axis(
-        min(values, default=1) if log else min(*values, 0.0),
+        min(values, default=1) if log else min([*values, 0.0]),
         max(values, default=1),
         HEIGHT - BOTTOM,
         TOP,
