@@ -107,11 +107,12 @@ def test_what_was_changed_during_a_reading_is_read_again(reader):
         time.sleep(0.01)
 
 
-def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, monkeypatch):
+@pytest.mark.parametrize("read", ["now", "findings"])
+def test_a_value_is_said_to_be_old_while_it_or_another_is_waited_for(reader, monkeypatch, read):
     monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
     going = threading.Event()
     reader.get("now", lambda: "figures", age=0, wait=PATIENCE)
-    reader.get("now", lambda: going.wait(PATIENCE), age=600)
+    reader.get(read, lambda: going.wait(PATIENCE), age=600)
     end = time.monotonic() + PATIENCE
     while (look := reader.get("now", going.wait, age=600)).error is None:
         assert time.monotonic() < end
@@ -119,20 +120,6 @@ def test_a_broker_that_does_not_answer_is_said_while_it_is_waited_for(reader, mo
     going.set()
 
     assert "has not answered for" in look.error
-    assert look.value == "figures"
-
-
-def test_a_value_that_waits_for_the_reading_of_another_is_said_to_be_old(reader, monkeypatch):
-    monkeypatch.setattr("kombu_binary_delay.web.reader._SLOW", 0.0)
-    going = threading.Event()
-    reader.get("now", lambda: "figures", age=0, wait=PATIENCE)
-    reader.get("findings", lambda: going.wait(PATIENCE), age=600)
-    end = time.monotonic() + PATIENCE
-    while (look := reader.get("now", lambda: "newer", age=0)).error is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    going.set()
-
     assert look.value == "figures"
 
 
