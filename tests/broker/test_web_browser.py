@@ -236,6 +236,7 @@ def test_a_page_that_gets_no_answer_or_a_refusal_says_that_it_is_not_up_to_date(
         ("/tasks", "**/results?*", (refuse, lead_away)),
     ):
         tab = visit(f"{address}{path}", fails=True)
+        expect(tab.locator("#waiting, #count")).to_have_text("11")
         for answer in answers:
             expect(tab.get_by_text(lost)).to_be_hidden()
             # As a proxy does while the program is down.
