@@ -88,14 +88,6 @@ def _digits(value: Explanation) -> Text:
 # -- tasks ---------------------------------------------------------------------------------------
 
 
-def call(task: WaitingTask) -> str:
-    """Return a task as the text of its call."""
-    if task.name is None:
-        return "(no task)"
-    kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
-    return plain(f"{task.name}{task.args or ''}{kwargs}")
-
-
 _WIDE = 110  # columns, from which on a task has one line
 
 
@@ -119,7 +111,7 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
             moment(each.due, zone=False),
             Text(ahead(each.due), style="cyan"),
             Text(plain(each.id or "-"), style="bold"),
-            call(each),
+            plain(each.call),
             plain(each.queue),
             "" if each.retries is None else f"{each.retries}",
         )
@@ -131,17 +123,17 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
     lines = []
     for each in value:
         retries = f"   retry {each.retries}" if each.retries else ""
+        tail = Text(f"   for {plain(each.queue)}{retries}", "dim")
         head = Text.assemble(
             moment(each.due),
             (f"  {ahead(each.due):8}", "cyan"),
             (f"  {plain(each.id or '-')}", "bold"),
         )
-        rest = Text.assemble(f"  {call(each)}", (f"   for {plain(each.queue)}{retries}", "dim"))
-        room = width - len(rest.plain) + len(call(each))
-        if len(rest.plain) > width and room > 20:
-            cut = Text(f"  {call(each)}")
-            cut.truncate(room, overflow="ellipsis")
-            rest = Text.assemble(cut, (f"   for {plain(each.queue)}{retries}", "dim"))
+        rest = Text(f"  {plain(each.call)}")
+        room = width - tail.cell_len
+        if room > 20:
+            rest.truncate(room, overflow="ellipsis")
+        rest.append_text(tail)
         for line in (head, rest):
             line.truncate(width, overflow="ellipsis")
             lines.append(line)
@@ -174,18 +166,6 @@ def counts(value: Sequence[Count], what: str, foot: RenderableType) -> Renderabl
     return Group(table, foot) if value else foot
 
 
-_STATES = {
-    "waiting": "waits",
-    "due": "is due, and nobody has told what became of it",
-    "arrived": "has arrived at a consumer",
-    "executed": "was executed",
-    "cancelled": "is cancelled, and will not run",
-    "superseded": "is superseded by a later one, and will not run",
-    "postponed": "is postponed",
-    "unknown": "is not known",
-}
-
-
 def story(value: Story) -> RenderableType:
     """Draw the story of one task."""
     facts = Table.grid(padding=(0, 2))
@@ -194,7 +174,7 @@ def story(value: Story) -> RenderableType:
     facts.add_row("task", Text(plain(value.id), style="bold"))
     task = value.task
     if task is not None:
-        facts.add_row("called", call(task))
+        facts.add_row("called", plain(task.call))
         facts.add_row("for", plain(task.queue))
     for event in value.events:
         words = [moment(event.at)]
@@ -208,7 +188,7 @@ def story(value: Story) -> RenderableType:
     if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
-    state = Text(f"It {_STATES.get(value.state, value.state)}", style="bold")
+    state = Text(f"It {value.words}", style="bold")
     source = Text(f", by the {value.source}.", style="dim")
     return Group(facts, Text.assemble(state, source), *_notes(value.unseen))
 

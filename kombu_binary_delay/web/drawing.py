@@ -15,16 +15,6 @@ from kombu_binary_delay.admin.text import plain
 
 from .index import exactly
 
-_STATES = {
-    "waiting": "waits",
-    "due": "is due; nothing says what became of it",
-    "arrived": "has arrived at a consumer",
-    "executed": "was executed",
-    "cancelled": "is cancelled and will not run",
-    "superseded": "is superseded by a later one and will not run",
-    "postponed": "is postponed",
-    "unknown": "is not known",
-}
 _WIDEST = 100.0  # of a bar, in the units of its drawing
 
 
@@ -60,19 +50,6 @@ def ahead(milliseconds: float) -> str:
     if abs(left) < 1000:
         return "now"
     return f"in {short(left)}" if left > 0 else f"{short(-left)} ago"
-
-
-def call(task: admin.WaitingTask) -> str:
-    """Return a task as the text of its call."""
-    if task.name is None:
-        return "(no task)"
-    kwargs = f" {task.kwargs}" if task.kwargs not in (None, "{}") else ""
-    return f"{task.name}{task.args or ''}{kwargs}"
-
-
-def state(name: str) -> str:
-    """Return a task's state in words."""
-    return _STATES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -121,8 +98,6 @@ def environment() -> Environment:
         "moment": moment,
         "short": short,
         "ahead": ahead,
-        "call": lambda task: plain(call(task)),
-        "state": state,
         "visible": plain,
         "exactly": exactly,
         "count": lambda number: f"{number:,}",

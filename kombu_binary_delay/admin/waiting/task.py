@@ -52,6 +52,14 @@ class WaitingTask:
         """The destination as text: a queue's name, or ``exchange:routing key``."""
         return f"{self.exchange}:{self.routing_key}" if self.exchange else self.routing_key
 
+    @property
+    def call(self) -> str:
+        """The task as the text of its call: ``shop.pay(1, 2) {'by': 'card'}``."""
+        if self.name is None:
+            return "(no task)"
+        kwargs = f" {self.kwargs}" if self.kwargs not in (None, "{}") else ""
+        return f"{self.name}{self.args or ''}{kwargs}"
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -145,6 +153,18 @@ class Event:
     state: str | None = None
 
 
+_WORDS = {
+    "waiting": "waits",
+    "due": "is due; nothing says what became of it",
+    "arrived": "has arrived at a consumer",
+    "executed": "was executed",
+    "cancelled": "is cancelled and will not run",
+    "superseded": "is superseded by a later one and will not run",
+    "postponed": "is postponed",
+    "unknown": "is not known",
+}
+
+
 @dataclass(frozen=True)
 class Story:
     """What is known of one task.
@@ -162,6 +182,11 @@ class Story:
     task: WaitingTask | None = None
     events: tuple[Event, ...] = ()
     unseen: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The state in words, to follow "It"."""
+        return _WORDS.get(self.state, self.state)
 
 
 @dataclass(frozen=True)
