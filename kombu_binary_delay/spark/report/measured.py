@@ -10,8 +10,8 @@ from __future__ import annotations
 
 #: The broker's CPU for a message with one wait, and for each further wait, in seconds.
 ONE_WAIT, FURTHER_WAIT = 903e-6, 253e-6
-#: Messages a second that wait once: two cores over the CPU of broker, publisher and consumer. Of
-#: two machines, the slower, of which the other figures of 3.10 are, too.
+#: Messages a second that wait once: two cores over the CPU of broker, publisher and consumer. This
+#: and the next are of the slower of two machines, as the other figures of 3.10 are.
 SUSTAINED = 1893.1
 #: Messages a second that one level queue passes on.
 ONE_QUEUE = 6987.5
