@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+#: The transport, as the settings of Kombu and Celery name it.
+TRANSPORT = "kombu_binary_delay:Transport"
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -34,3 +37,11 @@ class Mechanism:
 def mechanism_of(connection: Any) -> Mechanism | None:
     """Return the mechanism of a py-amqp connection; None if it is not of our transport."""
     return getattr(connection, "delay_mechanism", None)
+
+
+def without_transport(connected: Any) -> str:
+    """Return the text of the error for a :class:`kombu.Connection` that is not of our transport."""
+    return (
+        f"{connected.as_uri()} is a connection without the transport {TRANSPORT}; give a "
+        f"connection with it"
+    )

@@ -20,7 +20,7 @@ from kombu_binary_delay.compat.celery import delays
 from kombu_binary_delay.compat.failures import to_raise_a_limit
 from kombu_binary_delay.compat.worker_log import describe
 from kombu_binary_delay.errors import DelayError, TopologyError
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import TRANSPORT, mechanism_of, without_transport
 from kombu_binary_delay.model.delay import X_DELAY
 from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.parts import Part
@@ -28,9 +28,9 @@ from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
 from .declare import declare
+from .errors import OperationError
 from .probe import Probe
 
-TRANSPORT = "kombu_binary_delay:Transport"
 #: How long to continue to wait for a late message, in seconds.
 _PATIENCE = 25.0
 _CONFIRM = 30.0  # seconds
@@ -99,12 +99,16 @@ def check(connection: Any, settings: Settings, delay: float, late: float) -> Ite
     :param delay: in milliseconds.
     :param late: seconds after the due time from which a message counts as late.
     :raises DelayError: if the delay is zero, or out of the ladder's range.
+    :raises OperationError: if the connection is by another transport.
     """
     if not delay:
         raise DelayError("got a delay of 0: what is due at once waits nowhere; give one of 1 s")
     broker = connection.connection
+    mechanism = mechanism_of(broker)
+    if mechanism is None:
+        raise OperationError(without_transport(connection))
     server = broker.server_properties
-    topology: Topology = mechanism_of(broker).router.topology  # type: ignore[union-attr] # ours
+    topology: Topology = mechanism.router.topology
     expected = topology.ladder.delay(topology.ladder.digits(delay)) / 1000
     yield Finding("connection", "ok", connection.as_uri())
     yield Finding("broker", "ok", f"{server.get('product')} {server.get('version', '')}")

@@ -14,7 +14,7 @@ from kombu_binary_delay.amendments.parts import ENTERED, exchange_name, way_of_r
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.executor import unbind
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import mechanism_of, without_transport
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import HEADERS, further_keys, has_blind_copies, wrap
@@ -115,7 +115,8 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         determine it.
     :raises OperationError: if the bindings do not determine it, and ``exchange`` is not given: the
         messages moved until then stay moved, the others stay where they are. Also if the queue does
-        not exist, or source and target are the same ladder; then nothing is moved.
+        not exist, source and target are the same ladder, or ``target`` connects by another
+        transport than ours to one of ours; then nothing is moved.
     :raises UnreachableError: if a broker goes away: as above, and you can run it again.
     """
     begun = time.monotonic()
@@ -136,14 +137,17 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         Probe(taking) as probe,
         Probe(asking) as probe_there,
     ):
+        mechanism = mechanism_of(sending.connection)
+        if to.mirrors and mechanism is None:
+            # It would publish what is moved without its delay.
+            raise OperationError(without_transport(sending))
         refuse_a_circle(taking, sending, what, filled)
         if not to.mirrors:
             create(sending, to, to.whole)
-        elif _place(taking) == _place(sending):
+        elif mechanism is not None and _place(taking) == _place(sending):
             # What is known to refuse nothing gets no relay, which would stay.
-            router = mechanism_of(sending.connection).router  # type: ignore[union-attr] # ours
             for queue, refuses, temporary in known(to, snapshot):
-                router.knows_queue(queue, refuses=refuses, temporary=temporary)
+                mechanism.router.knows_queue(queue, refuses=refuses, temporary=temporary)
         mover = Mover(taking, aside, sending)
         bindings = snapshot.bindings
         if there is not None and not to.mirrors:

@@ -14,7 +14,7 @@ from kombu.log import get_logger
 from kombu_binary_delay.compat.celery import delays
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import mechanism_of, without_transport
 
 from .door import LONGEST_KEYED
 from .record import GENERATION, REPLACES, Cancel, Postpone, check_name, split
@@ -127,7 +127,7 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
         with _connected(client, signature) as connected:
             if not delays(connected.get_transport_cls()):
                 # Nothing would read the header: both tasks would run.
-                raise _without_transport(connected)
+                raise AmendmentError(without_transport(connected))
     # A signature made from a task has that of the task, by which this one would supersede nothing.
     headers = {name: headers[name] for name in headers if name != GENERATION} | {REPLACES: task_id}
     return signature.apply_async(task_id=task_id, headers=headers, **options)
@@ -197,7 +197,7 @@ def _amend(write: Callable[[Amendments], None], connection: Any, tasks: Any) -> 
 def _amend_on(connected: Any, write: Callable[[Amendments], None]) -> None:
     mechanism = mechanism_of(connected.connection)
     if mechanism is None:
-        raise _without_transport(connected)
+        raise AmendmentError(without_transport(connected))
     amendments: Amendments = mechanism.amendments
     amendments.require()
     try:
@@ -205,13 +205,6 @@ def _amend_on(connected: Any, write: Callable[[Amendments], None]) -> None:
     except AmendmentError as exc:
         amendments.end_if_unanswered(exc)
         raise
-
-
-def _without_transport(connected: Any) -> AmendmentError:
-    return AmendmentError(
-        f"{connected.as_uri()} is a connection without the transport "
-        f"kombu_binary_delay:Transport; give a connection with it"
-    )
 
 
 @contextmanager

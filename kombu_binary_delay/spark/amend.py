@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.amendments.record import MAX_IDS, Cancel, Postpone
 from kombu_binary_delay.errors import AmendmentError
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import TRANSPORT, mechanism_of
 
 from . import schema as s
 
@@ -117,5 +117,5 @@ def _first_due(sent: Sent) -> int:
 
 def _no_mechanism() -> None:
     raise AmendmentError(
-        "the application's transport is not kombu_binary_delay:Transport, which records amendments"
+        f"the application's transport is not {TRANSPORT}, which records amendments"
     )

@@ -47,7 +47,7 @@ from kombu_binary_delay.errors import (
     UnconfirmedError,
 )
 from kombu_binary_delay.executor import is_deleted
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.mechanism import TRANSPORT, mechanism_of
 from kombu_binary_delay.model.delay import JITTER, jitter_of, spread
 from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings, milliseconds
@@ -63,7 +63,6 @@ WINDOW = 1000
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TRANSPORT = "kombu_binary_delay:Transport"
 _NAMES = ("queue", "exchange", "routing_key")
 _OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
@@ -126,7 +125,7 @@ class Target:
         check_url(urls if isinstance(urls, str) else ";".join(urls))
         return app.connection_for_write(
             self.broker,
-            transport=app.conf.broker_transport or _TRANSPORT,
+            transport=app.conf.broker_transport or TRANSPORT,
             transport_options={"socket_settings": PATIENT, **self.transport_options()},
             connect_timeout=5,
         )
@@ -330,7 +329,7 @@ class Sender:
         self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
             # Celery asks the app's configured transport, not our connection, whether it can delay.
-            self._app.conf.broker_transport = _TRANSPORT
+            self._app.conf.broker_transport = TRANSPORT
         try:
             pace = _Pace(self.target.rate)
             for batch in batches:

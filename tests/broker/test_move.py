@@ -1592,6 +1592,17 @@ def test_a_migration_leaves_no_channel_open(vhost, small, operator):
         each.close()
 
 
+def test_nothing_is_moved_to_a_ladder_of_ours_by_a_transport_that_does_not_delay(
+    connect, plain, management, small, tall
+):
+    connection = connect(binary_delay=SETTINGS)
+    Queue("mail")(connection.default_channel).declare()
+    publish(connection, "mail", 14_000)
+    with pytest.raises(OperationError, match="without the transport kombu_binary_delay:Transport"):
+        migrate(plain, plain, management, small, tall)
+    assert plan(connection, Snapshot.read(management), small).messages == 1
+
+
 def test_a_queue_that_does_not_exist_is_named(small, operator):
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
         operator.migrate("nowhere", small)
