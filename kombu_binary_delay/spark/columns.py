@@ -47,7 +47,7 @@ def has(df: DataFrame, column: str) -> bool:
 
 def named(df: DataFrame, column: str) -> Column:
     """Return an existing column, ignoring case; its name may contain dots."""
-    return F.col(_quoted(df, column))
+    return F.col(_found(df, column))
 
 
 def kind_of(df: DataFrame, column: str) -> t.DataType:
@@ -80,14 +80,14 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
 
     A plain cast would fail the job in ANSI mode, which is Spark's default.
     """
-    value = F.expr(f"try_cast({_quoted(df, column)} AS {kind})")
+    value = F.expr(f"try_cast({_found(df, column)} AS {kind})")
     if not isinstance(kind_of(df, column), t.StringType):
         return value
     if kind in _PATTERNS:
         return F.when(named(df, column).rlike(_PATTERNS[kind]), value)
     if kind in _WHOLE:
         # pandas writes 5.0 where others of the column are missing.
-        number = f"try_cast({_quoted(df, column)} AS double)"
+        number = f"try_cast({_found(df, column)} AS double)"
         is_whole = tried(df, column, "double") % 1 == 0
         return F.coalesce(value, F.when(is_whole, F.expr(f"try_cast({number} AS {kind})")))
     return value
@@ -99,6 +99,11 @@ def unread_reason(df: DataFrame) -> Column:
         return F.lit(None).cast("string")
     text = F.substring(named(df, UNREAD).cast("string"), 1, _SHOWN)
     return F.concat(F.lit("the row cannot be read: "), text)
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark's SQL has it, whatever it contains."""
+    return "`{}`".format(name.replace("`", "``"))
 
 
 def instant(time: datetime) -> Column:
@@ -124,9 +129,8 @@ def time_of(df: DataFrame, column: str) -> Column:
     return tried(df, column, "timestamp_ltz")
 
 
-def _quoted(df: DataFrame, column: str) -> str:
-    name = find(df.columns, column) or column
-    return "`{}`".format(name.replace("`", "``"))
+def _found(df: DataFrame, column: str) -> str:
+    return quoted(find(df.columns, column) or column)
 
 
 def check_needed(names: Sequence[str], key: str) -> None:

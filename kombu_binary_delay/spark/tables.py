@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from .classic import folders
-from .columns import UNREAD, find
+from .columns import UNREAD, find, quoted
 
 #: The formats that a place can name. Others are read and written as a table in a catalogue.
 FORMATS = ("avro", "csv", "delta", "hudi", "iceberg", "json", "orc", "parquet")
@@ -101,7 +101,7 @@ class Place:
     @property
     def sql(self) -> str:
         """Its name in SQL."""
-        return self.where if self.is_table else f"{self.form}.{_quoted(self.where)}"
+        return self.where if self.is_table else f"{self.form}.{quoted(self.where)}"
 
     def beside(self, what: str) -> Place:
         """Return the place of another table beside this one."""
@@ -170,7 +170,7 @@ def create(session: SparkSession, place: str | Place, schema: StructType) -> Non
         raise ValueError(f"{place} is for input only: {place.form} keeps no types; take parquet")
     if not place.is_table:
         return
-    columns = ", ".join(f"{_quoted(each.name)} {_type_of(each)}" for each in schema)
+    columns = ", ".join(f"{quoted(each.name)} {_type_of(each)}" for each in schema)
     form = _session_format(session, place.where)
     how = "" if form is None else f" USING {form}"
     if form in _FILES:
@@ -285,8 +285,8 @@ def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:
     is_folder = not (place.is_files or place.is_table)
     if is_folder and existing(df.sparkSession, place, f"{keys[0]} string") is None:
         return False  # there is nothing to merge with, and no name for it in SQL yet
-    columns = [_quoted(name) for name in df.columns]
-    same = " AND ".join(f"t.{name} <=> s.{name}" for name in map(_quoted, keys))
+    columns = [quoted(name) for name in df.columns]
+    same = " AND ".join(f"t.{name} <=> s.{name}" for name in map(quoted, keys))
     changed = ", ".join(f"t.{name} = s.{name}" for name in columns)
     added = f"({', '.join(columns)}) VALUES ({', '.join(f's.{name}' for name in columns)})"
     actions = f"WHEN MATCHED THEN UPDATE SET {changed} WHEN NOT MATCHED THEN INSERT {added}"
@@ -372,10 +372,6 @@ def _place(place: str | Place) -> Place:
     return place if isinstance(place, Place) else Place.parse(place)
 
 
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
-
-
 def _type_of(column: StructField) -> str:
     # Spark's own name for it may be that of another type, by spark.sql.timestampType.
     if isinstance(column.dataType, TimestampType):
@@ -407,7 +403,7 @@ def _text(session: SparkSession, place: Place, mode: str) -> DataFrame:
     table = reader.option("mode", mode).schema(StructType(columns)).load(place.where)
     # In a row with a cell too few or too many, any cell may be that of another column.
     is_read = F.col(UNREAD).isNull()
-    cells = (F.when(is_read, F.col(_quoted(name))).alias(name) for name in names)
+    cells = (F.when(is_read, F.col(quoted(name))).alias(name) for name in names)
     return table.select(*cells, UNREAD)
 
 
@@ -427,7 +423,7 @@ def _has_unnamed(table: DataFrame, place: Place) -> bool:
 
 def _column(table: DataFrame, name: str) -> Column:
     found = find(table.columns, name)
-    return F.lit(None) if found is None else F.col(_quoted(found))
+    return F.lit(None) if found is None else F.col(quoted(found))
 
 
 def _session_format(session: SparkSession, name: str) -> str | None:

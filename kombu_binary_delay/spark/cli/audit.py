@@ -21,11 +21,14 @@ from .shared import (
     check_job,
     conf,
     console,
+    depths,
     job_id,
     late_after,
     limits_of,
     local,
     namespace,
+    planned,
+    receipts,
     spark_session,
     usage,
 )
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     where no task is judged, unless --allow judged=0 says that this may be.
     """
 )
-@click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
+@receipts
 @click.option(
     "--journal",
     required=True,
@@ -81,13 +84,8 @@ if TYPE_CHECKING:
     help="Allow so many, or so many seconds, such as duplicates=10 or p99=5. NAME is early, "
     "lost, duplicates, late, unpublished, unknown or p99; may be repeated.",
 )
-@click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
-@click.option(
-    "--depths",
-    metavar="TABLE",
-    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
-    "beside those of --plan.",
-)
+@planned
+@depths
 @conf
 def audit(
     receipts: str | None,
@@ -175,13 +173,8 @@ def audit(
 )
 @click.argument("path")
 @click.option("--output", required=True, metavar="FILE", help="The HTML file.")
-@click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
-@click.option(
-    "--depths",
-    metavar="TABLE",
-    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
-    "beside those of --plan.",
-)
+@planned
+@depths
 @conf
 def report(
     path: str, output: str, planned: str | None, depths: str | None, conf: tuple[str, ...]

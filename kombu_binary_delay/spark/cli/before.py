@@ -122,19 +122,21 @@ def _settings(conf: tuple[str, ...]) -> dict[str, str]:
     return dict(each.partition("=")[::2] for each in conf)
 
 
-def _local(path: str) -> Path | None:
-    """Return a path of this machine; None for a table, or for another file system."""
-    from kombu_binary_delay.spark.tables import Place  # noqa: PLC0415 - needs PySpark
-
-    table = Place.parse(path)
-    if table.is_table:
-        return None
-    path = table.where
+def here(path: str) -> Path | None:
+    """Return a path of this machine, from a URL too; None for one of another file system."""
     place = urlsplit(path)
     if place.scheme == "file":
         return Path(url2pathname(place.path))
     # A drive letter is not a URL scheme.
     return None if len(place.scheme) > 1 else Path(path)
+
+
+def _local(path: str) -> Path | None:
+    """Return a path of this machine; None for a table, or for another file system."""
+    from kombu_binary_delay.spark.tables import Place  # noqa: PLC0415 - needs PySpark
+
+    table = Place.parse(path)
+    return None if table.is_table else here(table.where)
 
 
 def _check_read(path: str) -> None:

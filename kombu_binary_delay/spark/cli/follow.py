@@ -29,6 +29,7 @@ from .shared import (
     late_after,
     limits_of,
     namespace,
+    receipts,
     spark_session,
     usage,
 )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 )
 @broker
 @namespace
-@click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
+@receipts
 @click.option(
     "--journal",
     required=True,

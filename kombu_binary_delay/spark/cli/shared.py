@@ -12,12 +12,10 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import click
 
-from .before import quiet
+from .before import here, quiet
 from .failures import is_verbose
 
 if TYPE_CHECKING:
@@ -52,6 +50,14 @@ namespace = click.option(
     default=lambda: settings_before().get("namespace", "kbd"),
     show_default="kbd",
     help="The namespace of the ladder.",
+)
+receipts = click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
+planned = click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
+depths = click.option(
+    "--depths",
+    metavar="TABLE",
+    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
+    "beside those of --plan.",
 )
 job_id = click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 late_after = click.option(
@@ -112,17 +118,14 @@ def local(output: str) -> Path:
 
     :raises click.BadParameter: if it is not on this machine.
     """
-    place = urlsplit(output)
-    if place.scheme == "file":
-        return Path(url2pathname(place.path))
-    # A drive letter is not a URL scheme.
-    if len(place.scheme) > 1:
+    path = here(output)
+    if path is None:
         raise click.BadParameter(
             f"{output!r} is not on this machine, to which the report is written: name a path that "
             f"Spark and this machine both see, and copy it from there",
             param_hint="--output",
         )
-    return Path(output)
+    return path
 
 
 def spark_session(conf: tuple[str, ...]) -> SparkSession:
