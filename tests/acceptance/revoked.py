@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.acceptance.journal import LATE, wait_until
 
 if TYPE_CHECKING:
@@ -16,14 +15,7 @@ if TYPE_CHECKING:
 
     from celery.result import AsyncResult
 
-    from dev.server import Server
     from tests.acceptance.system import System
-
-
-def skip_without_streams(broker: Server) -> None:
-    """Skip a test of amendments where the broker can have none."""
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has no streams")
 
 
 def assert_revoked(system: System, results: list[AsyncResult], log: Callable[[], str]) -> None:

@@ -12,12 +12,9 @@ from celery.exceptions import TaskRevokedError
 from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.revoked import assert_revoked
 
-
-@pytest.fixture(autouse=True)
-def _streams(broker) -> None:
-    skip_without_streams(broker)
+pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.mark.parametrize("shape", ["protocol 1", "priority", "quorum on a topic exchange"])

@@ -8,12 +8,9 @@ import pytest
 
 from kombu_binary_delay import cancel, replace, reschedule
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.revoked import assert_revoked
 
-
-@pytest.fixture(autouse=True)
-def _streams(broker) -> None:
-    skip_without_streams(broker)
+pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.mark.slow

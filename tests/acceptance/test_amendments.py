@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 from kombu_binary_delay import cancel, replace, reschedule
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.revoked import assert_revoked
 from tests.acceptance.worker import Worker
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ ROOMS = (3, 30)
 
 
 @pytest.fixture(scope="module")
-def system(broker, new_system) -> LocalSystem:
-    skip_without_streams(broker)
+def system(streams, new_system) -> LocalSystem:
     system: LocalSystem = new_system("fan out")
     return system
 

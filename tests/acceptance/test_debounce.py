@@ -14,14 +14,12 @@ from celery.exceptions import TaskRevokedError
 from kombu_binary_delay import cancel, replace
 from tests.acceptance.journal import LATE, Entry, wait_until
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import skip_without_streams
 from tests.acceptance.worker import Worker
 from tests.waits import PATIENCE
 
 
 @pytest.fixture(scope="module")
-def system(broker, new_system) -> LocalSystem:
-    skip_without_streams(broker)
+def system(streams, new_system) -> LocalSystem:
     system: LocalSystem = new_system("careful")
     return system
 

@@ -11,13 +11,11 @@ from kombu import Connection
 
 from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import skip_without_streams
 
 
 @pytest.fixture(scope="module")
-def system(broker, new_system) -> LocalSystem:
+def system(streams, new_system) -> LocalSystem:
     """Give one without a worker, on whose ladder a task waits; nothing else happens there."""
-    skip_without_streams(broker)
     system: LocalSystem = new_system("careful")
     system.send_note(countdown=3600)
     return system

@@ -15,7 +15,7 @@ import pytest
 from kombu_binary_delay import replace
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.revoked import assert_revoked
 from tests.acceptance.worker import APP, environment_of
 from tests.waits import PATIENCE
 
@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 
     Ways = dict[Callable[[LocalSystem, list[AsyncResult]], None], int]
 
+pytestmark = pytest.mark.usefixtures("streams")
+
 #: How long tasks wait here, in seconds; no worker takes one before it is revoked.
 SHORT = 0.5
 
 STAMP = "tenant"
-
-
-@pytest.fixture(autouse=True)
-def _streams(broker) -> None:
-    skip_without_streams(broker)
 
 
 def by_result(system: LocalSystem, results: list[AsyncResult]) -> None:

@@ -18,19 +18,14 @@ from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.acceptance.app import make_app
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.revoked import assert_revoked, skip_without_streams
+from tests.acceptance.revoked import assert_revoked
 from tests.acceptance.worker import Worker
 
 #: How long tasks wait here, in seconds; no worker takes one before it is amended.
 SHORT = 0.5
 
 
-@pytest.fixture
-def _streams(broker) -> None:
-    skip_without_streams(broker)
-
-
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_system):
     system: LocalSystem = new_system()
     results = [system.send("note", countdown=SHORT) for _ in range(100)]
@@ -55,7 +50,7 @@ def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_syst
     assert not worker.complaints()
 
 
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_what_a_stock_app_revokes_or_is_revoked_for_some_workers_is_left_to_those(new_system):
     """The broadcast reaches who is up; the next worker knows nothing of it."""
     system: LocalSystem = new_system()
@@ -80,7 +75,7 @@ def revoked_in(system: LocalSystem, worker: Worker) -> list[str]:
     return list((answer or {}).get(worker.name, []))
 
 
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_virtual_hosts_do_not_hear_of_each_others_revokes(new_system):
     here, there = new_system(), new_system()
     for system in (here, there):
@@ -157,7 +152,7 @@ def limited_user(broker):
         broker.api("DELETE", f"users/{name}")
 
 
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     new_system, limited_user, caplog
 ):
@@ -183,7 +178,7 @@ def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     assert "grant the permission write on 'kbd.v2.amendments'" in warning
 
 
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_system, limited_user):
     system: LocalSystem = new_system()
     cancelled, revoked = (system.send("note", countdown=1) for _ in range(2))
@@ -204,7 +199,7 @@ def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_syst
     worker.kill()
 
 
-@pytest.mark.usefixtures("_streams")
+@pytest.mark.usefixtures("streams")
 def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(new_system):
     # Kombu shares pools by the first URL: that of another test may be closed by now.
     nobody = f"amqp://guest:guest@127.0.0.1:1/{uuid.uuid4().hex}"

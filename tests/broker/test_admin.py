@@ -494,9 +494,7 @@ def test_messages_are_counted_as_they_are_now_though_the_api_keeps_slow_listings
         own_broker.ctl("eval", multiplier.format(5))
 
 
-def test_the_journal_is_no_message_that_waits_and_stays(broker, plain, management, vhost, small):
-    if broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
+def test_the_journal_is_no_message_that_waits_and_stays(plain, management, vhost, small, streams):
     create(plain, small, small.whole)
     journal = Queue("kbd.v2.journal", queue_arguments={"x-queue-type": "stream"})
     journal(plain.channel()).declare()
@@ -858,10 +856,8 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
 
 
 def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(
-    broker, vhost, plain, small
+    vhost, plain, small, streams
 ):
-    if broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
     old, new = (
         PartQueue("kbd.v2.journal", (("x-queue-type", "stream"), ("x-max-age", age)))
         for age in ("7D", "30D")

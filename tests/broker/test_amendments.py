@@ -48,13 +48,9 @@ from kombu_binary_delay.model.address import Destination
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
+pytestmark = pytest.mark.usefixtures("streams")
+
 QUEUE = Queue("mail")
-
-
-@pytest.fixture(autouse=True)
-def _streams(broker):
-    if broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
 
 
 @pytest.fixture

@@ -767,11 +767,9 @@ def test_ladders_side_by_side_go_together_or_not_at_all(run, tick, vhost, small)
 
 
 def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(
-    broker, run, tick, vhost, small
+    run, tick, vhost, small, streams
 ):
     """Given: programs that declare nothing, and what they publish to is deleted."""
-    if broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
     never = (*tick, "--queue-per-delay", "--journal", "stream", "--declare", "never")
     run(*never, "create")
     whole = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
@@ -831,9 +829,7 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     assert all(each["current"] for each in ladders)
 
 
-def test_what_is_migrated_is_in_the_journal_once(broker, run, slow, connect):
-    if broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
+def test_what_is_migrated_is_in_the_journal_once(run, slow, connect, streams):
     declare(connect)
     settings = {"tick": MINUTE, "radix": 2, "levels": 4, "journal": "stream"}
     connection = connect(binary_delay=settings, confirm_publish=True)

@@ -18,7 +18,7 @@ from kombu_binary_delay.admin import Management, explain, migrate
 from kombu_binary_delay.amendments.door import AmendingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import spread
-from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_SINCE
+from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.waits import PATIENCE, drain_until, wait_until
 
 JITTER = 3000  # milliseconds
@@ -121,9 +121,7 @@ def test_what_is_not_delayed_goes_at_once_and_as_it_is(connect, headers):
     assert "x-delay-jitter" not in message.headers
 
 
-def test_a_rescheduled_message_arrives_at_the_time_that_was_named(broker, connect, collect):
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has no streams")
+def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, collect, streams):
     # If its jitter counted, it would not arrive in this hour.
     publisher, queue = connect(), Queue("inbox")
     queue(publisher.default_channel).declare()
@@ -146,9 +144,7 @@ def test_a_rescheduled_message_arrives_at_the_time_that_was_named(broker, connec
     assert "x-delay-jitter" not in arrival.headers
 
 
-def test_a_message_that_replaces_others_may_have_jitter(broker, connect, collect):
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has no streams")
+def test_a_message_that_replaces_others_may_have_jitter(connect, collect, streams):
     connection = connect(binary_delay={"jitter": 1000})
     queue = Queue("inbox")
     queue(connection.default_channel).declare()

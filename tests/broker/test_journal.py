@@ -41,15 +41,11 @@ def radix():
     return 2
 
 
-@pytest.fixture
-def streams(broker):
-    return broker.release >= STREAMS_SINCE
-
-
 @pytest.fixture(params=["stream", "folder"])
-def setting(request, streams, tmp_path):
+def setting(request, broker, tmp_path):
     """Where the journal goes; without streams, "stream" is a folder, too."""
-    return "stream" if request.param == "stream" and streams else str(tmp_path / "journal")
+    has_streams = broker.release >= STREAMS_SINCE
+    return "stream" if request.param == "stream" and has_streams else str(tmp_path / "journal")
 
 
 @pytest.fixture
@@ -262,9 +258,7 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, streams, caplog):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
+def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, caplog, streams):
     writer.warnings.clear()  # another test may have been warned
     options = {"journal": "stream", "declare": "never"}
     publish(connect(), 60_000)
@@ -286,10 +280,8 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, s
 @pytest.mark.own_broker
 @pytest.mark.parametrize("more", [{}, {"declare": "never"}], ids=str)
 def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
-    connect, vhost, streams, more, monkeypatch
+    connect, vhost, more, monkeypatch, streams
 ):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     publish(connect(binary_delay={"journal": "stream"}), 60_000)
     bring_back, is_made = take_away(vhost, "kbd.v2.journal"), Stream._is_made  # noqa: SLF001
     answers = []
@@ -310,8 +302,6 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
 
 @pytest.fixture
 def app(vhost, streams):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_connection_timeout = PATIENCE
     app.conf.broker_transport = "kombu_binary_delay:Transport"
@@ -470,8 +460,6 @@ def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
 
 
 def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     connection = connect(binary_delay={"journal": "stream", "journal_max_age": "2h"})
     publish(connection, 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
@@ -480,10 +468,8 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
 
 @pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
 def test_those_who_begin_the_journal_together_do_each_other_no_harm(
-    connect, vhost, streams, namespace, monkeypatch
+    connect, vhost, namespace, monkeypatch, streams
 ):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     start = threading.Barrier(3)
 
@@ -502,10 +488,8 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
 
 
 def test_a_journal_that_cannot_be_written_harms_no_message(
-    connect, collect, vhost, streams, caplog
+    connect, collect, vhost, caplog, streams
 ):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     writer.warnings.clear()  # another test may have been warned
     with vhost.connect() as other:
         # A queue of that name which is no stream: the broker refuses to declare it again.
@@ -549,8 +533,6 @@ def depth(frame: FrameType | None) -> int:
 
 
 def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost, streams):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
     connection = connect(binary_delay={"journal": "stream"}, confirm_publish=True)
     queue = Queue("mail")(connection.default_channel)
     queue.declare()
@@ -574,10 +556,8 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
 
 @pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("batched", [False, True])
-def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, batched):
+def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, batched, streams):
     """A connection that has published in an alarm gets no answer."""
-    if own_broker.release < STREAMS_SINCE:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
     # All that has to be declared: in the alarm, the limit is for the publish alone.
     before = connect(binary_delay={"journal": "stream"})
     before.Producer().publish("m", routing_key="mail", headers={"x-delay": 9000})
@@ -597,10 +577,8 @@ def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, 
         connection.collect()
 
 
-def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, broker):
+def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, streams):
     """Also where the topology is not declared, so that nothing else takes time."""
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
     connection = connect(binary_delay={"journal": "stream", "declare": "never"})
     channel = connection.default_channel
     with patch.object(writer.Journal, "prepare", lambda _: time.sleep(2)):
@@ -611,9 +589,7 @@ def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, broker):
     assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick
 
 
-def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost, broker):
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
+def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost, streams):
     publisher = connect(binary_delay={"journal": "stream"})
     connection = publisher.connection
     journal = connection.delay_mechanism.journal
@@ -630,8 +606,6 @@ def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost
 @pytest.fixture
 def held_up(connect, streams):
     """A connection, and its journal, with three events that an alarm has held up."""
-    if not streams:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
 
     def held_up(url=None):
         connection = connect(url=url, binary_delay={"journal": "stream", "amendments": False})
@@ -671,9 +645,7 @@ def who_writes(vhost):
     vhost.broker.api("DELETE", f"users/{name}")
 
 
-def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, streams, caplog):
-    if not streams:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
+def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, caplog, streams):
     writer.warnings.clear()  # another test may have been warned
     queues = [Queue("mail"), Queue("other")]
     for each in queues:
@@ -735,11 +707,9 @@ def test_a_child_process_leaves_the_events_of_an_alarm_to_its_parent():
 
 
 def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
-    connect, vhost, own_broker, monkeypatch
+    connect, vhost, own_broker, monkeypatch, streams
 ):
     """What it has got is noted when the alarm is over."""
-    if own_broker.release < STREAMS_SINCE:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
     monkeypatch.setattr(alarms, "PAUSE", 4.0)
     publisher, consumer = (connect(binary_delay={"journal": "stream"}) for _ in range(2))
     for number in range(10):
@@ -770,10 +740,10 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])
-def test_a_program_that_publishes_hides_no_end_of_its_connection(connect, own_broker, within):
+def test_a_program_that_publishes_hides_no_end_of_its_connection(
+    connect, own_broker, within, streams
+):
     """Kombu would connect again, and not consume."""
-    if own_broker.release < STREAMS_SINCE:
-        pytest.skip("RabbitMQ before 3.9 has no streams")
     # Or the end would come where the consumer looks for amendments.
     settings = {"journal": "stream", "amendments": False}
     publisher, consumer = (connect(binary_delay=settings) for _ in range(2))
@@ -814,9 +784,7 @@ def test_a_program_that_publishes_hides_no_end_of_its_connection(connect, own_br
     assert len(published) == 2
 
 
-def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, streams, caplog):
-    if not streams:
-        pytest.skip("this RabbitMQ has no streams")
+def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, caplog, streams):
     with vhost.connect() as other:
         channel = other.channel()
         channel.queue_declare(

@@ -368,11 +368,10 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
 JOURNAL = Grant(configure=("journal", "lock of the journal"), write=(DEFAULT,))
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
     vhost, connect, granted, collect, caplog
 ):
-    if vhost.broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
     enough = together(CONSUMER, CONSUMER_ON_LADDER, JOURNAL)
     bare = Queue("mail", no_declare=True)
     Queue("mail")(connect().default_channel).declare()
@@ -408,8 +407,13 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
 # -- amendments ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def unwarned(streams):
+    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
+
+
+@pytest.mark.usefixtures("unwarned")
 def test_who_may_not_cancel_what_is_far_ahead_cancels_none_of_several(vhost, connect, granted):
-    amended(vhost)
     administrator = connect()
     cancel("other", connection=administrator)
     now = time.time_ns() // 1_000_000
@@ -420,16 +424,10 @@ def test_who_may_not_cancel_what_is_far_ahead_cancels_none_of_several(vhost, con
     assert [judge({"message_id": each}) is None for each in ("other", "near")] == [False, True]
 
 
-def amended(vhost):
-    if vhost.broker.release < (3, 9):
-        pytest.skip("this RabbitMQ has no streams")
-    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
-
-
+@pytest.mark.usefixtures("unwarned")
 def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishing(
     vhost, connect, granted
 ):
-    amended(vhost)
     publisher = connect(url=granted(together(PUBLISHER, PER_QUEUE)))
     with pytest.raises(AmendmentError, match=r"may not amend.*|permissions? .* 'kbd\."):
         cancel("never", connection=publisher)
@@ -453,12 +451,11 @@ def two_are_there(connect):
     return administrator
 
 
-@pytest.mark.usefixtures("finds_ends")
+@pytest.mark.usefixtures("finds_ends", "unwarned")
 @pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["marker", "no-marker"])
 def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_if_not(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, writes
 ):
-    amended(vhost)
     administrator = two_are_there(connect)
     cancel("cancelled", connection=administrator)
     bare = Queue("mail", no_declare=True)
@@ -477,7 +474,7 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
 
 
-@pytest.mark.usefixtures("finds_ends")
+@pytest.mark.usefixtures("finds_ends", "unwarned")
 def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_that_takes(
     vhost, connect, granted, collect, monkeypatch
 ):
@@ -485,7 +482,6 @@ def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_tha
         time.sleep(0.01)
         take(records, *arguments)
 
-    amended(vhost)
     administrator = two_are_there(connect)
     cancel("never", connection=administrator)
     now = time.time_ns() // 1_000_000
@@ -503,10 +499,10 @@ def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_tha
     assert [each.body for each in collect(reader, [bare], 1)] == ["kept"]
 
 
+@pytest.mark.usefixtures("unwarned")
 def test_a_consumer_that_may_append_no_marker_reads_streams_without_a_record(
     vhost, connect, granted, caplog
 ):
-    amended(vhost)
     administrator = connect()
     Queue("mail")(administrator.default_channel).declare()
     declare(administrator, Topology(), amendments_part(Settings()))
@@ -522,7 +518,7 @@ def test_a_consumer_that_may_append_no_marker_reads_streams_without_a_record(
     assert reader.connection.delay_mechanism.amendments.is_reading
 
 
-@pytest.mark.usefixtures("finds_ends")
+@pytest.mark.usefixtures("finds_ends", "unwarned")
 @pytest.mark.parametrize(
     ("grant", "active"),
     [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],
@@ -531,7 +527,6 @@ def test_a_consumer_that_may_append_no_marker_reads_streams_without_a_record(
 def test_status_counts_amendments_for_those_who_may_read_them(
     vhost, connect, granted, grant, active
 ):
-    amended(vhost)
     administrator = connect()
     cancel("cancelled", connection=administrator)
     management = Management.of(administrator, vhost.broker.management_url)
@@ -593,12 +588,11 @@ def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_o
     }
 
 
-@pytest.mark.usefixtures("made_beforehand", "finds_ends")
+@pytest.mark.usefixtures("made_beforehand", "finds_ends", "unwarned")
 @pytest.mark.parametrize("may", [True, False], ids=["may publish", "may not"])
 def test_a_consumer_puts_off_what_was_rescheduled_if_it_may_write_to_the_levels(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, may
 ):
-    amended(vhost)
     administrator = connect()
     countdown = 1.9 if may else 3600
     due = time.time() + countdown

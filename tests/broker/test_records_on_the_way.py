@@ -17,13 +17,9 @@ from kombu_binary_delay.amendments.record import Cancel
 from kombu_binary_delay.mechanism import mechanism_of
 from tests.waits import wait_until
 
+pytestmark = pytest.mark.usefixtures("streams")
+
 EXCHANGE = parts.exchange_name("kbd")
-
-
-@pytest.fixture(autouse=True)
-def _streams(topology):
-    if topology.queue_type == "classic":
-        pytest.skip("RabbitMQ 3.8 has no streams, and so no amendments")
 
 
 def riding(connect, seconds):

@@ -34,9 +34,9 @@ from kombu_binary_delay.amendments.record import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
+from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
-HAS_STREAMS = (3, 9)
 HOUR = 3600  # in seconds, of which no test sees the end
 STREAM = "kbd.v2.journal"
 MANY = 4_000
@@ -102,9 +102,7 @@ def on_node(vhost, beside):
 
 
 @pytest.fixture
-def journalling(connect, broker):
-    if broker.release < HAS_STREAMS:
-        pytest.skip("this RabbitMQ has no streams")
+def journalling(connect, streams):
     return connect(binary_delay={"journal": "stream"})
 
 
@@ -711,7 +709,7 @@ def test_without_a_journal_its_remedies_are_named(connect, vhost, broker):
     with pytest.raises(admin.OperationError, match="set journal to 'stream'"):
         admin.from_journal(connection, LADDER)
     run(vhost, "tasks", "--source", "journal", code=2)
-    if broker.release < HAS_STREAMS:
+    if broker.release < STREAMS_SINCE:
         return
     connection.channel().queue_declare(STREAM, durable=True, auto_delete=False)
     with pytest.raises(admin.OperationError, match="cannot be read"):

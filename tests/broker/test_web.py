@@ -21,16 +21,11 @@ from kombu_binary_delay.web import guard, passwords
 from kombu_binary_delay.web import pages as handlers
 from tests.waits import PATIENCE, wait_until
 
+pytestmark = pytest.mark.usefixtures("streams")
+
 JOURNAL = "kbd.v2.journal"
 HOSTILE = "</td><script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
-
-
-@pytest.fixture(autouse=True)
-def streams(broker):
-    """The journal and amendments are in streams."""
-    if broker.release < (3, 9):
-        pytest.skip("RabbitMQ before 3.9 has no streams")
 
 
 @pytest.fixture

@@ -45,10 +45,8 @@ def browser():
 
 
 @pytest.fixture
-def serve(vhost, tmp_path):
+def serve(vhost, tmp_path, streams):
     """Serve the pages by the command, and return their address."""
-    if vhost.broker.release < (3, 9):
-        pytest.skip("RabbitMQ before 3.9 has no streams")
     with Processes("web") as processes:
 
         def serve(*options, **env):

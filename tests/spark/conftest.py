@@ -11,12 +11,9 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from kombu_binary_delay.model.versions import STREAMS_SINCE
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dev.server import Server
 
 ROOT = Path(__file__).parents[2]
 #: What PySpark before 4.2 warns of: it leaves the sockets open from which it has read rows, and
@@ -67,10 +64,3 @@ def local_times(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     yield
     spark.conf.unset("spark.sql.timestampType")
-
-
-@pytest.fixture
-def streams(broker: Server) -> None:
-    """What amendments and the journal need of a broker."""
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has no streams")
