@@ -39,7 +39,7 @@ class SettingsError(BinaryDelayError, ValueError):
 
 
 class TopologyError(BinaryDelayError):
-    """The broker refused to declare a part of the ladder or a binding of its delivery side."""
+    """A message has no way to its destination, or the broker refuses to declare what that takes."""
 
 
 class AmendmentError(BinaryDelayError, ValueError):

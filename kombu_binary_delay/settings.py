@@ -90,7 +90,9 @@ class Settings:
     :param lanes: the number of ladders to spread messages over, by message id; for clusters, whose
         nodes then share the work.
     :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
-        the broker, or the path of a folder for rotating local files. By default, nowhere.
+        the broker, or the path of a folder for rotating local files. By default, nowhere. RabbitMQ
+        before 3.9 has no streams: there, ``"stream"`` writes to the folder ``<namespace>-journal``
+        in the system's folder for temporary files, which a warning names.
     :param journal_max_age: how long the stream keeps events: a number and one of the units ``Y``,
         ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``. A stream that exists
         keeps its age; ``verify`` names the difference.

@@ -110,6 +110,8 @@ class ChannelMixin(AmendingChannel):
         :raises DelayError: if the delay is invalid or out of range.
         :raises AddressError: if the destination is too long for a delayed message.
         :raises TopologyError: if the broker refuses to declare what the delay needs.
+        :raises AmendmentError: if ``x-delay-key`` or ``x-delay-replaces`` is invalid, or cannot be
+            recorded.
         """
         # Skipped if the message cannot ask for a delay: each publish comes here.
         headers = msg.properties.get(HEADERS)

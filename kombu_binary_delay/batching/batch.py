@@ -159,7 +159,7 @@ class PublishBatch:
     :param max_size: the most messages that may be sent and not yet confirmed, and the most that are
         buffered.
     :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
-        the batch. If it is given, a message that was not confirmed raises no error.
+        the batch. If it is given, a message that was nacked or returned raises no error.
     :raises TypeError: if the channel is not one of py-amqp.
     :raises ValueError: if ``max_size`` is not a whole number >= 1.
     """

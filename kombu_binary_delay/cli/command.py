@@ -119,7 +119,7 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
 def _ended_by_signals() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C: the subcommand puts back what it has begun to remove.
 
-    A second SIGTERM ends it at once, and so does a minute, as the broker may not answer. A second
+    A second SIGTERM ends it at once, and so do 90 seconds, as the broker may not answer. A second
     SIGHUP does not: a shell that ends may send two.
     """
     ours: list[int] = []

@@ -26,7 +26,7 @@ from .values import Moment, Seconds
 
     It reads the journal, which has what was published with the setting journal, or the node, which
     has everything, and needs rabbitmqctl on the broker's host. The output says which it was, and
-    what is not in it. It takes no message from a queue, and changes nothing.
+    what is not in it. It takes no message from a queue, and changes none.
 
     WHEN is a time from now, such as 10m or 2d, or a time such as 2030-01-31T12:00+00:00. A PATTERN
     is as in a shell: * and ? and [abc]. A destination that is no queue is written exchange:key.
