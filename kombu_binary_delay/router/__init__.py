@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from kombu_binary_delay.commands import Answer, Steps, Warn
+from kombu_binary_delay.commands import Answer, Look, Steps, Warn
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
 from kombu_binary_delay.model.address import Destination, has_digest, route
 from kombu_binary_delay.model.delay import JITTER, X_DELAY, due_time, jitter_of
@@ -38,7 +38,7 @@ from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import URGENT
 
 from .delivery_side import REPLY_TO, DeliverySide
-from .knowledge import ATTEMPTS, BASE, BINDINGS, KINDS, quietly
+from .knowledge import ATTEMPTS, BASE, BINDINGS, FIRST, KINDS, quietly
 
 #: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
@@ -254,7 +254,9 @@ class Router(DeliverySide):
         now: int,
     ) -> frozenset[tuple[Any, ...]]:
         if not self._declares:
-            return _NOTHING
+            if not self._disturbed:
+                return _NOTHING
+            return frozenset({(FIRST, self._first_exchange(self._ladders[lane], digits))})
         exchange, key = destination
         level = ("level", lane, self._ladders[lane].needs(digits))
         wanted: tuple[tuple[Any, ...], ...] = (
@@ -318,6 +320,9 @@ class Router(DeliverySide):
         :raises TopologyError: if the broker refuses.
         """
         wanted = set(needs)
+        if not self._declares:
+            yield from self._find(wanted)
+            return
         if not 0 <= now - self._looked < LOOK_AGAIN:
             yield from self._look_again(now)
         makers: dict[str, Callable[..., Steps]] = {
@@ -338,6 +343,23 @@ class Router(DeliverySide):
             f"a part of the ladder was deleted during {ATTEMPTS} attempts to declare it; stop the "
             f"program that deletes it, and publish again"
         )
+
+    def _find(self, wanted: Iterable[tuple[Any, ...]]) -> Steps:
+        """Check that what the broker has reported as missing was made again, by an administrator.
+
+        :raises TopologyError: if it was not: the broker would close the channel of a publish.
+        """
+        found = Answer.DONE
+        # Who may not ask publishes, and sees.
+        with suppress(TopologyError):
+            found = yield Look(tuple(exchange for _, exchange in wanted))
+        if found is Answer.MISSING:
+            names = " and ".join(repr(exchange) for _, exchange in wanted)
+            raise TopologyError(
+                f"a delayed message needs {names}, which does not exist, and declare is 'never'; "
+                f"make the ladder of these settings with kombu-binary-delay create"
+            )
+        self._disturbed = False
 
     def _look_again(self, now: int) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""

@@ -263,6 +263,8 @@ class DeliverySide(LadderSide):
             # Only one of the two routes may exist; another program may have made the other one.
             other = self._mirrors_of(bound, by_relay=not by_relay)
             yield Unbind(other, command.what)
+            # It may have removed ours meanwhile: better two routes than none.
+            yield Ensure(Part(bindings=mirrors), command.what, command.needs)
         self.existing.add(bound)
 
     def _unmirror(self, bound: Bound) -> Steps:

@@ -50,6 +50,8 @@ BASE = ("base",)
 BINDINGS = ("bindings",)
 #: The repetition is in progress, and nothing was found to be missing since it began.
 REPEATING = ("repeating",)
+#: The exchange of a ladder that somebody else makes, to which a message is published.
+FIRST = "first"
 #: In the order of declaration: the levels after the delivery side, which shows whether a part of
 #: the topology is missing.
 KINDS = (

@@ -474,6 +474,27 @@ def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collec
     assert ladder_names(vhost) == before
 
 
+def test_where_declare_is_never_and_the_ladder_is_missing_no_retry_is_lost(
+    connect, collect, caplog
+):
+    connection = connect(confirm_publish=True, binary_delay={"declare": "never"})
+    queue = Queue("q", channel=connection.default_channel)
+    queue.declare()
+    producer = connection.Producer()
+    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    task = {"id": "1", "task": "t", "eta": eta}
+    producer.publish("retry", routing_key="q", headers={**task, "retries": 1})
+    with pytest.raises(TopologyError, match=r"level-.* does not exist.*kombu-binary-delay create"):
+        producer.publish("first", routing_key="q", headers={**task, "retries": 0})
+    assert "a retry of t is left to a worker to keep until it is due" in caplog.text
+
+    made = connect().Producer()
+    for each in (made, producer):
+        each.publish("delayed", routing_key="q", headers={"x-delay": 1})
+    arrived = sorted(arrival.body for arrival in collect(connection, [queue], 3))
+    assert arrived == ["delayed", "delayed", "retry"]
+
+
 def test_settings_shape_the_ladder(connect, collect, vhost):
     connection = connect(
         binary_delay={

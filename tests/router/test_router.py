@@ -513,6 +513,15 @@ def test_where_declare_is_never_nothing_is_asked_for(broker):
     assert plan.exchange == connection.topology.level_name(1)
 
 
+def test_where_declare_is_never_what_is_missing_is_asked_for_until_it_is_there(broker):
+    connection = Connection(broker, declare="never")
+    connection.router.lost()
+    with pytest.raises(TopologyError, match="make the ladder of these settings"):
+        connection.publish()
+    Connection(broker).publish()
+    assert [connection.publish()[0] != [] for _ in range(2)] == [True, False]
+
+
 def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
     """As the executor does, the refusal is thrown in where the command was asked for."""
     connection = Connection(broker)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kombu_binary_delay.commands import Ensure
+from kombu_binary_delay.commands import Ensure, Unbind
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED
@@ -87,6 +87,29 @@ def test_every_queue_of_a_message_with_further_keys_gets_it_once(broker, refusin
         keys = [plan.routing_key, *packed["CC"], *packed["BCC"]]
         rests = broker.follow(plan.exchange, keys, packed)
         assert sorted(each.queue for each in rests) == ["a", "b", "c"]
+
+
+def test_two_programs_that_bind_a_queue_at_once_leave_a_way_to_it(broker):
+    knows, does_not = Connection(broker), Connection(broker)
+    knows.queue("q")
+    for connection in (knows, does_not):
+        connection.exchange("x", "topic")
+        connection.consume()
+    broker.declare(Part(bindings=(Binding("x", "q", "k"),)))
+
+    halfway = []
+    for connection in (knows, does_not):
+        steps = connection.router.bound("x", "q", "k", to_queue=True)
+        command = next(steps)
+        while not (isinstance(command, Unbind) and "the binding" in command.what):
+            command = steps.send(broker.do(command))
+        halfway.append((steps, command))
+    for steps, command in halfway:
+        with suppress(StopIteration):
+            while True:
+                command = steps.send(broker.do(command))  # noqa: PLW2901 - the next one
+
+    assert knows.reached("k", "x") == ["q"]
 
 
 def test_a_mailbox_that_is_bound_has_no_relay_left_behind(broker):
