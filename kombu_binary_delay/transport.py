@@ -119,7 +119,8 @@ class ChannelMixin(AmendingChannel):
         if asked:
             msg, asked = self.with_jitter(msg, asked)
         if headers and (KEY in headers or REPLACES in headers) and self.begins_generation(headers):
-            msg, records = self.begin_generation(msg, asked or {})
+            to = Destination(exchange or "", routing_key or "")
+            msg, records = self.begin_generation(msg, asked or {}, to)
             options = (mandatory, immediate, timeout, confirm_timeout, argsig)
             result = self._basic_publish(msg, exchange, routing_key, *options)
             self._after_publish(partial(self.record_generations, records))

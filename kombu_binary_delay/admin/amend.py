@@ -11,6 +11,7 @@ from typing import Any
 from kombu_binary_delay.amendments import api
 from kombu_binary_delay.amendments.record import MAX_TIME, check_name
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.mechanism import mechanism_of, without_transport
 
 from .waiting import WaitingTask
 
@@ -71,7 +72,10 @@ def amend(
     """
     ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
-    amendments = connection.connection.delay_mechanism.amendments
+    mechanism = mechanism_of(connection.connection)
+    if mechanism is None:
+        raise AmendmentError(without_transport(connection))
+    amendments = mechanism.amendments
     amendments.require()
     until = amendments.kept_until(None, now)
     latest = max((each or now for each in chosen.dues.values()), default=now)

@@ -17,7 +17,7 @@ from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.mechanism import mechanism_of, without_transport
 
 from .door import LONGEST_KEYED
-from .record import GENERATION, REPLACES, Cancel, Postpone, check_name, split
+from .record import GENERATION, MAX_TIME, REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 
 logger = get_logger(__package__)
@@ -38,8 +38,10 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
         ``eta`` is more than two days ahead, again from a day before it.
     :param connection: a :class:`kombu.Connection` with our transport. By default, a connection of
         the results' Celery app, or of the current app.
-    :raises AmendmentError: if an id is invalid, the time has passed, or the broker cannot record
-        it.
+    :raises AmendmentError: if an id or the time is invalid, or the broker cannot record it.
+    :raises kombu.exceptions.OperationalError: if the broker does not answer, after three more
+        attempts to connect. A connection that breaks raises one of the connection's
+        ``connection_errors``: do it again, as a second record has no effect.
     """
     tasks, names = _checked(tasks)
     now = _now()
@@ -88,6 +90,7 @@ def reschedule(
     :param countdown: the later time in seconds from now, instead of ``eta``.
     :param connection: as for :func:`cancel`.
     :raises AmendmentError: as for :func:`cancel`, or if not exactly one time is given.
+    :raises kombu.exceptions.OperationalError: as for :func:`cancel`.
     """
     tasks, names = _checked(tasks)
     now = _now()
@@ -259,6 +262,10 @@ def _milliseconds(eta: Any, now: int) -> int:
     due = -((_EPOCH - eta) // timedelta(milliseconds=1))
     if due <= now:
         raise AmendmentError(f"{eta.isoformat()} has passed; give a time in the future")
+    if due > MAX_TIME:
+        raise AmendmentError(
+            f"{eta.isoformat()} is after the year 9999 in UTC; give an earlier time"
+        )
     return due
 
 

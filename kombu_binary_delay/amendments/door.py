@@ -114,10 +114,13 @@ class AmendingChannel(FollowingChannel):
         is_retry = TASK in headers and bool(headers.get(RETRIES))
         return REPLACES in headers or (KEY in headers and not is_retry)
 
-    def begin_generation(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, list[Supersede]]:
+    def begin_generation(
+        self, msg: Any, asked: dict[str, Any], destination: Destination
+    ) -> tuple[Any, list[Supersede]]:
         """Return the message with a generation, and the records to write after its publish.
 
         :param asked: the headers that ask for its delay.
+        :raises BinaryDelayError: if the message cannot be delayed to its destination.
         :raises AmendmentError: if the key is invalid, or the broker or user cannot amend.
         """
         amendments = self._amendments
@@ -145,7 +148,10 @@ class AmendingChannel(FollowingChannel):
         generation = new_generation(at)
         amended = amqp.Message(msg.body)
         amended.properties = {**msg.properties, HEADERS: {**headers, GENERATION: generation}}
-        due = -(-(self.due(amended.properties, asked, now) or now) // 1000)
+        wanted = self.due(amended.properties, asked, now)
+        # What is refused has declared nothing.
+        self._router.publish(amended.properties, wanted, destination, now)
+        due = -(-(wanted or now) // 1000)
         longest = max(due - at, wait or 0)
         if KEY in headers and longest > LONGEST_KEYED:
             raise AmendmentError(

@@ -33,6 +33,7 @@ from kombu_binary_delay.errors import (
     UnconfirmedError,
 )
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADERS
 
 from .confirm import ConfirmChannel
@@ -340,7 +341,8 @@ class PublishBatch:
                 pending.message, headers = channel.with_jitter(pending.message, headers)
             message = pending.message
             if channel.begins_generation(message.properties.get(HEADERS)):
-                begun = channel.begin_generation(message, headers)
+                to = Destination(pending.exchange, pending.routing_key)
+                begun = channel.begin_generation(message, headers, to)
                 pending.message, pending.records = begun
             if headers:
                 now = time.time_ns() // 1000

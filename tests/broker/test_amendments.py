@@ -25,6 +25,7 @@ from kombu.mixins import ConsumerMixin
 from dev.broker import Broker
 from kombu_binary_delay import (
     AmendmentError,
+    DelayError,
     PublishBatch,
     UnconfirmedError,
     alarms,
@@ -747,6 +748,7 @@ BAD: dict[str, Any] = {  # what is wrong with it, and the call
     ),
     "no number": lambda **kw: reschedule("a", countdown="soon", **kw),  # type: ignore[arg-type]
     "the past": lambda **kw: reschedule("a", countdown=-1, **kw),
+    "no end": lambda **kw: reschedule("a", eta=datetime.max.replace(tzinfo=timezone.utc), **kw),
 }
 
 
@@ -767,13 +769,16 @@ def test_bad_input_is_an_error_and_nothing_is_recorded(vhost, publisher, what):
         {KEY: "a", "x-delay-key-max-wait": "1 h"},
         {KEY: "a", "x-delay-key-max-wait": 86_400_000},
         {REPLACES: None},
+        {REPLACES: "a", "x-delay": 10**12},
     ],
     ids=repr,
 )
-def test_a_message_with_a_bad_key_is_not_published(publisher, consumer, headers):
-    with pytest.raises(AmendmentError):
+def test_a_message_that_cannot_replace_another_is_not_published(vhost, publisher, headers):
+    QUEUE(publisher.default_channel).declare()
+    with pytest.raises((AmendmentError, DelayError)):
         publish(publisher, "never", **{"x-delay": 1, **headers})
-    assert QUEUE(consumer.default_channel).get() is None
+    assert QUEUE(publisher.default_channel).get() is None
+    assert not any("amendments" in each["name"] for each in vhost.queues())
 
 
 @pytest.mark.parametrize("transport", ["amqp", "memory"])
