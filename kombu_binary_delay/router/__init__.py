@@ -350,7 +350,7 @@ class Router(DeliverySide):
         :raises TopologyError: if it was not: the broker would close the channel of a publish.
         """
         found = Answer.DONE
-        # Who may not ask publishes, and sees.
+        # A user that may not ask publishes, and sees.
         with suppress(TopologyError):
             found = yield Look(tuple(exchange for _, exchange in wanted))
         if found is Answer.MISSING:
