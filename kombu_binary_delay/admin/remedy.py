@@ -57,8 +57,9 @@ def unbind(place: Place, binding: Binding) -> str:
     """Return how to remove a foreign binding."""
     if binding.arguments:
         return "if nobody needs it, remove it on the exchange's page of the management interface"
-    # The API names a binding by its key, encoded once; in a path, that is encoded once more.
-    name = quote(binding.key, safe="") or "~"
+    # The API names a binding by its key, encoded once; in a path, that is encoded once more. What
+    # follows a ~ is a hash of the arguments.
+    name = quote(binding.key, safe="").replace("~", "%7E") or "~"
     words = (place.vhost, "e", binding.source, "q" if binding.to_queue else "e")
     path = "/".join(quote(each, safe="") for each in (*words, binding.destination, name))
     url = shlex.quote(f"{place.api}/api/bindings/{path}")

@@ -79,18 +79,26 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
     wait_until(lambda: vhost.waiting(f"{level(3)}.1") == {f"{level(3)}.1": 1})
 
 
-def test_the_command_that_removes_a_strange_binding_does_so(run, channel, broker, vhost, small):
+def test_the_command_that_removes_a_strange_binding_removes_no_other(
+    run, channel, broker, vhost, small
+):
     channel.queue_declare("mail", durable=True)
     run("create", code=0)
-    channel.queue_bind("mail", small.level_name(0), "a.#/ö")
+    keys = {"", "a", "a~b", "a.#/ö~", "~"}
+    for key in keys:
+        channel.queue_bind("mail", small.level_name(0), key)
 
-    found = json.loads(run("verify", "--json", code=1))
-    (remedy,) = (each["remedy"] for each in found["differences"] if each["severity"] == "error")
-    *_, curl, option, user, x, method, url = shlex.split(remedy)
-    broker.api(method, url.partition("/api/")[2])
-
-    assert [curl, option, x, method] == ["curl", "-u", "-X", "DELETE"]
-    assert user
+    while keys:
+        found = json.loads(run("verify", "--json", code=1))
+        strange = [each for each in found["differences"] if each["severity"] == "error"]
+        assert {each["found"] for each in strange} == {
+            f"a binding with the key {key!r} that is none of this ladder's" for key in keys
+        }
+        *_, curl, option, user, x, method, url = shlex.split(strange[0]["remedy"])
+        broker.api(method, url.partition("/api/")[2])
+        assert [curl, option, x, method] == ["curl", "-u", "-X", "DELETE"]
+        assert user
+        keys = {key for key in keys if repr(key) not in strange[0]["found"]}
     run("verify", code=0)
 
 
