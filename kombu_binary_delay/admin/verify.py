@@ -13,7 +13,7 @@ from kombu_binary_delay.journal import stream_name
 from kombu_binary_delay.model.durations import in_words
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, release
+from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE, release
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
@@ -457,22 +457,30 @@ def _broker(management: Management, version: str, topology: Topology) -> Iterato
             "a crash of a node can lose messages that are between two levels",
             "leave queue_type out, on RabbitMQ 3.10 or later",
         )
-    if quorum and _flag_disabled(management, "stream_queue"):
+    if quorum and release(version) < STREAMS_ALWAYS_SINCE:
+        yield from _stream_flag(management)
+
+
+def _stream_flag(management: Management) -> Iterator[Difference]:
+    name = "stream_queue"
+    what = f"feature flag {name}"
+    try:
+        flags = management.get("feature-flags")
+    except UnreachableError as exc:
+        yield _unread(what, exc)
+        return
+    if any(flag["name"] == name and flag["state"] == "disabled" for flag in flags):
         yield Difference(
             "error",
-            "feature flag stream_queue",
+            what,
             "disabled",
             "quorum queues dead-letter at most once: a crash loses messages between levels",
-            "rabbitmqctl enable_feature_flag stream_queue",
+            f"rabbitmqctl enable_feature_flag {name}",
         )
 
 
-def _flag_disabled(management: Management, name: str) -> bool:
-    try:
-        flags = management.get("feature-flags")
-    except UnreachableError:
-        return False
-    return any(flag["name"] == name and flag["state"] == "disabled" for flag in flags)
+def _unread(what: str, exc: UnreachableError) -> Difference:
+    return Difference("note", what, "could not be read", "not compared", str(exc))
 
 
 # -- policies ------------------------------------------------------------------------------------
@@ -489,7 +497,7 @@ def _policies(
         try:
             policies = management.here(kind)
         except UnreachableError as exc:
-            yield Difference("note", kind, "could not be read", "not compared", str(exc))
+            yield _unread(kind, exc)
             continue
         yield from _hits(kind, policies, wanted, management.vhost, topology)
 
@@ -652,8 +660,7 @@ def _permissions(
     try:
         rows = management.get("users", user, "permissions")
     except UnreachableError as exc:
-        what = f"permissions of {user}"
-        yield Difference("note", what, "could not be read", "not compared", str(exc))
+        yield _unread(f"permissions of {user}", exc)
         return
     mine = [row for row in rows if row["vhost"] == management.vhost]
     prefix = prefix_of(topology)

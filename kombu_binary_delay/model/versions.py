@@ -10,6 +10,8 @@ from typing import Any
 QUORUM_SINCE = (3, 10)
 #: Streams exist since RabbitMQ 3.9.
 STREAMS_SINCE = (3, 9)
+#: RabbitMQ does not start with the feature flag ``stream_queue`` left off, since 3.12.
+STREAMS_ALWAYS_SINCE = (3, 12)
 #: The most bytes of the text of a broker's error.
 MAX_REPLY = 255
 #: A name as long as any of an exchange's type: RabbitMQ's plugins have up to 17 characters.

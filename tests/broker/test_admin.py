@@ -34,11 +34,13 @@ from kombu_binary_delay.admin import (
     verify,
     ways,
 )
+from kombu_binary_delay.admin.remedy import PERMISSIONS
 from kombu_binary_delay.admin.teardown import held
 from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as PartQueue
+from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE
 from tests.waits import wait_until
 
 
@@ -265,6 +267,27 @@ def test_missing_permissions_are_named(broker, vhost, plain, management, small):
     assert [each.found for each in errors(none)] == ["none in this virtual host"]
     assert [each.found.split(" on ")[0] for each in errors(some)] == ["no write permission"]
     assert all_of_them.sound
+
+
+def test_what_a_user_who_only_monitors_may_not_read_is_named(
+    broker, vhost, plain, management, small
+):
+    create(plain, small, small.whole)
+    me = f"user-{vhost.name}"
+    broker.api("PUT", f"users/{me}", {"password": me, "tags": "monitoring"})
+    try:
+        broker.api("PUT", f"permissions/{vhost.name}/{me}", dict.fromkeys(PERMISSIONS, "^$"))
+        found = verify(replace(management, user=me, password=me), small)
+    finally:
+        broker.api("DELETE", f"users/{me}")
+
+    flag = "feature flag stream_queue"
+    unread = {each.what: each for each in found.differences if each.found == "could not be read"}
+    # Classic levels do without it, and later releases always have it.
+    assert (flag in unread) == (QUORUM_SINCE <= broker.release < STREAMS_ALWAYS_SINCE)
+    assert f"permissions of {me}" in unread
+    assert all(f"set_user_tags {me} administrator" in each.remedy for each in unread.values())
+    assert found.sound
 
 
 def test_a_management_api_that_does_not_answer_is_named(plain):
