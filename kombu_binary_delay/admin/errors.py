@@ -19,3 +19,7 @@ class IncompleteError(OperationError):
 
 class UnreachableError(OperationError):
     """A broker, or its management API, does not answer or refuses the login."""
+
+
+class UnlistedError(UnreachableError):
+    """The management API has no such object."""

@@ -15,7 +15,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
-from .errors import UnreachableError
+from .errors import UnlistedError, UnreachableError
 
 #: How long to wait for a connection, and for an answer, in seconds. RabbitMQ itself gives a listing
 #: 60, and more if there are over 30,000 queues.
@@ -89,6 +89,7 @@ class Management:
         """Return the JSON at a path under ``/api``; this escapes the words of the path.
 
         :raises UnreachableError: if the API does not answer, or refuses.
+        :raises UnlistedError: if it has no such object.
         """
         url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)]) + query
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -97,7 +98,8 @@ class Management:
             with self._opener.open(request, timeout=_CONNECT) as answer:
                 return json.loads(answer.read())
         except HTTPError as exc:
-            raise UnreachableError(self._refusal(exc, path)) from exc
+            kind = UnlistedError if exc.code == HTTPStatus.NOT_FOUND else UnreachableError
+            raise kind(self._refusal(exc, path)) from exc
         except TimeoutError as exc:
             # It is connected: what fails before that is an URLError.
             raise UnreachableError(
@@ -132,7 +134,8 @@ class Management:
         asked, api = "/".join(path), f"the management API at {self.url}"
         name, user = repr(self.user), shlex.quote(self.user)
         reason = _said(exc)
-        if exc.code == HTTPStatus.NOT_FOUND and self.vhost in path:
+        # As in `here`; other names may be equal to the virtual host's.
+        if exc.code == HTTPStatus.NOT_FOUND and path[1:] == (self.vhost,):
             return (
                 f"{api} shows the user {name} no virtual host {self.vhost!r}; is it that of this "
                 f"broker? {_SAY_WHERE}"

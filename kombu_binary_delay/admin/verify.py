@@ -17,7 +17,7 @@ from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
-from .errors import UnreachableError
+from .errors import UnlistedError, UnreachableError
 from .management import Management
 from .remedy import (
     HERE,
@@ -659,6 +659,17 @@ def _permissions(
 ) -> Iterator[Difference]:
     try:
         rows = management.get("users", user, "permissions")
+    except UnlistedError:
+        # The API's own user has just logged in.
+        own = user == management.user
+        yield Difference(
+            "note" if own else "error",
+            f"permissions of {user}",
+            "RabbitMQ has no such user",
+            "not compared" if own else "it cannot connect",
+            "check the name; a user of LDAP or OAuth is not listed",
+        )
+        return
     except UnreachableError as exc:
         yield _unread(f"permissions of {user}", exc)
         return

@@ -249,9 +249,11 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
     assert bool(found) == breaks
 
 
-def test_missing_permissions_are_named(broker, vhost, plain, management, small):
+def test_a_missing_user_and_missing_permissions_are_named(broker, vhost, plain, management, small):
     create(plain, small, small.whole)
-    name = f"user-{vhost.name}"
+    # As the virtual host, which exists.
+    name = vhost.name
+    nobody = verify(management, small, user=name)
     broker.api("PUT", f"users/{name}", {"password": "p", "tags": ""})
     try:
         none = verify(management, small, user=name)
@@ -264,6 +266,7 @@ def test_missing_permissions_are_named(broker, vhost, plain, management, small):
     finally:
         broker.api("DELETE", f"users/{name}")
 
+    assert [each.found for each in errors(nobody)] == ["RabbitMQ has no such user"]
     assert [each.found for each in errors(none)] == ["none in this virtual host"]
     assert [each.found.split(" on ")[0] for each in errors(some)] == ["no write permission"]
     assert all_of_them.sound

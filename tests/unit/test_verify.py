@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Settings, Topology
 from kombu_binary_delay.admin import Management, Snapshot
+from kombu_binary_delay.admin.errors import UnlistedError
 from kombu_binary_delay.admin.fix import absent
 from kombu_binary_delay.admin.remedy import remake
 from kombu_binary_delay.admin.verify import compare, verify
@@ -276,6 +277,24 @@ def test_a_permission_is_read_as_rabbitmq_reads_it(permission, severity):
     about = {each.severity for each in done.differences if each.what.startswith("permissions")}
     assert about == ({severity} if severity else set())
     assert done.sound == (severity != "error")
+
+
+@pytest.mark.parametrize(("user", "severity"), [("me", "note"), ("shop", "error")])
+def test_a_user_that_rabbitmq_does_not_list_is_none_unless_it_has_logged_in(
+    user, severity, monkeypatch
+):
+    def get(api, *path, query=""):
+        if path[0] == "users":
+            raise UnlistedError
+        return answer(api, *path, query=query)
+
+    answer = Api.get
+    monkeypatch.setattr(Api, "get", get)
+
+    (found,) = verify(Api(TOPOLOGY), TOPOLOGY, user=user).differences
+
+    assert (found.severity, found.what) == (severity, f"permissions of {user}")
+    assert "LDAP" in found.remedy
 
 
 AMENDMENTS = amendments_part(Settings())
