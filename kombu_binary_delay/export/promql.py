@@ -1,9 +1,9 @@
 """PromQL expressions about a ladder, over RabbitMQ's own metrics. Pure.
 
 ``rabbitmq_prometheus`` exports each queue under ``/metrics/detailed``, and counts the dead letters
-of a whole node under ``/metrics``. All expressions cover every ladder of a namespace, because you
-also need to watch an old one that drains. ``rabbitmq_cluster`` is a label that a scrape may add
-if one Prometheus watches several brokers; without it, nothing changes.
+of a whole node under ``/metrics``. All expressions cover every ladder of a namespace, those of the
+form ``v1`` too, because you also need to watch an old one that drains. ``rabbitmq_cluster`` is a
+label that a scrape may add if one Prometheus watches several brokers; without it, nothing changes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kombu_binary_delay.model.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.topology import LEAST_DISK, WORKER_HOLDS, Topology
+from kombu_binary_delay.model.v1 import TopologyV1
 
 _QUEUE = "rabbitmq_cluster, vhost, queue"
 _AHEAD = 4 * 3600  # seconds
+_FORMS = (Topology(), TopologyV1())
+#: How the names of each form of a ladder differ.
+_VERSIONS = "|".join(each.version for each in _FORMS)
+_DIRECT = "|".join(each.direct.removeprefix(f"{each.prefix}.") for each in _FORMS)
+_RELAYS = "|".join(
+    name("").removeprefix(f"{each.delivery_prefix}.").rstrip(".")
+    for each in _FORMS
+    for name in (each.queue_relay_name, each.exchange_relay_name)
+)
 
 
 @dataclass(frozen=True)
@@ -37,14 +47,14 @@ class Questions:
         """The queues in which messages wait."""
         if not self.topology.mirrors:
             return self._numbered
-        return rf"{self._versioned}-.+[.](level-[0-9]+[.][01]+|direct[.][0-9]+ms)"
+        return rf"{self._versioned}-.+[.](level-[0-9]+[.][0-9]+|({_DIRECT})[.][0-9]+ms)"
 
     @cached_property
     def ways_in(self) -> str:
         """The exchanges to which this transport, or other programs, publish delayed messages."""
         if not self.topology.mirrors:
             return self._numbered
-        return rf"{self._versioned}-.+[.](level-[0-9]+([.][01]+)?|direct)"
+        return rf"{self._versioned}-.+[.](level-[0-9]+([.][0-9]+)?|{_DIRECT})"
 
     @cached_property
     def parking(self) -> str:
@@ -56,7 +66,7 @@ class Questions:
         """The relays; empty for a ladder that has none."""
         if not self.topology.mirrors:
             return ""
-        return f"{self._versioned}(-classic)?[.]relay-to-(queue|exchange)[.].+"
+        return f"{self._versioned}(-classic)?[.]({_RELAYS})[.].+"
 
     # -- queues ----------------------------------------------------------------------------------
 
@@ -84,7 +94,7 @@ class Questions:
 
         :param over: ``max`` for the largest instead.
         """
-        names = "(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|direct).+)"
+        names = f"(.+?)(?:-lane[0-9]+|-urgent)?((?:-classic)?[.](?:level|{_DIRECT}).+)"
         if not self.topology.mirrors:
             names = "(.+)()"
         # Not as another queue: series of several lanes must not become the same.
@@ -155,7 +165,7 @@ class Questions:
 
     @cached_property
     def _versioned(self) -> str:
-        return f"{_plain(self.topology.namespace)}[.]{VERSION}"
+        return f"{_plain(self.topology.namespace)}[.]({_VERSIONS})"
 
     @cached_property
     def _numbered(self) -> str:

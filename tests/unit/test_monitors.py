@@ -16,6 +16,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.export.promql import Questions
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.v1 import TopologyV1
 
 TOPOLOGIES = [
     Topology(),
@@ -113,27 +114,23 @@ def test_a_ladder_without_parking_and_relays_has_no_alerts_for_them():
 
 def test_the_questions_are_about_these_queues_and_no_others(topology):
     ask = Questions(topology)
-    lanes = (
-        [topology, *topology.lanes(3), topology.for_urgent()] if topology.mirrors else [topology]
-    )
-    queues = {queue.name for lane in lanes for part in lane.levels for queue in part.queues}
-    ways_in = {each.name for lane in lanes for part in lane.levels for each in part.exchanges}
+    ladders = [topology]
+    if topology.mirrors:
+        older = TopologyV1(namespace=topology.namespace, queue_type=topology.queue_type)
+        ladders = [topology, *topology.lanes(3), topology.for_urgent(), older]
+    queues = {queue.name for each in ladders for part in each.levels for queue in part.queues}
+    ways_in = {one.name for each in ladders for part in each.levels for one in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
     if topology.mirrors:
-        direct = (
-            topology.direct_queue(topology.ladder.digits(topology.ladder.maximum)).queues[0].name
-        )
-        queues.add(direct)
-        ways_in.add(topology.direct)
-        aside = {
-            topology.parking,
-            topology.queue_relay_name("mail"),
-            topology.exchange_relay_name("events"),
-        }
-        assert [each for each in aside if re.fullmatch(ask.parking, each)] == [topology.parking]
-        assert {each for each in aside if re.fullmatch(ask.relays, each)} == aside - {
-            topology.parking
-        }
+        direct = [each.direct_queue(each.ladder.digits(each.ladder.maximum)) for each in ladders]
+        queues |= {queue.name for part in direct for queue in part.queues}
+        ways_in |= {each.direct for each in ladders}
+        parking = {each.parking for each in ladders}
+        relays = {each.queue_relay_name("mail") for each in ladders}
+        relays |= {each.exchange_relay_name("events") for each in ladders}
+        aside = parking | relays
+        assert {each for each in aside if re.fullmatch(ask.parking, each)} == parking
+        assert {each for each in aside if re.fullmatch(ask.relays, each)} == relays
         others |= aside
 
     assert {each for each in queues | others if re.fullmatch(ask.levels, each)} == queues
@@ -170,6 +167,9 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
 
     assert list(named.values()) == ["1 s", "2 s", "4 s"]
     assert relabel
+    older = TopologyV1()
+    (direct,) = older.direct_queue(older.ladder.digits(1000)).queues
+    assert re.fullmatch(relabel[1], direct.name)
     for lane in (topology, *topology.lanes(2), topology.for_urgent()):
         found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
         assert found
