@@ -28,6 +28,7 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
     direct: bool = False,
     relays: Sequence[str] = (),
     must_exist: bool = False,
+    drained: bool = False,
     amendments: Part,
     journal: Part,
 ) -> Creation:
@@ -42,7 +43,11 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
     wanted = Part()
     for topology in lanes:
         wanted += _ladder(
-            topology, snapshot, declares=declares, direct=direct, must_exist=must_exist
+            topology,
+            snapshot,
+            declares=declares or drained,
+            direct=direct,
+            must_exist=must_exist,
         )
     named = {each.name for each in amendments.exchanges}
     named |= {each.name for each in amendments.queues}

@@ -19,17 +19,20 @@ from .verify import compare
 class Expected:
     """What should exist.
 
-    :param lanes: the ladders in use.
+    :param lanes: the ladders to look at: those in use, or one that was asked for.
     :param declares: whether programs declare missing parts, so that levels that no message has
         needed yet may be missing.
     :param relays: glob patterns of the queues that need a relay, as in the setting.
     :param direct: whether programs publish to direct queues, with ``queue_per_delay``.
+    :param drained: those of ``lanes`` that programs do not publish to: what no message has needed
+        may be missing there.
     """
 
     lanes: tuple[Topology, ...] = ()
     declares: bool = True
     relays: tuple[str, ...] = ()
     direct: bool = False
+    drained: tuple[Topology, ...] = ()
 
 
 def alarms(management: Management) -> Iterator[str]:
@@ -78,7 +81,8 @@ def missing(expected: Expected, management: Management, snapshot: Snapshot) -> I
 
 
 def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[str]:
-    compared = compare(topology, snapshot, declares=expected.declares, direct=expected.direct)
+    declares = expected.declares or topology in expected.drained
+    compared = compare(topology, snapshot, declares=declares, direct=expected.direct)
     shared: Iterable[Topology] = expected.lanes[:1]
     led = faults(topology, snapshot, expected.relays) if topology in shared else ()
     return [f"{each.what}: {each.found}" for each in (*compared, *led) if each.severity == "error"]

@@ -78,6 +78,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     user: str | None = None,
     relays: Iterable[str] = (),
     must_exist: bool = False,
+    drained: bool = False,
     amendments: Part = _NOTHING,
     journal: Part = _NOTHING,
 ) -> Verification:
@@ -89,6 +90,8 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param relays: glob patterns of the queues that need a relay, as in the setting.
     :param must_exist: whether it is an error if nothing of the ladder exists, because you asked
         for it by name.
+    :param drained: whether applications do not publish to it, so that levels may be missing even
+        if they declare nothing.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
     :param journal: the stream of the journal, if there is to be one.
     :param user: the user whose permissions to check; by default, the API's user.
@@ -103,7 +106,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *compare(
             topology,
             snapshot,
-            declares=declares,
+            declares=declares or drained,
             direct=direct,
             must_exist=must_exist,
             place=place,
@@ -117,7 +120,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
             topology,
             user or management.user,
             amendments,
-            _needed(topology, declares=declares, direct=direct),
+            _needed(topology, declares=declares, direct=direct and not drained),
         ),
     ]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))

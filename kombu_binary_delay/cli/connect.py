@@ -177,10 +177,17 @@ class Target:
         """Return what should exist of the named ladder, or of those of the settings."""
         settings = self.settings
         declares = settings.declare != "never"
-        lanes = self.lanes(connection, ladder, ahead=not declares)
-        # Another ladder may be from before that setting.
-        direct = settings.queue_per_delay and ladder is None
-        return admin.Expected(tuple(lanes), declares, settings.relays, direct)
+        lanes, drained = self.lanes(connection, ahead=not declares), False
+        if ladder is not None:
+            drained = self.topology(connection, ladder) not in lanes
+            lanes = self.lanes(connection, ladder, ahead=not (declares or drained))
+        return admin.Expected(
+            tuple(lanes),
+            declares,
+            settings.relays,
+            settings.queue_per_delay,
+            tuple(lanes) if drained else (),
+        )
 
     def verify(
         self, connection: Any, ladder: str | None = None, *, user: str | None = None
@@ -204,6 +211,7 @@ class Target:
                 direct=expected.direct,
                 relays=expected.relays,
                 must_exist=ladder is not None,
+                drained=each in expected.drained,
                 user=user,
                 **(shared if each is expected.lanes[0] else {}),
             )
@@ -222,6 +230,7 @@ class Target:
             direct=expected.direct,
             relays=expected.relays,
             must_exist=ladder is not None,
+            drained=bool(expected.drained),
             amendments=self.amendments(server),
             journal=stream_part(self.settings, server),
         )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import amqp
 import pytest
@@ -789,6 +790,39 @@ def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(
     assert "a delayed publish fails with 404" in " ".join(missed[0].output.split())
     assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == whole
     assert len(vhost.bindings()) == len(bindings)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one ladder", "urgent apart"])
+def test_a_ladder_from_before_programs_declared_nothing_misses_no_level(  # noqa: PLR0913, PLR0917
+    run, tick, slow, connect, vhost, small, monkeypatch, apart
+):
+    """Given: a low delay on that ladder, and a whole one of the settings."""
+    declare(connect)
+    publish(connect, 3 * MINUTE, tick=MINUTE)
+    # As on RabbitMQ 4.0 to 4.2; what publishes must ask the broker.
+    monkeypatch.setattr("kombu_binary_delay.model.topology.lets_urgent_hold_up", lambda _: apart)
+    old = replace(small, ladder=Ladder.binary(4, MINUTE))
+    never = (*tick, "--declare", "never")
+    run(*never, "create", "--queue", "mail")
+    looks = ("verify", "status", "verify --fix")
+
+    names = [old.prefix, small.prefix]
+    sound = [run(*never, *look.split(), "--ladder", name) for look in looks for name in names]
+    with Connection(vhost.url) as plain:
+        plain.channel().queue_delete(f"{old.level_name(0)}.1")
+    missed = [run(*never, *look.split(), "--ladder", old.prefix) for look in looks[:2]]
+    mended = run(*never, *looks[2].split(), "--ladder", old.prefix)
+    with Connection(vhost.url) as plain:
+        plain.channel().queue_delete(f"{small.level_name(3)}.1")
+    missed.append(run(*never, "status", "--ladder", old.prefix))
+    before = run(*slow, "--declare", "never", "verify")
+
+    assert [each.exit_code for each in sound] == [0] * 6, [each.output for each in sound]
+    assert [each.exit_code for each in (*missed, mended)] == [1, 1, 1, 0]
+    assert f"queue {old.level_name(0)}.1: missing" in missed[1].output
+    assert f"queue {small.level_name(3)}.1: missing" in missed[2].output
+    assert (before.exit_code, "levels 2 to 3" in before.output) == (1, True)
+    assert not vhost.waiting(f"{old.level_name(2)}.1")
 
 
 def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
