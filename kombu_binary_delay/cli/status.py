@@ -12,6 +12,9 @@ from typing import Any
 import click
 
 from kombu_binary_delay import admin
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.settings import Settings
 
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
@@ -86,6 +89,8 @@ def status(
             # Those of the settings are in use, whichever is asked for.
             used = broker.expected(connection).lanes
             own = [each for each in used if topology.owns(each.delivery)]
+            if destinations and not own:
+                raise click.UsageError(_not_read(topology, broker.settings))
             lanes = dict.fromkeys((*expected.lanes, *own))
             expected = replace(expected, lanes=tuple(lanes))
         place = Place.of(broker, stack, source, node_command) if destinations else None
@@ -114,6 +119,21 @@ def status(
         raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK
+
+
+def _not_read(topology: Topology, settings: Settings) -> str:
+    """Return why the destinations on a ladder that is none of the settings' are not counted."""
+    names = [name for name, each in FOREIGN_LADDERS.items() if each == topology]
+    if names:
+        instead = f"give --foreign-ladder {names[0]}, too"
+    elif settings.foreign_ladder is not None:
+        instead = "leave out foreign_ladder"
+    else:
+        instead = f"give --namespace {topology.namespace}, too"
+    return (
+        f"--destinations counts what waits on the ladders of the settings, of which "
+        f"{topology.prefix} is none; {instead}"
+    )
 
 
 @dataclass(frozen=True)

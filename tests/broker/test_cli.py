@@ -554,6 +554,9 @@ def test_where_the_rest_of_a_file_cannot_be_written_it_is_to_be_sent_again(start
     assert list(tmp_path.iterdir()) == [path]
 
 
+COUNTED = ["status", "--destinations", "--source", "journal", "--ladder"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -570,6 +573,11 @@ def test_where_the_rest_of_a_file_cannot_be_written_it_is_to_be_sent_again(start
         (["migrate", "--from-queue", "kbd.v2.poison"], 2, "is a part of a ladder"),
         (["migrate", "--from-queue", "celery_delayed_5"], 2, "is a part of a ladder"),
         (["redrive"], 2, "there is no parking queue"),
+        ([*COUNTED, "nservicebus"], 2, "of which nsb.v2.delay- is none; give --foreign-ladder n"),
+        ([*COUNTED, "shop.v2-125ms-2x31"], 2, "of the settings, of which shop.v2-125ms-2x31 is n"),
+        (["--foreign-ladder", "celery", *COUNTED, "125ms-2x31"], 2, "leave out foreign_ladder"),
+        ([*COUNTED, "kbd.v1-125ms-2x1-4x15"], 2, "there is no journal 'kbd.v2.journal'"),
+        (["--namespace", "shop", *COUNTED, "shop.v2-125ms-2x31"], 2, "no journal 'shop.v2.journ"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, words):
