@@ -120,7 +120,7 @@ class Probe:
             return self.has_queue(name)
         except AccessRefused:
             pass
-        # RabbitMQ 4.3 asks for configure, but not from a consumer.
+        # RabbitMQ 4.2.6 and 4.3.0 ask for configure, but not from a consumer.
         self._channel.basic_qos(0, 1, a_global=False)
         try:
             tag = self._channel.basic_consume(name, arguments={OFFSET: "next"})

@@ -68,8 +68,8 @@ class DeliverySide(LadderSide):
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
         if by_relay and queue not in self._queues:
-            # Make no relay for a queue that does not exist. On RabbitMQ 4.3, a user that may only
-            # publish gets a refusal here.
+            # Make no relay for a queue that does not exist. RabbitMQ 4.3 refuses to say so to a user
+            # without a permission on it.
             with suppress(TopologyError):
                 answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
@@ -140,7 +140,7 @@ class DeliverySide(LadderSide):
         answer = Answer.DONE
         # If such an exchange does not exist, the question could end the connection.
         if can_be_denied(exchange, self._vhost):
-            # On RabbitMQ 4.3, a user that may only publish gets a refusal here.
+            # RabbitMQ 4.3 refuses to say so to a user without a permission on it.
             with suppress(TopologyError):
                 answer = yield Look((exchange,))
         if answer is Answer.MISSING:

@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import amqp
 import pytest
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, NotFound
 from kombu import Exchange, Producer, Queue
 
 from dev.server import BrokerError
@@ -130,11 +130,11 @@ CHECKS: dict[str, tuple[Callable[[Any], object], Grant]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHECKS)
-def test_what_rabbitmq_checks_itself(vhost, login, what):
-    call, grant = CHECKS[what]
+@pytest.fixture
+def allows(vhost, login) -> Callable[[Grant, Callable[[Any], object]], bool]:
+    """Return whether a user with a grant may do something, where the queue `q` exists."""
 
-    def allowed(grant: Grant) -> bool:
+    def allows(grant: Grant, call: Callable[[Any], object]) -> bool:
         url = login(grant)
         user, _, rest = url.removeprefix("amqp://").partition(f":{PASSWORD}@")
         with amqp.Connection(
@@ -151,9 +151,39 @@ def test_what_rabbitmq_checks_itself(vhost, login, what):
         channel.queue_declare("q", durable=True, auto_delete=False)
         for exchange in ("x", "y"):
             channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
-        for kind, name, less in grant.less_one():
-            assert not allowed(less), f"without {kind} on {name}"
-        assert allowed(grant)
+    return allows
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_what_rabbitmq_checks_itself(allows, what):
+    call, grant = CHECKS[what]
+
+    for kind, name, less in grant.less_one():
+        assert not allows(less, call), f"without {kind} on {name}"
+    assert allows(grant, call)
+
+
+QUESTIONS: dict[str, Callable[[Any, str], object]] = {
+    "q": lambda channel, name: channel.queue_declare(name, passive=True),
+    "x": lambda channel, name: channel.exchange_declare(name, "topic", passive=True),
+}
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_any_permission_on_a_name_lets_a_user_ask_whether_it_exists(broker, allows, name, exists):
+    version = tuple(map(int, re.findall(r"\d+", broker.version)[:3]))
+    asked = name if exists else "missing"
+
+    def ask(channel: Any) -> None:
+        with nullcontext() if exists else pytest.raises(NotFound):
+            QUESTIONS[name](channel, asked)
+
+    for kind in KINDS:
+        one: Any = {kind: (asked,)}
+        strict = version in {(4, 2, 6), (4, 3, 0)} and kind != "configure"
+        assert allows(Grant(**one), ask) != strict
+    assert allows(Grant(), ask) == (version < (4, 2, 6))
 
 
 # -- what each role takes ----------------------------------------------------------------------

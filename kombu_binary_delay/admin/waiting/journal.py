@@ -418,7 +418,7 @@ def _last(connection: Any, stream: str) -> int | None:
             # The count is some seconds old: a stream that is reported as empty may have events.
             silence = None if probe.ready(stream) else _NEW
         except AccessRefused:
-            # RabbitMQ 4.3 asks for configure; the reader shows whether it is empty.
+            # RabbitMQ 4.2.6 and 4.3.0 ask for configure; the reader shows whether it is empty.
             silence = float(_SILENCE)
     last: int | None = None
     with (
