@@ -95,6 +95,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     *,
     there: Management | None = None,
     exchange: str | None = None,
+    namespace: str = Topology.namespace,
     progress: Progress = ignore,
 ) -> Migration:
     """Move messages from ladders, or the tasks with a future ``eta`` in a queue, to a ladder.
@@ -113,6 +114,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         a foreign ladder, whose bindings define what it leads to.
     :param exchange: the exchange of messages of Celery's native ladder, if its bindings do not
         determine it.
+    :param namespace: of the poison queue, if neither ladder is one of ours.
     :raises OperationError: if the bindings do not determine it, and ``exchange`` is not given: the
         messages moved until then stay moved, the others stay where they are. Also if the queue does
         not exist, source and target are the same ladder, or ``target`` connects by another
@@ -126,7 +128,8 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     filled, emptied = _ladders(to), _ladders(what)
     to = filled[0]
     # Queues of two types cannot have one name.
-    side = Topology(namespace=_namespace(to, *emptied), queue_type=to.queue_type)
+    ours = next((each.namespace for each in (to, *emptied) if each.mirrors), namespace)
+    side = Topology(namespace=ours, queue_type=to.queue_type)
     poison = f"{side.delivery_prefix}.poison"
     with (
         # A connection that publishes may be blocked, and would not answer: others declare and ask.
@@ -205,11 +208,6 @@ def _ladders(what: Topology | Sequence[Topology] | str) -> tuple[Topology, ...]:
     if isinstance(what, str):
         return ()
     return (what,) if isinstance(what, Topology) else tuple(what)
-
-
-def _namespace(*ladders: Topology) -> str:
-    namespaces = (each.namespace for each in ladders if each.mirrors)
-    return next(namespaces, Topology.namespace)
 
 
 def refuse_a_circle(

@@ -186,6 +186,7 @@ def _move(
             target,
             there=asked_there,
             exchange=exchange,
+            namespace=here.settings.namespace,
             progress=update,
         )
     printer.show(done, "migration")

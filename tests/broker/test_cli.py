@@ -23,6 +23,7 @@ from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.v1 import TopologyV1
 from tests.waits import PATIENCE, drain_until, wait_until
@@ -398,6 +399,22 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
     assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
+
+
+def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_the_settings(
+    run, tick, vhost
+):
+    if tick[-1] == "classic":
+        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
+    old = FOREIGN_LADDERS["celery"]
+    with Connection(vhost.url) as connection:
+        admin.create(connection, old, old.whole)
+        connection.Producer().publish("?", exchange=old.level_name(9), routing_key="1." * 20)
+
+    move = "migrate", "--from", "celery", "--to", "nservicebus", "--json"
+    done = json.loads(run("--namespace", "shop", *move).stdout)
+
+    assert (done["poison"], done["poison_queue"]) == (1, "shop.v2.poison")
 
 
 def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
