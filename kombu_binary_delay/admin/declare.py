@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, unbind
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
+
+from .errors import OperationError
 
 #: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
@@ -66,9 +68,26 @@ def _could_declare(connection: Any, topology: Topology, part: Part) -> bool:
     return True
 
 
-def delete_exchanges(connection: Any, names: Iterable[str]) -> None:
-    """Delete exchanges; those that do not exist are ignored."""
+def delete_exchanges(
+    connection: Any, names: Iterable[str], deleted: list[str] | None = None
+) -> None:
+    """Delete exchanges; those that do not exist are ignored.
+
+    :param deleted: gets the name of each that is deleted or, after another error than a refusal,
+        may be.
+    :raises OperationError: if this user may not delete one.
+    """
+    deleted = [] if deleted is None else deleted
     channel = connection.channel()
     for name in names:
-        channel.exchange_delete(name)
+        # Before: an interrupt may come when the broker has done it.
+        deleted.append(name)
+        try:
+            channel.exchange_delete(name)
+        except AccessRefused as exc:
+            deleted.pop()
+            raise OperationError(
+                f"RabbitMQ refused to delete the exchange {name!r}: {exc.reply_text}; grant this "
+                f"user the permission configure on what is to be removed"
+            ) from exc
     channel.close()

@@ -239,8 +239,9 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     stats_delay: float,
     notify: Notify,
 ) -> None:
+    deleted: list[str] = []
     try:
-        delete_exchanges(connection, exchanges)
+        delete_exchanges(connection, exchanges, deleted)
         notify(f"deleted the exchanges; waiting {stats_delay:g} s for the broker's statistics")
         time.sleep(stats_delay)
         # If a publisher declared it again meanwhile, its messages are counted, and no more come.
@@ -252,16 +253,19 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
                 f"it, and wait until it is empty"
             )
     except BaseException as exc:
+        if not deleted:
+            raise
         # An interrupt must not leave a half-removed ladder. The connection may be broken.
         try:
             with connection.clone() as again:
-                lost = restore(again, topology, _part(snapshot, exchanges))
+                lost = restore(again, topology, _part(snapshot, deleted))
         except (BinaryDelayError, *BROKER_ERRORS) as failed:
             half = (
-                f"the ladder {topology.prefix} is half removed: its exchanges are deleted, and "
-                f"could not be put back: {str(failed) or type(failed).__name__}; when RabbitMQ "
-                f"answers, run 'verify --fix --ladder {topology.prefix}'"
-                f"{_ways(topology, snapshot, exchanges)}; or 'teardown' again"
+                f"the ladder {topology.prefix} is half removed: its exchanges "
+                f"{', '.join(deleted[:3])}{_more(deleted)} are deleted, and could not be put back: "
+                f"{str(failed) or type(failed).__name__}; when RabbitMQ answers, run "
+                f"'verify --fix --ladder {topology.prefix}'{_ways(topology, snapshot, deleted)}; "
+                f"or 'teardown' again"
             )
             if isinstance(exc, Exception):
                 kind = RefusedError if isinstance(failed, TopologyError) else UnreachableError

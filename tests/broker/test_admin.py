@@ -639,6 +639,34 @@ def test_a_teardown_whose_broker_goes_away_says_what_is_half_removed(
     assert f"Connection refused; {mend} --queue for each of mail, to which" in words
 
 
+@pytest.mark.parametrize(
+    ("configure", "read", "words"),
+    [
+        ("^$", ".*", "grant this user the permission configure"),
+        ("^{prefix}", ".*", "put back as it was"),
+        ("^{prefix}", "^$", "is half removed: its exchanges {prefix}.level-"),
+    ],
+)
+def test_a_teardown_that_is_refused_says_what_it_has_removed(  # noqa: PLR0913, PLR0917
+    plain, management, user, small, configure, read, words
+):
+    create(plain, small, small.whole)
+    before = Snapshot.read(management)
+
+    with (
+        Connection(user(configure=configure.format(prefix=small.prefix), read=read)) as theirs,
+        pytest.raises(OperationError, match="ACCESS_REFUSED") as error,
+    ):
+        teardown(theirs, management, small, stats_delay=0)
+
+    said, after = str(error.value), Snapshot.read(management)
+    assert words.format(prefix=small.prefix) in said
+    assert f"{small.delivery} are deleted" not in said
+    if "half removed" not in said:
+        assert before.bindings == after.bindings
+        assert before.exchanges.keys() == after.exchanges.keys()
+
+
 @pytest.mark.parametrize("becomes", ["gone", "exclusive"])
 def test_an_interrupted_teardown_puts_back_all_that_can_be(
     connect, plain, management, small, becomes
