@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import amqp
+from amqp.exceptions import AccessRefused
 
 from kombu_binary_delay.amendments.parts import ENTERED, exchange_name, way_of_records
 from kombu_binary_delay.amendments.record import Cancel, from_line
@@ -357,7 +358,7 @@ class _Sorter:
             return Send(message, to.exchange, to.routing_key, "moved")
         try:
             return self._to_foreign_ladder(message, found, left)
-        except (AddressError, DelayError, TopologyError) as exc:
+        except (AddressError, DelayError, TopologyError, AccessRefused) as exc:
             return Keep("left", str(exc))
 
     @staticmethod

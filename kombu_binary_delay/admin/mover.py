@@ -209,12 +209,6 @@ class Mover:
         try:
             consumer.renew()
             yield consumer
-        except NotFound as exc:
-            raise OperationError(f"the queue {queue!r} does not exist") from exc
-        except ResourceLocked as exc:
-            raise OperationError(f"the queue {queue!r} is exclusive: {exc.reply_text}") from exc
-        except amqp.exceptions.AccessRefused as exc:
-            raise OperationError(f"the queue {queue!r} cannot be read: {exc.reply_text}") from exc
         finally:
             # Also after an interrupt: messages that were sent must not exist twice.
             try:
@@ -439,7 +433,8 @@ class _Consumer:
 
         :raises OperationError: if the queue was deleted.
         """
-        count = Probe.using(self._channel).ready(self._queue)
+        with self._named():
+            count = Probe.using(self._channel).ready(self._queue)
         if count is None:
             # Its messages are gone, and the channel was closed: their tags are not valid.
             self.acks.forget()
@@ -451,7 +446,24 @@ class _Consumer:
         self._cancel()
         self._number += 1
         self._channel.basic_qos(0, PREFETCH, False)  # noqa: FBT003 - AMQP's order
-        self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
+        with self._named():
+            self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raise an OperationError that names the queue, if the broker refuses it."""
+        try:
+            yield
+        except NotFound as exc:
+            raise OperationError(f"the queue {self._queue!r} does not exist") from exc
+        except ResourceLocked as exc:
+            raise OperationError(
+                f"the queue {self._queue!r} is exclusive: {exc.reply_text}"
+            ) from exc
+        except AccessRefused as exc:
+            raise OperationError(
+                f"the queue {self._queue!r} cannot be read: {exc.reply_text}"
+            ) from exc
 
     def close(self) -> None:
         """Close the channel; the messages that were not acknowledged go back to their queue."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import amqp
+from amqp.exceptions import AccessRefused
 
 from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, way_of_records
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
@@ -323,6 +324,26 @@ def _obstacle(probe: Probe, place: Destination) -> str:
     """Return why nothing can be published to a destination; empty if it can."""
     if place == UNREADABLE:
         return _NO_ADDRESS
+    try:
+        return _missing(probe, place)
+    except TopologyError as exc:
+        return f"{exc}; send them elsewhere with --to, or take them with --to-file"
+    except AccessRefused as exc:
+        # RabbitMQ 4.3 asks for any permission on the name. Without a queue, it returns the message;
+        # without write on an exchange, it would close the channel.
+        return place.exchange and (
+            f"this user may not ask whether the exchange {place.exchange!r} exists: "
+            f"{exc.reply_text}; grant it the permission write on that name, or send them elsewhere "
+            f"with --to"
+        )
+
+
+def _missing(probe: Probe, place: Destination) -> str:
+    """Return what keeps a message for a destination from it; empty if nothing does.
+
+    :raises TopologyError: if the broker cannot answer.
+    :raises AccessRefused: if this user may not ask.
+    """
     parking = parking_of(place.exchange)
     if parking is not None and probe.has_queue(parking):
         # It parks messages that it cannot route, and the broker confirms that as well.
@@ -337,11 +358,7 @@ def _obstacle(probe: Probe, place: Destination) -> str:
         if not probe.can_ask(name):
             # Without the queue, the broker returns the message.
             return ""
-    try:
-        exists = exists_there(name)
-    except TopologyError as exc:
-        return f"{exc}; send them elsewhere with --to, or take them with --to-file"
-    if exists:
+    if exists_there(name):
         return ""
     return f"the {kind} {name!r} does not exist; declare it, or send them elsewhere with --to"
 

@@ -611,6 +611,25 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     assert (rest.sent, vhost.waiting(small.parking)) == (1, {small.parking: 0})
 
 
+def test_a_destination_that_this_user_may_not_ask_about_holds_up_no_other(
+    plain, vhost, small, user
+):
+    """Given: an operator who may send to queues by their names, and no more."""
+    ladder = r"^kbd\."
+    rights = {"configure": ladder, "write": r"^kbd\.|^amq\.default$", "read": ladder}
+    places = [("", "gone"), ("events", "k"), ("other.v2.delivery", "mail"), ("", "mail")]
+    with plain() as connection:
+        create(connection, small, small.base)
+        Queue("mail")(connection.channel()).declare()
+    park(plain, small, *(small.address((), Destination(*each)) for each in places))
+
+    found = redrive(partial(Connection, user(**rights)), small)
+
+    stay = dict.fromkeys(places[:3], (0, 1))
+    assert by_destination(found) == {**stay, ("", "mail"): (1, 0)}, found.reasons
+    assert vhost.waiting("mail") == {"mail": 1}
+
+
 def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(plain, vhost, small):
     """Given: names whose error RabbitMQ cuts within a character, or ends the connection for."""
     names = "\u00e9" * 120, "x" + "\u00e9" * 119
