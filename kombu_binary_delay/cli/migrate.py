@@ -152,6 +152,8 @@ def _move(
             asked_there = None if here is there else there.management(sending)
             refuse_a_circle(connection, sending, source, target)
     into = there.on(target[0]) if to is not None and target[0].mirrors else there
+    if here is there and queue is None and target[0].mirrors:
+        _warn_of_another_side(printer, ladders[0], target[0])
     # Of a queue, or of another system's ladder, those of the settings count.
     own = queue is None and ladders[0].mirrors
     before = ladders[0].namespace if own else here.settings.namespace
@@ -191,6 +193,16 @@ def _move(
         )
     printer.show(done, "migration")
     return FOUND if done.left or done.poison else OK
+
+
+def _warn_of_another_side(printer: Printer, source: Topology, target: Topology) -> None:
+    """Warn that a message for an exchange may be parked, which would have arrived."""
+    if source.delivery != target.delivery:
+        printer.log(
+            f"! {target.prefix} has another delivery side, {target.delivery}: a message for an "
+            f"exchange that it does not lead to is parked when it is due; start consumers with its "
+            f"settings first, or run 'create --exchange' for each exchange"
+        )
 
 
 def _is_of_one_journal(one: Topology, other: Topology) -> bool:

@@ -382,6 +382,8 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
         v1 = run(*kind, "migrate", "--from", name, "--to", "kbd.v1-125ms-2x4", "--dry-run")
         dead = run(*slow, "transfer", "--to-broker", "amqp://127.0.0.1:1//", "--dry-run")
         of_all = run(*kind, "migrate", "--from-queue", "mail", "--dry-run")
+        shop = "--namespace", "shop", "migrate", "--from", f"kbd.v2-{name}", "--dry-run"
+        beside = run(*kind, *shop)
         moved = run(*kind, "migrate", "--from", name, "--json")
         away = run(*kind, "transfer", "--to-broker", other.url, "--json")
         there = run(*kind, "status", "--json", url=other.url)
@@ -396,6 +398,7 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     assert (v1.exit_code, "no longer publish to" in " ".join(v1.output.split())) == (2, True)
     assert (dead.exit_code, "; change --to-broker" in dead.output) == (4, True)
     assert "only the tasks that have an eta in the future are moved" in of_all.output
+    assert "or run 'create --exchange' for each exchange" in beside.output
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
     assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
