@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -42,7 +42,7 @@ from .reading import (
     remaining,
     sources,
 )
-from .snapshot import Snapshot
+from .snapshot import Row, Snapshot, queues_now, unknown, why_left
 
 _RETURNS = 2.0  # seconds
 #: The header with the origin of a message in the poison queue, the error, and what was removed.
@@ -51,9 +51,13 @@ POISON_HEADER = "x-binary-delay-poison"
 
 @dataclass(frozen=True)
 class Plan:
-    """The queues to move messages from, in order, with the number of messages in each."""
+    """The queues to move messages from, in order, with the number of messages in each.
+
+    ``reasons`` names those whose number of messages is not known.
+    """
 
     queues: tuple[tuple[str, int], ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def messages(self) -> int:
@@ -65,7 +69,8 @@ class Plan:
 class Migration:
     """The numbers of messages that were moved, kept on purpose, and left because of ``reasons``.
 
-    ``poison`` messages could not be read, and are in the queue ``poison_queue``.
+    ``poison`` messages could not be read, and are in the queue ``poison_queue``. ``reasons`` also
+    names the queues whose number of messages is not known: it is not in ``left``.
     """
 
     moved: int
@@ -84,7 +89,13 @@ def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topolo
     """
     names = [each.name for each in _sources(source, snapshot)]
     counts = ready(connection, names)
-    return Plan(tuple((name, counts.get(name, 0)) for name in names))
+    queues = tuple((name, counts.get(name, 0)) for name in names)
+    return Plan(queues, _left(names, snapshot.queues))
+
+
+def _left(names: Sequence[str], rows: Mapping[str, Row]) -> tuple[str, ...]:
+    left = unknown(names, rows)
+    return (why_left(left),) if left else ()
 
 
 def migrate(  # noqa: PLR0913 - where from, where to, and how
@@ -186,13 +197,15 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                 break
         mover.close()
     counts = mover.counts
+    # At the end, since a leader may have gone away meanwhile.
+    unreached = _left([each.name for each in queues], queues_now(management))
     return Migration(
         counts["moved"],
         counts["kept"],
         counts["left"],
         counts["poison"],
         poison,
-        tuple(reason for reason, _ in mover.reasons.most_common(5)),
+        (*unreached, *(reason for reason, _ in mover.reasons.most_common(5))),
         time.monotonic() - begun,
     )
 

@@ -21,13 +21,14 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
+from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 
 from .errors import OperationError, UnreachableError
 from .probe import Probe
 from .progress import Progress, ignore
-from .snapshot import Row, delivery_limit
+from .snapshot import Row, delivery_limit, why_left
 
 #: The most outstanding confirms. More gain nothing, and leave more duplicates after a kill.
 WINDOW = 500
@@ -432,12 +433,16 @@ class _Consumer:
         """Return the number of ready messages, after all earlier deliveries have arrived.
 
         :raises OperationError: if the queue was deleted.
+        :raises UnreachableError: if its node is down.
         """
+        probe = Probe.using(self._channel)
         with self._named():
-            count = Probe.using(self._channel).ready(self._queue)
+            count = probe.ready(self._queue)
         if count is None:
-            # Its messages are gone, and the channel was closed: their tags are not valid.
+            # The channel was closed: the tags of its messages are not valid.
             self.acks.forget()
+            if probe.has_queue(self._queue):
+                raise UnreachableError(why_left([self._queue]))
             raise OperationError(f"the queue {self._queue!r} was deleted")
         return count
 
@@ -451,10 +456,12 @@ class _Consumer:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raise an OperationError that names the queue, if the broker refuses it."""
+        """Raise an error that names the queue, if the broker refuses it."""
         try:
             yield
         except NotFound as exc:
+            if not is_deleted(exc):
+                raise UnreachableError(why_left([self._queue])) from exc
             raise OperationError(f"the queue {self._queue!r} does not exist") from exc
         except ResourceLocked as exc:
             raise OperationError(

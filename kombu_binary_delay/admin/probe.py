@@ -132,7 +132,10 @@ class Probe:
     def ready(self, queue: str) -> int | None:
         """Return the current number of ready messages; never 0 because the queue is busy.
 
-        :returns: None if the queue does not exist, or is exclusive to another connection.
+        It is 0 without a leader: see :func:`~.snapshot.unknown`.
+
+        :returns: None if the queue does not exist or its node is down, see :meth:`has_queue`; or if
+            it is exclusive to another connection.
         :raises OperationError: if the queue stays too busy to answer.
         """
         soonest = float("inf")
@@ -174,7 +177,8 @@ def cluster_name(connection: Any) -> str | None:
 def ready(connection: Any, queues: Iterable[str]) -> dict[str, int]:
     """Return the current number of messages in queues; the API's figures can be ten seconds old.
 
-    Queues that do not exist, or are exclusive to another connection, are left out.
+    Left out are queues that do not exist, or whose node is down, or that are exclusive to another
+    connection. Without a leader, a queue counts as empty.
 
     :param connection: a :class:`kombu.Connection`.
     :raises OperationError: as :meth:`Probe.ready`.

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
@@ -43,6 +43,7 @@ from .mover import (
 from .probe import Probe
 from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
+from .snapshot import queues_now, unknown, why_left
 
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
@@ -61,7 +62,10 @@ class Parked:
 
 @dataclass(frozen=True)
 class Redrive:
-    """The messages by destination, the most first; an empty destination is for no address."""
+    """The messages by destination, the most first; an empty destination is for no address.
+
+    ``reasons`` says why messages stay, also if it is not known how many.
+    """
 
     parked: tuple[Parked, ...]
     reasons: tuple[str, ...]
@@ -99,8 +103,9 @@ def redrive(  # noqa: PLR0913 - which, and where to
     address also stay, unless ``to`` or ``file`` is given.
 
     :param connect: connects to the broker with Kombu's own transport.
-    :param management: to read the parking queue's delivery limit. Without an answer, a message that
-        stays parked is published again every second time that it is read.
+    :param management: to read the parking queue's delivery limit, and whether it has a leader.
+        Without an answer, a message that stays parked is published again every second time that it
+        is read, and a queue without a leader counts as empty.
     :param only: take only messages for this destination, or these; an empty one is for no address.
     :param to: send them here instead of to their own destination.
     :param file: write them here, as one line of JSON each, instead of to the broker.
@@ -117,7 +122,7 @@ def redrive(  # noqa: PLR0913 - which, and where to
         Probe(taking) as probe,
     ):
         count = probe.ready(topology.parking)
-        if count is None:
+        if count is None and not probe.has_queue(topology.parking):
             raise OperationError(
                 f"there is no parking queue {topology.parking!r} in this virtual host; check "
                 f"the virtual host and the namespace"
@@ -126,19 +131,29 @@ def redrive(  # noqa: PLR0913 - which, and where to
             _refuse_a_ladder(to, probe)
         file = None if dry_run else file
         sorter = _Sorter(topology, probe, only, to, dry_run=dry_run, to_file=file is not None)
-        if not count:
-            return sorter.result(Counter(), Counter())
         mover = Mover(taking, aside, sending, file)
-        mover.run(
-            topology.parking,
-            sorter.decide,
-            requeue=sorter.requeue,
-            max_deliveries=_max_deliveries(topology.parking, management),
-            limit=count,
-            progress=progress,
-        )
+        if count:
+            mover.run(
+                topology.parking,
+                sorter.decide,
+                requeue=sorter.requeue,
+                max_deliveries=_max_deliveries(topology.parking, management),
+                limit=count,
+                progress=progress,
+            )
         mover.close()
-    return sorter.result(mover.counts, mover.reasons)
+    done = sorter.result(mover.counts, mover.reasons)
+    # At the end, since its leader may have gone away meanwhile.
+    if count is None or _is_unknown(topology.parking, management):
+        return replace(done, reasons=(why_left([topology.parking]), *done.reasons))
+    return done
+
+
+def _is_unknown(parking: str, management: Management | None) -> bool:
+    try:
+        return management is not None and bool(unknown([parking], queues_now(management)))
+    except UnreachableError:
+        return False
 
 
 def _max_deliveries(parking: str, management: Management | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,13 @@ _MINUTE = "?msg_rates_age=60&msg_rates_incr=5&lengths_age=60&lengths_incr=5"
 #: The samples of a minute that show whether messages leave: one each 5 s, of which the last may be
 #: of the time before. A herd that is released is due at once too, but is less in each.
 _LOOKED_AT = 4
-_UP = ("running", "idle", "flow", None)
+#: Without statistics, some releases say of a queue that is up only that it is live.
+_UP = ("running", "idle", "flow", "live", None)
+#: What to say of a queue that is not up.
+NOT_UP = (
+    "it has no leader, or its node is down, so the number of its messages is not known; start the "
+    "nodes that have it"
+)
 
 Row = Mapping[str, Any]
 
@@ -111,8 +117,24 @@ def unseen(row: Row) -> int:
 
 
 def is_up(row: Row) -> bool:
-    """Return whether a queue has a leader; without one, the API reports it as empty."""
+    """Return whether a queue has a leader, on a node that runs."""
     return row.get("state") in _UP and row.get("leader", "") is not None
+
+
+def unknown(queues: Iterable[str], rows: Mapping[str, Row]) -> tuple[str, ...]:
+    """Return the queues whose number of messages is not known, whatever was counted.
+
+    RabbitMQ answers that such a queue is empty or, if it is a classic one, not there.
+
+    :param rows: the queues of the virtual host, as the management API describes them.
+    """
+    return tuple(name for name in queues if name in rows and not is_up(rows[name]))
+
+
+def why_left(queues: Sequence[str]) -> str:
+    """Return why what is in :func:`unknown` queues is left."""
+    more = ", …" if len(queues) > 3 else ""
+    return f"{', '.join(queues[:3])}{more}: {NOT_UP}, and run it again"
 
 
 def _binding(row: Row) -> Binding:

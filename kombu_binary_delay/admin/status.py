@@ -22,7 +22,7 @@ from kombu_binary_delay.settings import Settings
 from .management import Management
 from .probe import Probe, ready
 from .reading import Source, sources
-from .snapshot import Row, Snapshot, arguments, is_held_up, is_up, leaving
+from .snapshot import NOT_UP, Row, Snapshot, arguments, is_held_up, is_up, leaving
 from .trouble import Expected, alarms, missing
 
 
@@ -134,6 +134,8 @@ def status(
     for name in mine:
         ladder = ladder_of(topology, name)
         kind = _kind(topology, name)
+        if kind and not is_up(snapshot.queues[name]):
+            troubles.append(f"{name}: {NOT_UP}")
         if ladder is not None:
             groups[ladder].append(name)
         elif kind == "parking":
@@ -288,9 +290,8 @@ def _rate(row: Row, name: str) -> float:
 
 
 def _trouble(row: Row, held: int) -> str | None:
-    # Without statistics, some releases say no more than that of a queue that is up.
-    if not is_up(row) and row.get("state") != "live":
-        return f"the queue is {row['state']}: what waits in it waits on"
+    if not is_up(row):
+        return NOT_UP
     members, online = row.get("members") or (), row.get("online") or ()
     if members and len(online) * 2 <= len(members):
         return (

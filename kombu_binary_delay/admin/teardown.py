@@ -20,7 +20,7 @@ from .errors import OperationError, RefusedError, UnreachableError
 from .management import Management
 from .probe import ready
 from .progress import Notify, ignore
-from .snapshot import Snapshot, arguments, is_up, queues_now, unseen
+from .snapshot import Row, Snapshot, arguments, queues_now, unknown, unseen
 from .status import ladder_of
 
 #: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
@@ -135,15 +135,14 @@ def held(
     queues = list(queues)
     counted = ready(connection, queues)
     rows = queues_now(management)
-    unknown = [
+    unclear = unknown(queues, rows) + tuple(
         name
         for name in queues
-        if name in rows
-        and (not is_up(rows[name]) or (stats_current and rows[name].get("messages") is None))
-    ]
-    if unknown and not guess:
+        if name in rows and _lacks_statistics(rows[name], current=stats_current)
+    )
+    if unclear and not guess:
         raise RefusedError(
-            f"the number of messages in {', '.join(unknown[:3])}{_more(unknown)} is not known; try "
+            f"the number of messages in {', '.join(unclear[:3])}{_more(unclear)} is not known; try "
             f"again when all nodes run and the management API has statistics of each queue"
         )
     sums = {}
@@ -152,6 +151,10 @@ def held(
         reported = int(row.get("messages") or 0) if stats_current else 0
         sums[name] = max(count + unseen(row), reported)
     return {name: count for name, count in sums.items() if count}
+
+
+def _lacks_statistics(row: Row, *, current: bool) -> bool:
+    return row.get("state") == "live" or (current and row.get("messages") is None)
 
 
 def _amendments(topology: Topology) -> set[str]:

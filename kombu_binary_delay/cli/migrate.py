@@ -170,7 +170,7 @@ def _move(
                 f"of what is in {queue}, only the tasks that have an eta in the future are moved"
             )
         printer.show(planned, "plan", dry=True, messages=planned.messages)
-        return OK
+        return FOUND if planned.reasons else OK
     connect: Any = there.plain
     if target[0].mirrors:
         # What is moved is no new message, and what is left of a delay is no delay of its own.
@@ -192,7 +192,7 @@ def _move(
             progress=update,
         )
     printer.show(done, "migration")
-    return FOUND if done.left or done.poison else OK
+    return FOUND if done.reasons or done.poison else OK
 
 
 def _warn_of_another_side(printer: Printer, source: Topology, target: Topology) -> None:

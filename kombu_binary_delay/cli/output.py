@@ -324,9 +324,9 @@ def redriven(value: Redrive, *, dry: bool = False) -> RenderableType:
         table.add_row(
             place(each.destination), *sent, Text(f"{each.stays:,}", style=_left(each.stays))
         )
-    shown: list[RenderableType] = [table] if table.row_count else [Text("nothing is parked")]
-    shown += [hanging("!", reason, "yellow") for reason in value.reasons]
-    return Group(*shown)
+    shown: list[RenderableType] = [table] if table.row_count else []
+    shown += _reasons(value.reasons)
+    return Group(*(shown or [Text("nothing is parked")]))
 
 
 def refill(value: Refill) -> RenderableType:
@@ -344,7 +344,7 @@ def plan(value: Plan, *, dry: bool = True) -> RenderableType:
         if count:
             table.add_row(plain(name), f"{count:,}")
     table.add_row(Text("together", style="bold"), Text(f"{value.messages:,}", style="bold"))
-    return table
+    return Group(table, *_reasons(value.reasons))
 
 
 def migration(value: Migration) -> RenderableType:
@@ -361,8 +361,11 @@ def migration(value: Migration) -> RenderableType:
         )
     if value.left:
         lines.append(Text(f"{value.left:,} could not be moved, and wait where they were", "red"))
-    lines += [hanging("!", reason, "yellow") for reason in value.reasons]
-    return Group(*lines)
+    return Group(*lines, *_reasons(value.reasons))
+
+
+def _reasons(reasons: Iterable[str]) -> list[RenderableType]:
+    return [hanging("!", reason, "yellow") for reason in reasons]
 
 
 def _left(count: int) -> str:

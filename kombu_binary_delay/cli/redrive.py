@@ -103,7 +103,7 @@ def redrive(
         )
     sys.stderr.flush()
     found = {each.destination for each in done.parked}
-    if only and UNREADABLE not in only and found.isdisjoint(only):
+    if only and UNREADABLE not in only and found.isdisjoint(only) and not done.reasons:
         printer.log(f"! nothing is parked for {' or '.join(map(words.place, only))}")
     sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", dry=dry_run, **sums)

@@ -92,8 +92,10 @@ def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
     state = "" if ladder.current else "  another ladder of this namespace"
     yield _one_line((ladder.name, "bold cyan"), (state, "yellow"))
     if not ladder.messages:
-        free = "" if ladder.current else ": 'teardown --ladder' removes it"
-        yield Text(f"empty{free}\n", style="dim")
+        said = "empty" if ladder.current else "empty: 'teardown --ladder' removes it"
+        if any(each.trouble for each in ladder.queues):
+            said = "no messages that are known of: see what is wrong"
+        yield Text(f"{said}\n", style="dim")
         return
     parts: list[str | tuple[str, str]] = [(f"{ladder.messages:,}", "bold"), (" waiting", "dim")]
     if rates:

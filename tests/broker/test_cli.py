@@ -19,6 +19,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
+from dev.cluster import Cluster
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.cli import binary_delay, command
@@ -1058,6 +1059,43 @@ def test_status_names_a_level_that_is_held_up(run, tick, vhost, small):
         return "are due and not taken" in run(*tick, "status").output
 
     wait_until(held_up, "the level is named")
+
+
+@pytest.mark.own_broker
+@pytest.mark.slow
+def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
+    """Given: a cluster whose other node has all leaders, or all classic queues."""
+    old = Topology(Ladder.binary(4, MINUTE), queue_type=slow[-1])
+    level = f"{old.level_name(3)}.1"
+    with Cluster(os.environ.get("RABBITMQ_ROOT"), size=2) as cluster:
+        here, other = cluster
+        confirmed = {"confirm_publish": True}
+        with Connection(other.url, transport_options=confirmed) as connection:
+            admin.create(connection, old, old.whole)
+            for name in (level, old.parking):
+                connection.Producer().publish("m", routing_key=name)
+        other.kill()
+        wait_until(lambda: cluster.running() == {here.node})
+
+        def run(*arguments):
+            place = ["-b", here.url, "-m", here.management_url, "--queue-type", slow[-1]]
+            return CliRunner().invoke(binary_delay, [*place, *arguments])
+
+        move = "migrate", "--from", old.prefix
+        moved = [run(*move), run(*move, "--dry-run"), run(*move, "--json")]
+        parked = [run("redrive", "--only", "mail"), run("redrive", "--dry-run", "--json")]
+        shown, drawn = run("status", "--json"), run("status")
+
+    assert [each.exit_code for each in (*moved, *parked, shown, drawn)] == [1] * 7
+    for name, answers in ((level, moved), (old.parking, parked)):
+        for each in answers:
+            said = " ".join(each.output.split())
+            assert re.search(rf"{name}[^:]*: it has no leader, or its node is down", said), said
+    assert "nothing is parked" not in parked[0].output
+    assert "empty" not in drawn.output
+    troubles = json.loads(shown.stdout)["troubles"]
+    for name in (level, old.parking):
+        assert any(each.startswith(f"{name}: it has no leader") for each in troubles), troubles
 
 
 def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
