@@ -68,8 +68,8 @@ class DeliverySide(LadderSide):
         way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
         if by_relay and queue not in self._queues:
-            # Make no relay for a queue that does not exist. RabbitMQ 4.3 refuses to say so to a user
-            # without a permission on it.
+            # Make no relay for a queue that does not exist. RabbitMQ 4.3 refuses to say so to a
+            # user without a permission on it.
             with suppress(TopologyError):
                 answer = yield Look(queues=(queue,))
         if answer is Answer.DONE:
