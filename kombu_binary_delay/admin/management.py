@@ -88,8 +88,8 @@ class Management:
     def get(self, *path: str, query: str = "") -> Any:
         """Return the JSON at a path under ``/api``; this escapes the words of the path.
 
-        :raises UnreachableError: if the API does not answer, or refuses.
-        :raises UnlistedError: if it has no such object.
+        :raises UnreachableError: if the API does not answer, or refuses; of the kind
+            ``UnlistedError`` if it has no such object.
         """
         url = "/".join([f"{self.url}/api", *(quote(word, safe="") for word in path)]) + query
         credentials = b64encode(f"{self.user}:{self.password}".encode()).decode()
