@@ -13,7 +13,7 @@ from kombu_binary_delay.executor import Executor, unbind
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
-from .errors import OperationError
+from .errors import UnreachableError
 
 #: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
@@ -75,7 +75,7 @@ def delete_exchanges(
 
     :param deleted: gets the name of each that is deleted or, after another error than a refusal,
         may be.
-    :raises OperationError: if this user may not delete one.
+    :raises UnreachableError: if this user may not delete one.
     """
     deleted = [] if deleted is None else deleted
     channel = connection.channel()
@@ -86,7 +86,7 @@ def delete_exchanges(
             channel.exchange_delete(name)
         except AccessRefused as exc:
             deleted.pop()
-            raise OperationError(
+            raise UnreachableError(
                 f"RabbitMQ refused to delete the exchange {name!r}: {exc.reply_text}; grant this "
                 f"user the permission configure on what is to be removed"
             ) from exc

@@ -98,6 +98,14 @@ def _left(names: Sequence[str], rows: Mapping[str, Row]) -> tuple[str, ...]:
     return (why_left(left),) if left else ()
 
 
+def _left_at_the_end(names: Sequence[str], management: Management) -> tuple[str, ...]:
+    """Return why something is left: a leader may have gone away during a move."""
+    try:
+        return _left(names, queues_now(management))
+    except UnreachableError as exc:
+        return (f"it is not known whether all queues have a leader, so run it again: {exc}",)
+
+
 def migrate(  # noqa: PLR0913 - where from, where to, and how
     source: Any,
     target: Any,
@@ -197,8 +205,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                 break
         mover.close()
     counts = mover.counts
-    # At the end, since a leader may have gone away meanwhile.
-    unreached = _left([each.name for each in queues], queues_now(management))
+    unreached = _left_at_the_end([each.name for each in queues], management)
     return Migration(
         counts["moved"],
         counts["kept"],

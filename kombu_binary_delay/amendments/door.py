@@ -24,7 +24,14 @@ from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.follow import FollowingChannel
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import ETA, JITTER, RETRIES, TASK, headers_of_body
+from kombu_binary_delay.model.delay import (
+    ETA,
+    JITTER,
+    RETRIES,
+    TASK,
+    headers_of_body,
+    is_retry,
+)
 from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
 from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, returns
@@ -149,8 +156,9 @@ class AmendingChannel(FollowingChannel):
         amended = amqp.Message(msg.body)
         amended.properties = {**msg.properties, HEADERS: {**headers, GENERATION: generation}}
         wanted = self.due(amended.properties, asked, now)
-        # What is refused has declared nothing.
-        self._router.publish(amended.properties, wanted, destination, now)
+        if not is_retry(headers):
+            # What is refused has declared nothing.
+            self._router.check(amended.properties, wanted, destination, now)
         due = -(-(wanted or now) // 1000)
         longest = max(due - at, wait or 0)
         if KEY in headers and longest > LONGEST_KEYED:

@@ -177,10 +177,13 @@ class Target:
         """Return what should exist of the named ladder, or of those of the settings."""
         settings = self.settings
         declares = settings.declare != "never"
-        lanes, drained = self.lanes(connection, ahead=not declares), False
+        drained = False
         if ladder is not None:
-            drained = self.topology(connection, ladder) not in lanes
-            lanes = self.lanes(connection, ladder, ahead=not (declares or drained))
+            # Nothing is asked of a ladder that was not named.
+            used = self.topology(connection)
+            own = (*used.lanes(settings.lanes), used.for_urgent())
+            drained = self.topology(connection, ladder) not in own
+        lanes = self.lanes(connection, ladder, ahead=not (declares or drained))
         return admin.Expected(
             tuple(lanes),
             declares,

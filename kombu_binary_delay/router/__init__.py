@@ -148,6 +148,16 @@ class Router(DeliverySide):
                 raise
             return self._delayed(properties, due, destination, now, lane)
 
+    def check(
+        self, properties: dict[str, Any], due: int | None, destination: Destination, now: int
+    ) -> None:
+        """Raise the errors of :meth:`publish`; the next message has the same lane as without it."""
+        published = self._published
+        try:
+            self.publish(properties, due, destination, now)
+        finally:
+            self._published = published
+
     def _delayed(
         self,
         properties: dict[str, Any],
@@ -256,7 +266,8 @@ class Router(DeliverySide):
         if not self._declares:
             if not self._disturbed:
                 return _NOTHING
-            return frozenset({(FIRST, self._first_exchange(self._ladders[lane], digits))})
+            first = (FIRST, self._first_exchange(self._ladders[lane], digits))
+            return _NOTHING if first in self.existing else frozenset({first})
         exchange, key = destination
         level = ("level", lane, self._ladders[lane].needs(digits))
         wanted: tuple[tuple[Any, ...], ...] = (
@@ -359,7 +370,7 @@ class Router(DeliverySide):
                 f"a delayed message needs {names}, which does not exist, and declare is 'never'; "
                 f"make the ladder of these settings with kombu-binary-delay create"
             )
-        self._disturbed = False
+        self.existing.update(wanted)
 
     def _look_again(self, now: int) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""

@@ -781,6 +781,14 @@ def test_a_message_that_cannot_replace_another_is_not_published(vhost, publisher
     assert not any("amendments" in each["name"] for each in vhost.queues())
 
 
+def test_a_retry_that_replaces_another_and_cannot_be_delayed_is_left_to_a_worker(publisher, caplog):
+    QUEUE(publisher.default_channel).declare()
+    task = {"id": "1", "task": "t", "retries": 1, "eta": "2100-01-01T00:00:00+00:00"}
+    publisher.Producer().publish("again", routing_key="mail", headers={**task, REPLACES: "a"})
+    assert QUEUE(publisher.default_channel).get().payload == "again"
+    assert "a retry of t is left to a worker" in caplog.text
+
+
 @pytest.mark.parametrize("transport", ["amqp", "memory"])
 def test_an_amendment_by_a_connection_of_another_transport_is_an_error(connect, transport):
     connection = connect("amqp") if transport == "amqp" else Connection("memory://")

@@ -504,6 +504,16 @@ def test_a_message_without_an_id_stays_in_its_lane_while_the_lane_is_made(broker
     assert len(lanes) == 3
 
 
+def test_to_check_a_message_takes_no_lane(broker):
+    router = Connection(broker, lanes=2).router
+    message: tuple[Any, ...] = ({}, NOW + SECOND, Destination("", "q"), NOW)
+    lanes = []
+    for _ in range(4):
+        router.check(*message)
+        lanes.append(router.publish(*message).lane)
+    assert sorted(lanes) == [0, 0, 1, 1]
+
+
 def test_where_declare_is_never_nothing_is_asked_for(broker):
     connection = Connection(broker, declare="never")
     connection.queue("q")
@@ -520,6 +530,9 @@ def test_where_declare_is_never_what_is_missing_is_asked_for_until_it_is_there(b
         connection.publish()
     Connection(broker).publish()
     assert [connection.publish()[0] != [] for _ in range(2)] == [True, False]
+    # Of that, nothing follows for another level.
+    with pytest.raises(TopologyError, match="make the ladder of these settings"):
+        connection.publish(delay=3600 * SECOND)
 
 
 def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
