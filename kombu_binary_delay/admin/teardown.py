@@ -135,11 +135,12 @@ def held(
     queues = list(queues)
     counted = ready(connection, queues)
     rows = queues_now(management)
-    unclear = unknown(queues, rows) + tuple(
+    down = unknown(queues, rows)
+    unclear = [
         name
         for name in queues
-        if name in rows and _lacks_statistics(rows[name], current=stats_current)
-    )
+        if name in down or (name in rows and _lacks_statistics(rows[name], current=stats_current))
+    ]
     if unclear and not guess:
         raise RefusedError(
             f"the number of messages in {', '.join(unclear[:3])}{_more(unclear)} is not known; try "
