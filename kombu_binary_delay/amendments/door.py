@@ -118,8 +118,8 @@ class AmendingChannel(FollowingChannel):
             return False
         # A retry has the generation of its task. That has none if its publisher was without this
         # transport, and is older than whatever has one by now.
-        is_retry = TASK in headers and bool(headers.get(RETRIES))
-        return REPLACES in headers or (KEY in headers and not is_retry)
+        was_tried = TASK in headers and bool(headers.get(RETRIES))
+        return REPLACES in headers or (KEY in headers and not was_tried)
 
     def begin_generation(
         self, msg: Any, asked: dict[str, Any], destination: Destination
@@ -156,8 +156,8 @@ class AmendingChannel(FollowingChannel):
         amended = amqp.Message(msg.body)
         amended.properties = {**msg.properties, HEADERS: {**headers, GENERATION: generation}}
         wanted = self.due(amended.properties, asked, now)
-        if not is_retry(headers):
-            # What is refused has declared nothing.
+        if not (amendments.can_write or is_retry(headers)):
+            # What is refused has declared nothing. Later, the plan of the publish is soon enough.
             self._router.check(amended.properties, wanted, destination, now)
         due = -(-(wanted or now) // 1000)
         longest = max(due - at, wait or 0)

@@ -143,7 +143,8 @@ class Amendments:
         self.memory = Memory(self.max_age)
         self._channel: AmendmentChannel | None = None
         self._can_read = self.is_possible
-        self._can_write = False
+        #: Whether a record was written, so that the next one needs no declaration.
+        self.can_write = False
         #: Whether this user may append a marker, as far as this connection knows.
         self._can_mark = True
         self._looked = float("-inf")
@@ -339,10 +340,10 @@ class Amendments:
 
         :raises AmendmentError: as :meth:`write`.
         """
-        if not self._can_write:
+        if not self.can_write:
             # A record that names nothing.
             self.write([Cancel((), time.time_ns() // 1_000_000)])
-            self._can_write = True
+            self.can_write = True
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
