@@ -330,13 +330,6 @@ def _ten_million() -> list[Sentence]:
             ],
         ),
         _said(
-            "Right after that, it took {} a second instead of {}",
-            [
-                f"{of('short_publish_rate_after_restart', count):,.0f}"
-                for count in ("10000000", "1000000")
-            ],
-        ),
-        _said(
             "The node was back, with a copy of everything, in {} s",
             [f"{figure('cluster', 'the node back', 'restart_seconds'):.0f}"],
         ),

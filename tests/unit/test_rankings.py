@@ -41,7 +41,7 @@ CLAIMS = [
     ("prefetch", "last_ms", "128 < 32"),
     ("prefetch", "cpu_us", "128 < 32"),
     ("wal", "rate", "64 < 512"),
-    ("lanes", "cpu_us", "one node < 1 lane < 2 lanes < 4 lanes"),
+    ("lanes", "cpu_us", "one node < 1 lane < 2 lanes"),
     ("lanes", "busiest", "2 lanes < 1 lane"),
     ("tick", "p99", "31 < 62 < 125 < 250 < 500 < 1000"),
     ("tick", "waits", "1000 < 500 < 250 < 125 < 62 < 31"),
