@@ -23,8 +23,8 @@ _LOOKED_AT = 4
 _UP = ("running", "idle", "flow", "live", None)
 #: What to say of a queue that is not up.
 NOT_UP = (
-    "it has no leader, or its node is down, so the number of its messages is not known; start the "
-    "nodes that have it"
+    "it has no leader, or is not up, so the number of its messages is not known; start the nodes "
+    "that have it or, if they run, see their logs"
 )
 
 Row = Mapping[str, Any]

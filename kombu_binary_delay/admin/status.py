@@ -235,6 +235,8 @@ def _sides(topology: Topology) -> Iterator[Topology]:
 def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
     """Return the count of each parking queue of a namespace, by a ladder that parks there.
 
+    The count of a queue that has no leader, or whose node is down, is 0.
+
     :param connection: a :class:`kombu.Connection`.
     """
     found = {}
@@ -243,9 +245,8 @@ def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
             # RabbitMQ 4.3 refuses to say that a queue does not exist, without a permission for it.
             with suppress(AccessRefused):
                 # Another system's ladder has none.
-                count = probe.ready(side.parking) if side.parking else None
-                if count is not None:
-                    found[side] = count
+                if side.parking and probe.has_queue(side.parking):
+                    found[side] = probe.ready(side.parking) or 0
     return found
 
 

@@ -114,7 +114,7 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     if not dry_run:
         if not force:
             _close(connection, management, topology, snapshot, mine, counted, stats_delay, notify)
-        _remove(connection, mine, queues)
+        _remove(connection, topology, mine, queues)
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
 
@@ -303,9 +303,19 @@ def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
     )
 
 
-def _remove(connection: Any, exchanges: list[str], queues: list[str]) -> None:
-    delete_exchanges(connection, exchanges)
-    channel = connection.channel()
-    for name in queues:
-        channel.queue_delete(name)
-    channel.close()
+def _remove(connection: Any, topology: Topology, exchanges: list[str], queues: list[str]) -> None:
+    deleted: list[str] = []
+    try:
+        delete_exchanges(connection, exchanges, deleted)
+        channel = connection.channel()
+        for name in queues:
+            channel.queue_delete(name)
+            deleted.append(name)
+        channel.close()
+    except (UnreachableError, *BROKER_ERRORS) as exc:
+        if not deleted:
+            raise
+        raise UnreachableError(
+            f"{str(exc) or type(exc).__name__}; the ladder {topology.prefix} is half removed: run "
+            f"the same 'teardown' again"
+        ) from exc

@@ -348,7 +348,8 @@ class Pages:
         if "exchange" in words or "key" in words:
             place = Destination(words.get("exchange", ""), words.get("key", ""))
             only, said = {place}, f"parked for {_place(place)}"
-        return Plan(REDRIVE, user, said, parked=self._redrive(only, dry_run=True).parked)
+        found = self._redrive(only, dry_run=True)
+        return Plan(REDRIVE, user, said, parked=found.parked, reasons=found.reasons)
 
     def _redrive(
         self, only: Collection[Destination] | None = None, *, dry_run: bool
@@ -371,11 +372,11 @@ class Pages:
     def _redrive_all(self, only: Collection[Destination] | None, *, dry_run: bool) -> admin.Redrive:
         with self._broker.plain() as connection:
             management = self._broker.management(connection)
-            counts = parked_by_side(connection, self._broker.topology(connection))
+            sides = parked_by_side(connection, self._broker.topology(connection))
         sent: Counter[Destination] = Counter()
         stays: Counter[Destination] = Counter()
         reasons: list[str] = []
-        for side in [each for each, count in counts.items() if count]:
+        for side in sides:
             done = admin.redrive(self._broker.plain, side, management, only=only, dry_run=dry_run)
             reasons.extend(done.reasons)
             for each in done.parked:

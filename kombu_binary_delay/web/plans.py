@@ -26,6 +26,7 @@ class Plan:
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
     :param unmoved: how many tasks run when they are first due, since that is after ``due``.
     :param parked: the messages that a redrive would send.
+    :param reasons: why parked messages stay, or are not counted.
     :param began: when it was begun, in seconds since the epoch; None before.
     :param result: the result in a sentence, after it was done.
     :param error: why it failed, if it did.
@@ -39,6 +40,7 @@ class Plan:
     due: int | None = None
     unmoved: int = 0
     parked: tuple[admin.Parked, ...] = ()
+    reasons: tuple[str, ...] = ()
     began: float | None = None
     result: str | None = None
     error: str | None = None

@@ -667,6 +667,20 @@ def test_a_teardown_that_is_refused_says_what_it_has_removed(  # noqa: PLR0913, 
         assert before.exchanges.keys() == after.exchanges.keys()
 
 
+def test_a_forced_teardown_that_is_refused_halfway_can_be_repeated(plain, management, user, small):
+    create(plain, small, small.whole)
+
+    with (
+        Connection(user(configure=f"^{small.prefix}")) as theirs,
+        pytest.raises(UnreachableError, match=rf"ACCESS_REFUSED.*{small.prefix} is half removed"),
+    ):
+        teardown(theirs, management, small, force=True)
+
+    teardown(plain, management, small, force=True)
+    after = Snapshot.read(management)
+    assert not [name for name in (*after.exchanges, *after.queues) if small.owns(name)]
+
+
 @pytest.mark.parametrize("becomes", ["gone", "exclusive"])
 def test_an_interrupted_teardown_puts_back_all_that_can_be(
     connect, plain, management, small, becomes

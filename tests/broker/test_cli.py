@@ -18,11 +18,13 @@ from celery import Celery
 from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
+from starlette.testclient import TestClient
 
 from dev.cluster import Cluster
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.redrive import dump, load
 from kombu_binary_delay.cli import binary_delay, command
+from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
@@ -1074,6 +1076,10 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
             admin.create(connection, old, old.whole)
             for name in (level, old.parking):
                 connection.Producer().publish("m", routing_key=name)
+        with Connection(here.url) as connection:
+            there = TopologyV1(Ladder.binary(4, MINUTE), queue_type="classic")
+            admin.create(connection, there, there.whole)
+            connection.Producer().publish("m", routing_key=there.parking)
         other.kill()
         wait_until(lambda: cluster.running() == {here.node})
 
@@ -1085,17 +1091,37 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
         moved = [run(*move), run(*move, "--dry-run"), run(*move, "--json")]
         parked = [run("redrive", "--only", "mail"), run("redrive", "--dry-run", "--json")]
         shown, drawn = run("status", "--json"), run("status")
+        page = _plan_a_redrive(here, slow[-1])
 
     assert [each.exit_code for each in (*moved, *parked, shown, drawn)] == [1] * 7
     for name, answers in ((level, moved), (old.parking, parked)):
         for each in answers:
             said = " ".join(each.output.split())
-            assert re.search(rf"{name}[^:]*: it has no leader, or its node is down", said), said
+            assert re.search(rf"{name}[^:]*: it has no leader, or is not up", said), said
     assert "nothing is parked" not in parked[0].output
-    assert "empty" not in drawn.output
+    assert re.search(
+        rf"^{old.prefix} .*\nno messages that are known of", drawn.output, re.MULTILINE
+    )
     troubles = json.loads(shown.stdout)["troubles"]
     for name in (level, old.parking):
         assert any(each.startswith(f"{name}: it has no leader") for each in troubles), troubles
+    assert "Redrive 1 message<" in page
+    assert f"{old.parking}: it has no leader" in page
+
+
+def _plan_a_redrive(node, queue_type):
+    """Return the page that asks whether to send on what is parked on a node of a cluster."""
+    app = asgi_app(
+        None,
+        broker=node.url,
+        management=node.management_url,
+        settings={"queue_type": queue_type},
+        allow_changes=True,
+    )
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        wait_until(lambda: "Redrive what is parked" in client.get("/now").text)
+        [token] = re.findall(r'name="token" value="([0-9a-f]{64})"', client.get("/now").text)
+        return client.post("/plan", data={"action": "redrive", "token": token}).text
 
 
 def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
