@@ -35,6 +35,7 @@ TABLE = (
     ("tests/spark/test_notebook.py", FILE),
     ("tests/spark/test_send.py::test_a_broker_that_confirms_nothing", OWNERS[0]),
     ("tests/spark/test_send.py", FILE),
+    ("tests/spark/test_killed.py", FILE),
     ("tests/spark/", PUBLISHING),
     # Each of their tests starts a broker or three, which should not be all at once.
     ("tests/faults/", FILE),

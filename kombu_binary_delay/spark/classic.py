@@ -1,4 +1,4 @@
-"""What only a session with a Java process of its own has. Elsewhere, the pipeline does without.
+"""What not every session has, or allows a job. Elsewhere, the pipeline does without.
 
 Spark Connect has no SparkContext, and Databricks serverless no cache. This module must not touch a
 broker.
@@ -6,7 +6,8 @@ broker.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,12 +22,32 @@ def tracker(session: SparkSession) -> Any:
         return None
 
 
+@contextmanager
+def set_meanwhile(session: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Give a configuration another value meanwhile, for the whole session, unless it has one."""
+    is_set = False
+    # A platform may allow no job to do so.
+    with suppress(Exception):
+        if session.conf.get(name, None) is None:
+            session.conf.set(name, value)
+            is_set = True
+    try:
+        yield
+    finally:
+        if is_set:
+            with suppress(Exception):
+                session.conf.unset(name)
+
+
 def cached(df: DataFrame) -> DataFrame:
     """Return the rows so that they are computed once, where Spark can keep them."""
-    try:
-        return df.cache()
-    except Exception:  # noqa: BLE001 - as above
-        return df
+    # Else each query reads the 200 parts of a shuffle, most of them empty.
+    name = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+    with set_meanwhile(df.sparkSession, name, "true"):
+        try:
+            return df.cache()
+        except Exception:  # noqa: BLE001 - as above
+            return df
 
 
 def release(df: DataFrame) -> None:

@@ -13,7 +13,7 @@ This module must not touch a broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from .classic import folders
+from .classic import folders, set_meanwhile
 from .columns import UNREAD, find, quoted
 
 #: The formats that a place can name. Others are read and written as a table in a catalogue.
@@ -252,25 +252,13 @@ def overwrite(df: DataFrame, place: str | Place) -> None:
             df.write.format(place.form).mode("overwrite").save(place.where)
 
 
-@contextmanager
-def with_statistics(session: SparkSession) -> Iterator[None]:
+def with_statistics(session: SparkSession) -> AbstractContextManager[None]:
     """Write times to Parquet with statistics, by which a reader leaves out files.
 
     Spark's default type of times has none, and Iceberg and Delta Lake do not take it. No option of
     a write changes it, so it is set for the whole session meanwhile, unless it is set already.
     """
-    name, is_set = "spark.sql.parquet.outputTimestampType", False
-    # A platform may allow no job to do so.
-    with suppress(Exception):
-        if session.conf.get(name, None) is None:
-            session.conf.set(name, "TIMESTAMP_MICROS")
-            is_set = True
-    try:
-        yield
-    finally:
-        if is_set:
-            with suppress(Exception):
-                session.conf.unset(name)
+    return set_meanwhile(session, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
 def merge(df: DataFrame, place: str | Place, keys: Sequence[str]) -> bool:

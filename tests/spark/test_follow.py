@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from kombu_binary_delay.spark import follow
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
+from kombu_binary_delay.spark.classic import cached, release
 from kombu_binary_delay.spark.follow import Step, audit_due, read_verdicts
 from kombu_binary_delay.spark.tables import append, read
 
@@ -20,7 +21,7 @@ HOUR = 3600.0
 PATIENCE = 300.0
 END = 24 * HOUR
 #: When the journal is exported, and a step follows.
-EXPORTS = [5 * HOUR, 9 * HOUR + PATIENCE + 20, 15 * HOUR, END]
+EXPORTS = [5 * HOUR, 9 * HOUR + PATIENCE + 20, END]
 TASKS = 170
 
 
@@ -212,6 +213,15 @@ def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_
     alarms = {each["verdict"] for step in steps for each in step.alarms}
     assert alarms
     assert alarms <= {s.EARLY, s.LOST_IN_THE_LADDER, s.LOST_AFTER_RELEASE}
+
+
+def test_rows_that_are_kept_are_in_fewer_parts_than_a_shuffle_has(spark):
+    name = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+    kept = cached(spark.range(100).groupBy("id").count())
+    of_a_shuffle = int(spark.conf.get("spark.sql.shuffle.partitions"))
+    assert kept.rdd.getNumPartitions() <= spark.sparkContext.defaultParallelism < of_a_shuffle
+    assert spark.conf.get(name, None) is None
+    release(kept)
 
 
 def test_a_row_that_was_refused_without_a_due_time_is_judged_too(spark, tmp_path):
