@@ -21,7 +21,7 @@ from .errors import OperationError
 from .remedy import HERE, MEND, Place, unbind
 from .snapshot import Snapshot, arguments
 
-_HOLDS_UP = "when it is full, 32 messages for it stop a level, and with it everybody's delays"
+_HOLDS_UP = "when it is full, some dozens of messages for it stop a level, and everybody's delays"
 _RELAY = "'verify --fix' puts a relay before it"
 _EXCLUSIVE = (
     "only the connection of that exclusive queue can bind and unbind it: let it use the transport"

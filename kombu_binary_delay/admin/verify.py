@@ -267,7 +267,7 @@ def _exchange(
 
 def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
     if exchange.name == topology.parking:
-        return "a message without a destination holds up its level: after 32, nothing leaves it"
+        return "a message without a destination holds up its level: after dozens, nothing leaves it"
     if topology.mirrors and exchange.name == topology.direct:
         return "a delayed publish fails with 404"
     if topology.mirrors and exchange.name == topology.direct_fallback:
@@ -275,7 +275,7 @@ def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
     if exchange.type == "fanout":
         return "a publish that enters there fails with 404"
     if topology.queue_type == "quorum":
-        return "what leaves the level above cannot go on: after 32 messages, nothing leaves it"
+        return "what leaves the level above cannot go on: after dozens, nothing leaves it"
     return "what leaves the level above is lost"
 
 

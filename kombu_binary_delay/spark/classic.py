@@ -24,7 +24,7 @@ def tracker(session: SparkSession) -> Any:
 
 @contextmanager
 def set_meanwhile(session: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Give a configuration another value meanwhile, for the whole session, unless it has one."""
+    """Set a configuration meanwhile, for the whole session, unless it is set already."""
     is_set = False
     # A platform may allow no job to do so.
     with suppress(Exception):
