@@ -71,8 +71,9 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, or a queue has no leader that could report them.
-    :raises UnreachableError: if the management API goes away meanwhile; or if the broker does, so
-        that the ladder is left half removed, as the message then says.
+    :raises UnreachableError: if the management API goes away meanwhile; or if the broker does, or
+        refuses to delete a part, so that the ladder may be left half removed, as the message then
+        says.
     """
     snapshot = Snapshot.read(management)
     mine = [name for name in snapshot.exchanges if ladder_of(topology, name) == topology.prefix]
