@@ -45,7 +45,7 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from .amendments.celery import BROADCASTS, NESTED, with_own_nested
+from .amendments.celery import BROADCASTS, NESTED, REPLIES, as_resent, with_own_nested
 from .amendments.door import AmendingChannel
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
@@ -66,8 +66,10 @@ from .journal import Journal, follow_celery
 from .mechanism import Mechanism, mechanism_of
 from .model.address import Destination
 from .model.delay import (
+    CHORD_UNLOCK,
     ETA,
     JITTER,
+    RETRIES,
     TASK,
     X_DELAY,
     due_time,
@@ -115,6 +117,8 @@ class ChannelMixin(AmendingChannel):
         """
         # Skipped if the message cannot ask for a delay: each publish comes here.
         headers = msg.properties.get(HEADERS)
+        if headers and TASK in headers and (headers.get(RETRIES) or headers[TASK] == CHORD_UNLOCK):
+            msg, headers = self._as_resent(msg, headers)
         asked = (headers or self._reads_bodies) and self.asked(msg)
         if asked:
             msg, asked = self.with_jitter(msg, asked)
@@ -126,7 +130,7 @@ class ChannelMixin(AmendingChannel):
             self._after_publish(partial(self.record_generations, records))
             return result
         if not asked:
-            if exchange and exchange.endswith(BROADCASTS):
+            if exchange and exchange.endswith(BROADCASTS) and not exchange.startswith(REPLIES):
                 self._record_broadcast(msg)
             # Positional: gathering them in a dict and unpacking it would cost a microsecond.
             return super()._basic_publish(
@@ -172,6 +176,15 @@ class ChannelMixin(AmendingChannel):
     # _basic_publish. So the work is done there, and this is the same function.
     basic_publish = _basic_publish
 
+    @staticmethod
+    def _as_resent(msg: Any, headers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        resent = as_resent(headers)
+        if resent is headers:
+            return msg, headers
+        changed = amqp.Message(msg.body)
+        changed.properties = {**msg.properties, HEADERS: resent}
+        return changed, resent
+
     def asked(self, msg: Any) -> dict[str, Any] | None:
         """Return the headers that ask for a delay; None or empty if the message asks for none."""
         headers: dict[str, Any] = msg.properties.get(HEADERS) or {}
@@ -187,10 +200,13 @@ class ChannelMixin(AmendingChannel):
     def with_jitter(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return a delayed message, and its headers, with the jitter of the settings.
 
-        A message that has jitter of its own, or is not delayed, stays as it is. The header shows
-        readers of the message, who do not know the publisher's settings, when it arrives.
+        A message that has jitter of its own, or is not delayed, stays as it is, and so does what
+        polls a chord. The header shows readers of the message, who do not know the publisher's
+        settings, when it arrives.
         """
         if not self._router.jitter or JITTER in asked or due_time(asked, 0) is None:
+            return msg, asked
+        if asked.get(TASK) == CHORD_UNLOCK:
             return msg, asked
         jitter = {JITTER: self._router.jitter}
         headers = {**(msg.properties.get(HEADERS) or {}), **jitter}

@@ -1,4 +1,4 @@
-"""What amendments need to know of Celery: its revokes, its consumers, and what a retry resends.
+"""What amendments need to know of Celery: its revokes, its consumers, and what it resends.
 
 Revokes are recorded, so that they survive restarts of the workers.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from kombu.serialization import loads
 
-from kombu_binary_delay.model.delay import JITTER, TASK, X_DELAY
+from kombu_binary_delay.model.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
 
 from .record import (
     GENERATION,
@@ -33,13 +33,17 @@ from .record import (
     split,
 )
 
-#: The end of the names of the exchanges for broadcasts to workers.
+#: The end of the names of the exchanges for broadcasts to workers and for the replies.
 BROADCASTS = ".pidbox"
+#: The beginning of the latter.
+REPLIES = "reply."
 #: The header of a task with the headers that its retries get, instead of the task's own. Tools that
 #: trace tasks write it.
 NESTED = "headers"
+#: The headers of this transport that say which message this is, among those that supersede others.
+_IDENTITY = KEY, LONGEST_WAIT, REPLACES, GENERATION
 #: The headers of this transport that a retry gets if its task has them.
-_KEPT = X_DELAY, JITTER, KEY, LONGEST_WAIT, REPLACES, GENERATION
+_KEPT = X_DELAY, JITTER, *_IDENTITY
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
@@ -107,6 +111,32 @@ def with_own_nested(headers: dict[str, Any]) -> dict[str, Any]:
         return headers
     others = {name: nested[name] for name in nested if name not in _KEPT}
     return {**headers, NESTED: others | {name: headers[name] for name in _KEPT if name in headers}}
+
+
+def as_resent(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return the headers of a task as they are to be published, where Celery makes them of others.
+
+    A retry stays the same message also where ``retry(headers=...)`` replaces its task's headers.
+    The task that polls a chord is none of the messages that its body's headers are about: Celery
+    5.7 copies them.
+    """
+    if headers[TASK] == CHORD_UNLOCK:
+        if any(name in headers for name in _KEPT):
+            return {name: headers[name] for name in headers if name not in _KEPT}
+    elif headers.get(RETRIES) and GENERATION not in headers:
+        before = _headers_of_running(headers.get(ID))
+        identity = {name: before[name] for name in _IDENTITY if name in before}
+        if identity:
+            return {**identity, **headers}
+    return headers
+
+
+def _headers_of_running(task_id: Any) -> Mapping[str, Any]:
+    """Return the headers of the task that runs here, if it has this id."""
+    state = sys.modules.get("celery._state")
+    task = state and state.get_current_worker_task()
+    request = getattr(task, "request", None)
+    return (request is not None and request.id == task_id and request.headers) or {}
 
 
 @contextmanager

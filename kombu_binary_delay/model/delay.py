@@ -30,6 +30,8 @@ ETA = "eta"
 TASK = "task"
 ID = "id"
 RETRIES = "retries"
+#: Celery's task that asks, again and again, whether the parts of a chord have ended.
+CHORD_UNLOCK = "celery.chord_unlock"
 JITTER = "x-delay-jitter"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"

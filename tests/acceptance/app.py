@@ -214,19 +214,19 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         journal.write(_entry(RAN, task.name, vars(task.request)))
 
     @app.task(name="retry", shared=False, bind=True, max_retries=None)
-    def retry(self: Any, times: int, countdown: float) -> int:
+    def retry(self: Any, times: int, countdown: float, headers: Any = None) -> int:
         write(self)
         if self.request.retries < times:
-            raise self.retry(countdown=countdown)
+            raise self.retry(countdown=countdown, **({"headers": headers} if headers else {}))
         return int(self.request.retries)
 
     # As "retry", once, when there is a file.
     @app.task(name="retry_on", shared=False, bind=True, acks_late=True)
-    def retry_on(self: Any, signal: str, countdown: float) -> None:
+    def retry_on(self: Any, signal: str, countdown: float, headers: Any = None) -> None:
         write(self)
         if not self.request.retries:
             wait_until(Path(signal).exists, f"the file {signal}", AT_MOST)
-            raise self.retry(countdown=countdown)
+            raise self.retry(countdown=countdown, **({"headers": headers} if headers else {}))
 
     @app.task(
         name="back_off",

@@ -196,12 +196,18 @@ def test_what_replaces_a_task_can_retry_as_any(
     system: LocalSystem, worker: Worker, headers: dict[str, object]
 ):
     with system.held(worker.name):
-        asked = system.send("retry", 9, 1, countdown=1)
-        automatic = system.send("stumble", 9, countdown=1)
-        for new, old in ("retry", asked), ("stumble", automatic):
-            args = (2, 0.5) if new == "retry" else (2,)
-            replace(system.task(new, *args), old.id, countdown=SHORT, headers=headers)
-    for result in (asked, automatic):
+        results = [system.send("note", "old", countdown=1) for _ in range(3)]
+        for result, new in zip(
+            results,
+            (
+                system.task("retry", 2, 0.5),
+                system.task("retry", 2, 0.5, {"attempt": "next"}),
+                system.task("stumble", 2),
+            ),
+            strict=True,
+        ):
+            replace(new, result.id, countdown=SHORT, headers=headers)
+    for result in results:
         assert result.get(timeout=LATE) == 2
         runs = system.journal.ran(result.id)
         assert [run.retries for run in runs] == [0, 1, 2]

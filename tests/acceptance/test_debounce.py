@@ -87,10 +87,12 @@ def test_a_steady_stream_of_events_starves_nobody_with_a_longest_wait(
     assert len(runs) < len(ids)
 
 
+@pytest.mark.parametrize("headers", [None, {"attempt": "next"}], ids=["plain", "own headers"])
 def test_the_retries_of_the_latest_run_and_those_of_what_it_superseded_do_not(
-    system: LocalSystem, worker: Worker, tmp_path: Path
+    system: LocalSystem, worker: Worker, tmp_path: Path, headers: dict[str, str] | None
 ):
-    first = system.send("retry_on", str(tmp_path / "now"), 0.5, countdown=0.5, **keyed("retried"))
+    args = (str(tmp_path / "now"), 0.5, headers)
+    first = system.send("retry_on", *args, countdown=0.5, **keyed("retried"))
     system.journal.wait_for(first.id)
     with system.held(worker.name):
         (tmp_path / "now").touch()
@@ -149,6 +151,18 @@ def test_chords_and_links_of_tasks_with_keys_work_as_of_others(system: LocalSyst
     with pytest.raises(TaskRevokedError):
         old.get(timeout=LATE)
     assert not old.children
+
+
+def test_what_polls_a_chord_has_not_the_key_of_its_body(system: LocalSystem, tmp_path: Path):
+    signal = tmp_path / "go"
+    body = system.task("note", "total").set(countdown=0.5, **keyed("sum"))
+    total = chord([system.task("hold", str(signal))], app=system.app)(body)
+    # when: another has the key meanwhile
+    other = system.send("note", "other", countdown=0.5, **keyed("sum"))
+    # then
+    assert other.get(timeout=LATE) == "other"
+    signal.touch()
+    assert total.get(timeout=LATE) == "total"
 
 
 def test_one_that_goes_at_once_supersedes_those_that_wait(system: LocalSystem, worker: Worker):

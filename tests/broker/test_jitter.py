@@ -111,6 +111,18 @@ def test_a_task_keeps_its_eta_and_arrives_after_it(vhost, connect, arrive, setti
             assert packed["due"] == -(-due // 1000)
 
 
+def test_what_polls_a_chord_has_neither_jitter_nor_the_delay_of_the_body(vhost, arrive):
+    """Celery 5.7 gives it the headers of the chord's body."""
+    app = Celery(broker=vhost.url, set_as_current=False)
+    app.conf.update(broker_transport=OURS, task_default_queue="inbox")
+    app.conf.broker_transport_options = {"binary_delay": {"jitter": 3_600_000}}
+    headers = {"mine": 1, "x-delay": 3_600_000, "x-delay-jitter": 3_600_000, "x-delay-key": "k"}
+    name = app.send_task("celery.chord_unlock", countdown=0.2, headers=headers).id
+    # If one of them counted, it would not arrive in this hour.
+    _, seen = arrive(1)[name]
+    assert [each for each in seen if each in headers] == ["mine"]
+
+
 @pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
 def test_what_is_not_delayed_goes_at_once_and_as_it_is(connect, headers):
     connection = connect(binary_delay={"jitter": 3_600_000})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kombu_binary_delay.amendments import memory as memory_module
-from kombu_binary_delay.amendments.celery import with_own_nested
+from kombu_binary_delay.amendments.celery import as_resent, with_own_nested
 from kombu_binary_delay.amendments.door import AmendingChannel
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
 from kombu_binary_delay.amendments.record import (
@@ -613,6 +613,20 @@ def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
 def test_a_retry_by_nested_headers_keeps_those_of_its_task(headers, retried, own):
     given = {"task": "t", "id": "i", **own, "headers": headers}
     assert with_own_nested(given) == {**given, "headers": {**retried, **own}}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"task": "t", "retries": 0, KEY: "k"},
+        {"task": "t", "retries": 1, "id": "of none that runs", "mine": 1},
+        {"task": "t", "retries": 1, KEY: "k", GENERATION: "1-a"},
+        {"task": "celery.chord_unlock", "retries": 2, "mine": 1},
+    ],
+    ids=repr,
+)
+def test_what_celery_makes_of_nothing_else_is_resent_as_it_is(headers):
+    assert as_resent(headers) is headers
 
 
 @pytest.mark.parametrize(
