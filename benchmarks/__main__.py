@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +39,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
-    **publishing.sections(),
-    **travel.sections(),
-    **herd.sections(),
-    **waiting.sections(),
-    **cluster.sections(),
-    **delivery.sections(),
-    **amendments.sections(),
-    **tick.sections(),
-    **prefetch.sections(),
-    **wal.sections(),
+    "publishing": publishing.cost,
+    "pairs": publishing.pairs,
+    "first": publishing.first,
+    "size": publishing.size,
+    "burst": travel.burst,
+    "burst-classic": partial(travel.burst, queue_type="classic"),
+    "easy": travel.easy,
+    "hour": partial(travel.long, most=3600, what="hour"),
+    "day": partial(travel.long, most=86_400, what="day"),
+    "hops": travel.hops,
+    "sustained": travel.sustained,
+    "lanes": travel.lanes,
+    "herd": partial(herd.measured, count=20_000, ways=herd.WAYS),
+    "herd-100000": partial(herd.measured, count=100_000, ways=herd.FEW),
+    "herd-parts": partial(herd.measured, count=20_000, ways=herd.PARTS),
+    "waiting": waiting.broker,
+    "worker": waiting.worker,
+    "cluster": cluster.lose_a_node,
+    "delivery": delivery.delivery,
+    "amendments": amendments.everything,
+    "tick": tick.ticks,
+    "prefetch": prefetch.prefetch,
+    "wal": wal.wal,
     # The last, since what runs Spark stays in memory until we end.
-    **spark_pipeline.sections(),
+    "spark": spark_pipeline.pipeline,
 }
 
 

@@ -22,7 +22,8 @@ from celery import Celery
 from kombu import Connection, Consumer, Queue, pools
 
 from benchmarks.publishing import BODY, OURS, STOCK, WAYS, compare
-from benchmarks.rig import Row, Scale, disk, in_turns, let_rest, percentiles, resident, summary
+from benchmarks.rig import Row, Scale, disk, in_turns, let_rest, percentiles, summary
+from dev.processes import resident
 from kombu_binary_delay import Settings, cancel
 from kombu_binary_delay.amendments.memory import Memory
 from kombu_binary_delay.amendments.parts import IDS, stream_name
@@ -400,8 +401,3 @@ def _new_ids(count: int) -> list[str]:
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"amendments": everything}

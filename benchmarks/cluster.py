@@ -28,14 +28,7 @@ from dev.server import VHost
 from dev.service import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dev.broker import Broker
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"cluster": lose_a_node}
 
 
 def lose_a_node(_: Broker, scale: Scale) -> dict[str, Row]:

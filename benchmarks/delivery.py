@@ -35,7 +35,7 @@ from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import CELERY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dev.broker import Broker, VHost
 
@@ -252,8 +252,3 @@ def _wait_for(worker: Worker, count: int) -> None:
         if time.monotonic() > end or not worker.is_running:
             raise TimeoutError(f"not all tasks ran:\n{worker.log()[-2000:]}")
         time.sleep(0.1)
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"delivery": delivery}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.rig import Peak, Row, Scale, broker_cpu, broker_memory, idle_cpu, in_turns, summary
 from benchmarks.travel import SIZE, arrivals, inbox, send
@@ -67,7 +67,7 @@ TITLES = {name: make().title for name, make in (WAYS | PARTS).items()}
 TITLES["lanes"] = "ours, four lanes"
 
 #: The ways that a large herd is measured: each takes more than a minute.
-FEW = ("floor", "bare-a-core", "ours", "celery-native")
+FEW = {name: WAYS[name] for name in ("floor", "bare-a-core", "ours", "celery-native")}
 
 
 class Herd(NamedTuple):
@@ -150,12 +150,3 @@ def _left(due: float, tick: int) -> int:
     """
     left = math.ceil((due - time.time()) * 1000)
     return max(-(-left // tick), 1) * tick
-
-
-def sections() -> dict[str, Any]:
-    """Name what can be measured here."""
-    return {
-        "herd": lambda b, s: measured(b, s, 20_000, WAYS),
-        "herd-100000": lambda b, s: measured(b, s, 100_000, {name: WAYS[name] for name in FEW}),
-        "herd-parts": lambda b, s: measured(b, s, 20_000, PARTS),
-    }

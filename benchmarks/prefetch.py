@@ -8,14 +8,10 @@ published at once, so that many wait in the same queues, and leave them together
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from benchmarks.herd import WAYS, Herd, release
 from benchmarks.rig import Row, Scale, in_turns, summary
 from dev.broker import Broker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PREFETCH = (32, 128, 512, 1024)
 DEFAULT = 32
@@ -39,8 +35,3 @@ def prefetch(_: Broker, scale: Scale) -> dict[str, Row]:
         return {**small, **{f"large_{key}": value for key, value in large.items()}}
 
     return summary(in_turns(names, scale, measure, "prefetch"), str(DEFAULT))
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"prefetch": prefetch}

@@ -343,8 +343,3 @@ def count_writes(transport: Any, sent: list[int]) -> Callable[[Any], None]:
         write(data)
 
     return count
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"publishing": cost, "pairs": pairs, "first": first, "size": size}

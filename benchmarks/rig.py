@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from dev.processes import resident
 from dev.provenance import provenance
 
 if TYPE_CHECKING:
@@ -80,11 +81,6 @@ def let_rest(broker: Broker, most: float = 10.0) -> None:
 def broker_memory(broker: Broker) -> int:
     """Return the resident memory of the node, in bytes."""
     return resident(broker.pids[0])
-
-
-def resident(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Peak:

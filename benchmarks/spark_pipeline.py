@@ -39,11 +39,6 @@ CONFIRM = {"confirm_publish": True}
 PUBLISHED, LOOPED, RECKONED = 100_000, 10_000, (1_000_000, 5_000_000, 20_000_000)
 
 
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"spark": pipeline}
-
-
 def pipeline(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Measure in turns the tasks per second, from end to end."""
     with ExitStack() as stack:

@@ -19,7 +19,6 @@ from kombu_binary_delay import Ladder
 from kombu_binary_delay.model.ladder import hops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection as End
 
     from dev.broker import Broker, VHost
@@ -44,11 +43,6 @@ def ticks(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     names = scale.pick([str(tick) for tick in TICKS], ["1000", CHOSEN])
     return summary(in_turns(names, scale, measure, "tick"), CHOSEN)
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"tick": ticks}
 
 
 def travel(broker: Broker, tick: int, delays: list[float], quiet: float) -> Row:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count as numbers
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import amqp
 
@@ -300,17 +300,3 @@ def lanes(broker: Broker, scale: Scale) -> dict[str, Row]:
             return journey(nodes, ways[name], delays, None, scale.idle)
 
         return summary(in_turns(list(ways), scale, measure, "lanes"), "1 lane")
-
-
-def sections() -> dict[str, Any]:
-    """Name what can be measured here."""
-    return {
-        "burst": burst,
-        "burst-classic": lambda b, s: burst(b, s, "classic"),
-        "easy": easy,
-        "hour": lambda b, s: long(b, s, 3600, "hour"),
-        "day": lambda b, s: long(b, s, 86_400, "day"),
-        "hops": hops,
-        "sustained": sustained,
-        "lanes": lanes,
-    }

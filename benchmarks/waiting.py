@@ -29,18 +29,17 @@ from benchmarks.rig import (
     disk,
     in_turns,
     percentiles,
-    resident,
     say,
     summary,
 )
 from benchmarks.travel import PATIENT
-from dev.processes import Processes
+from dev.processes import Processes, resident
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from dev.broker import Broker, VHost
 
@@ -288,8 +287,3 @@ def _held(vhost: VHost) -> int:
         if row["name"] == "celery":
             return int(row.get("messages_unacknowledged", 0))
     return 0
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"waiting": broker, "worker": worker}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from kombu import Connection
 
@@ -24,9 +23,6 @@ from benchmarks.rig import (
 )
 from benchmarks.waiting import BODY, DAY, OURS, publish, publish_many, with_inbox
 from dev.broker import Broker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: In MiB. The last is RabbitMQ's default.
 SIZES = (64, 512)
@@ -44,11 +40,6 @@ def wal(_: Broker, scale: Scale) -> dict[str, Row]:
 
     runs = in_turns([str(each) for each in SIZES], scale, measure, "wal")
     return summary(runs, str(SIZES[-1]))
-
-
-def sections() -> dict[str, Callable[[Broker, Scale], dict[str, Row]]]:
-    """Name what can be measured here."""
-    return {"wal": wal}
 
 
 def fill(broker: Broker, count: int) -> Row:

@@ -34,6 +34,12 @@ rm -rf -- "$1"
 Process = subprocess.Popen[bytes]
 
 
+def resident(pid: int) -> int:
+    """Return the resident memory of a process, in bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class Processes(AbstractContextManager["Processes"]):
     """Starts processes; ends them and removes its `folder` on close."""
 

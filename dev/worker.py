@@ -6,9 +6,9 @@ import os
 import sys
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dev.processes import resident
 from dev.service import START
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class Worker:
 
     def memory(self) -> int:
         """Return the resident memory of the main process, in bytes."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return resident(self.pid)
 
     def log(self) -> str:
         """Return all of its output."""
