@@ -63,11 +63,7 @@ def repair(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -
     missing = sum((each.missing for each in found), Part())
     stale = {binding: None for each in found for binding in each.stale}
     return Repair(
-        Part(
-            tuple(dict.fromkeys(missing.exchanges)),
-            tuple(dict.fromkeys(missing.queues)),
-            tuple(dict.fromkeys(missing.bindings)),
-        ),
+        missing.distinct(),
         tuple(each for each in stale if each not in missing.bindings),
     )
 

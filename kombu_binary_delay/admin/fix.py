@@ -75,11 +75,7 @@ def absent(part: Part, snapshot: Snapshot) -> Part:
         and each.source in sources
         and each.destination in (targets if each.to_queue else sources)
     )
-    return Part(
-        tuple(dict.fromkeys(exchanges)),
-        tuple(dict.fromkeys(queues)),
-        tuple(dict.fromkeys(bindings)),
-    )
+    return Part(exchanges, queues, bindings).distinct()
 
 
 def _ladder(

@@ -580,7 +580,7 @@ def _breaks(
     and a classic queue the argument.
     """
     if given.get("x-queue-type") == "stream":
-        yield from _shortens(definition, given)
+        yield from _shortens_amendments(definition, given)
         return
     declared = given.get("x-message-ttl")
     ttl = definition.get("message-ttl")
@@ -615,28 +615,22 @@ def _breaks(
 
 
 def _shortens(
-    definition: Mapping[str, Any], given: Mapping[str, Any]
+    severity: str, effect: str, definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield a policy's effects on a stream of amendments."""
-    for key in _limits(definition, given):
-        yield "warning", key, "records are forgotten sooner: what was cancelled may run"
-
-
-def _shortens_journal(
-    definition: Mapping[str, Any], given: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield a policy's effects on the journal's stream."""
-    for key in _limits(definition, given):
-        yield "note", key, "events are forgotten sooner: what waits for longer is not listed"
-
-
-def _limits(definition: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys by which a policy shortens a stream: RabbitMQ uses the lower limit."""
     age, wanted = definition.get("max-age"), given.get("x-max-age")
     if age is not None and (wanted is None or milliseconds(age) < milliseconds(wanted)):
-        yield "max-age"
+        yield severity, "max-age", effect
     if "max-length-bytes" in definition:
-        yield "max-length-bytes"
+        yield severity, "max-length-bytes", effect
+
+
+_shortens_amendments = partial(
+    _shortens, "warning", "records are forgotten sooner: what was cancelled may run"
+)
+_shortens_journal = partial(
+    _shortens, "note", "events are forgotten sooner: what waits for longer is not listed"
+)
 
 
 # -- permissions ---------------------------------------------------------------------------------

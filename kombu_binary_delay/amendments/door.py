@@ -36,9 +36,11 @@ from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
 from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, returns
 from kombu_binary_delay.router import Delivery
+from kombu_binary_delay.settings import milliseconds
 
 from . import celery
 from .memory import POSTPONED, SUPERSEDED, Verdict
+from .parts import KEYS_MAX_AGE
 from .record import (
     GENERATION,
     KEY,
@@ -54,7 +56,7 @@ from .stream import Amendments
 logger = get_logger(__package__)
 
 #: The longest delay of a message with a key, in milliseconds: half the time its record is kept.
-LONGEST_KEYED = 43_200_000
+LONGEST_KEYED = milliseconds(KEYS_MAX_AGE) // 2
 
 #: Why a message cannot be delayed again.
 _UNDELAYED = (AddressError, AmendmentError, DelayError, TopologyError)

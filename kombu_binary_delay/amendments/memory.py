@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kombu_binary_delay.model.identity import names_of
+from kombu_binary_delay.settings import milliseconds
 
+from .parts import KEYS_MAX_AGE
 from .record import (
     GENERATION,
     KEY,
@@ -35,7 +37,7 @@ from .record import (
 #: How long a superseded generation is remembered after its message was due, in milliseconds.
 _ON_ITS_WAY = 600_000
 #: How long a key is remembered after its message was due, in milliseconds: as its stream does.
-_KEYS_MAX_AGE = 86_400_000
+_KEYS_MAX_AGE = milliseconds(KEYS_MAX_AGE)
 #: The greatest age, by its publisher's clock, of a message whose record may still be on its way, in
 #: milliseconds.
 _JUST_NOW = 60_000

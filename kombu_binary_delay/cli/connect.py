@@ -159,11 +159,7 @@ class Target:
         """Return all parts of ladders that lead to one delivery side."""
         direct = self.settings.queue_per_delay
         wholes = [part for each in lanes for part in each.parts(direct=direct).values()]
-        return Part(
-            tuple(dict.fromkeys(each for whole in wholes for each in whole.exchanges)),
-            tuple(dict.fromkeys(each for whole in wholes for each in whole.queues)),
-            tuple(dict.fromkeys(each for whole in wholes for each in whole.bindings)),
-        )
+        return sum(wholes, Part()).distinct()
 
     def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
         """Return what amendments need, if the settings enable them and the broker has streams.

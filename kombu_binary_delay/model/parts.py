@@ -84,6 +84,14 @@ class Part:
             and Binding(each.name, each.name, "") in self.bindings
         )
 
+    def distinct(self) -> Part:
+        """Return the part with each object once, where it is first."""
+        return Part(
+            tuple(dict.fromkeys(self.exchanges)),
+            tuple(dict.fromkeys(self.queues)),
+            tuple(dict.fromkeys(self.bindings)),
+        )
+
     def __add__(self, other: Part) -> Part:
         return Part(
             self.exchanges + other.exchanges,
