@@ -353,6 +353,12 @@ class _Stream:
             return False
         return True
 
+    def _has_gone(self, _: str) -> None:
+        raise RuntimeError(
+            f"the stream {self.queue} has been deleted, or its node has stopped, since the read "
+            f"began; read it again"
+        )
+
     @contextmanager
     def consume(self, offset: int | str) -> Iterator[Any]:
         """Yield an iterator of offset and body, which ends when nothing has arrived for a while."""
@@ -371,6 +377,7 @@ class _Stream:
                         _CONSUMER,
                         callback=received.append,
                         arguments={OFFSET: offset},
+                        on_cancel=self._has_gone,
                     )
                 except NotFound as exc:
                     if not is_deleted(exc):

@@ -55,7 +55,9 @@ def write(vhost):
     def write(ids, journal="stream", countdown=1.0):
         rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
         with written(vhost, len(rows), journal):
-            for _ in Sender(Target(vhost.url, settings={"journal": journal})).send([rows]):
+            # On the ladder with the fewest queues.
+            settings = {"journal": journal, "radix": 2}
+            for _ in Sender(Target(vhost.url, settings=settings)).send([rows]):
                 pass
 
     return write
@@ -376,9 +378,29 @@ def test_options_of_a_batch_read_that_cannot_be_are_refused(options, words):
         JournalSource({"broker": "amqp://nobody//", **options}).reader(StructType())
 
 
-def test_a_stream_that_is_deleted_or_silent_while_it_is_read_is_named(vhost):
-    with pytest.raises(RuntimeError, match=r"the stream .* gave nothing for 60 s"):
-        list(_Stream({"broker": vhost.url}).rows(0, 5))
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        ("silent", "gave nothing for 2 s before the offset 5"),
+        ("deleted", "has been deleted, or its node has stopped, since the read began"),
+        ("missing", "gave nothing for 2 s before the offset 5"),
+    ],
+)
+def test_a_stream_that_is_deleted_or_silent_while_it_is_read_is_named(
+    vhost, write, monkeypatch, happens, words
+):
+    if happens != "missing":
+        write(["a", "b", "c"], countdown=3600.0)
+    monkeypatch.setattr(journal, "_BATCH", 1)
+    monkeypatch.setattr(journal, "_PATIENCE", 2.0)
+    rows = _Stream({"broker": vhost.url}).rows(0, 5)
+    if happens != "missing":
+        next(rows)
+    if happens == "deleted":
+        with vhost.connect() as connection:
+            connection.channel().queue_delete(STREAM)
+    with pytest.raises(RuntimeError, match=f"the stream .* {words}"):
+        list(rows)
 
 
 def test_an_end_is_found_though_events_keep_coming(vhost, write):
