@@ -38,6 +38,7 @@ __all__ = ["DEFAULTS", "Broker", "BrokerError", "Node", "VHost"]
 
 # An `advanced` without settings.
 DEFAULTS = "[]."
+_LITTLE_MEMORY = "vm_memory_monitor:set_vm_memory_high_watermark(0.00001)"
 #: Wait until all connections know of an alarm: one that publishes just before is not blocked.
 _UNTIL_ALL_KNOW = (
     "Running = fun() -> [P || P <- rabbit_networking:connections(),"
@@ -255,9 +256,9 @@ class Broker(Node, Service):
     @contextmanager
     def alarm(self) -> Iterator[None]:
         """Have too little memory meanwhile: the broker blocks connections that publish."""
-        self.ctl("set_vm_memory_high_watermark", "0.00001")
         try:
-            self.ctl("eval", _UNTIL_ALL_KNOW)
+            # By one call: each starts an Erlang.
+            self.ctl("eval", f"{_LITTLE_MEMORY}, {_UNTIL_ALL_KNOW}")
             yield
         finally:
             self.ctl("set_vm_memory_high_watermark", "0.6")

@@ -138,14 +138,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if item.get_closest_marker(_OWN)]
+    left_out = [item for item in items if needs_own(item)]
     if not left_out:
         return
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker(_OWN)]
+    items[:] = [item for item in items if not needs_own(item)]
     config.stash[_left_out] = [item.nodeid for item in left_out]
     if is_worker(config):
         config.workeroutput[_LEFT_OUT] = config.stash[_left_out]  # type: ignore[attr-defined]
+
+
+def needs_own(item: pytest.Item) -> bool:
+    """Return whether a test starts or stops a broker: it is marked so, or takes `own_broker`."""
+    return bool(item.get_closest_marker(_OWN)) or _OWN in getattr(item, "fixturenames", ())
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -30,10 +30,13 @@ TABLE = (
     ("tests/spark/test_connect.py", PLANNING),
     ("tests/spark/test_tables.py", PLANNING),
     ("tests/spark/test_formats.py", PLANNING),
+    # First in its unit, which is the second longest.
+    ("tests/spark/test_follow.py", PUBLISHING),
     # These use no Spark of ours, but that of the processes that they start.
     ("tests/spark/test_subcommands.py::test_the_pipeline_proves_itself", EACH),
     ("tests/spark/test_notebook.py", FILE),
     ("tests/spark/test_send.py::test_a_broker_that_confirms_nothing", OWNERS[0]),
+    ("tests/spark/test_send.py::test_a_broker_that_is_killed", OWNERS[0]),
     ("tests/spark/test_send.py", FILE),
     ("tests/spark/test_killed.py", FILE),
     ("tests/spark/", PUBLISHING),
@@ -56,6 +59,8 @@ TABLE = (
     ("tests/broker/test_amendments.py::test_what_comes_without_acks_is_not_lost", OWNERS[1]),
     ("tests/broker/test_amendments.py::test_what_is_postponed_is_not_early_while", OWNERS[1]),
     ("tests/broker/test_amendments.py::test_where_nothing_can_be_held_while", OWNERS[1]),
+    ("tests/broker/test_amendments.py::test_consumers_go_on_where_a_broker_has_lost", OWNERS[1]),
+    ("tests/broker/test_plugin_drop_in.py::test_a_delay_survives_a_restart", OWNERS[1]),
     ("tests/broker/test_journal.py::test_a_consumer_with_a_journal_goes_on", OWNERS[1]),
     ("tests/broker/test_journal.py::test_a_program_that_publishes_hides", OWNERS[1]),
     ("tests/broker/test_journal.py::test_the_limit_of_a_publish_counts", OWNERS[1]),

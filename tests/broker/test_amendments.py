@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ from kombu import Connection, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
-from dev.broker import Broker
 from kombu_binary_delay import (
     AmendmentError,
     DelayError,
@@ -1225,31 +1223,31 @@ def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     assert "at its queue's delivery limit, it would be dropped" in caplog.text
 
 
-def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect):
+def test_consumers_go_on_where_a_broker_has_lost_the_streams(
+    monkeypatch, connect, own_broker, streams
+):
     monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-        url = broker.vhost().url
-        with connect(url=url) as connection:
-            QUEUE(connection.default_channel).declare()
-            # So old, it and the virtual host outlive the kill.
-            time.sleep(3)
-            cancel("another", connection=connection)
-        # The streams are younger than what a node that dies can lose of them.
-        broker.kill()
-        broker.start()
+    with connect() as connection:
+        QUEUE(connection.default_channel).declare()
+        # So old, it and the virtual host outlive the kill.
+        time.sleep(3)
+        cancel("another", connection=connection)
+    # The streams are younger than what a node that dies can lose of them.
+    own_broker.kill()
+    own_broker.start()
 
-        def consumed():
-            got: list[Any] = []
-            # RabbitMQ 4.3 ends the first connections.
-            with suppress(RecoverableConnectionError), connect(url=url) as connection:
-                publish(connection, "one")
-                channel = connection.default_channel
-                callbacks = [lambda body, _: got.append(body)]
-                with connection.Consumer(QUEUE, callbacks=callbacks, channel=channel):
-                    drain_until(connection, lambda: got)
-            return got
+    def consumed():
+        got: list[Any] = []
+        # RabbitMQ 4.3 ends the first connections.
+        with suppress(RecoverableConnectionError), connect() as connection:
+            publish(connection, "one")
+            channel = connection.default_channel
+            callbacks = [lambda body, _: got.append(body)]
+            with connection.Consumer(QUEUE, callbacks=callbacks, channel=channel):
+                drain_until(connection, lambda: got)
+        return got
 
-        assert wait_until(consumed)
+    assert wait_until(consumed)
 
 
 def test_a_stream_that_is_made_again_gets_what_still_waits_on_the_ladder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import nullcontext
 
@@ -25,9 +26,13 @@ SHIPPED = """
 @pytest.mark.parametrize("advanced", [None, DEFAULTS], ids=["recommended", "without"])
 def test_a_broker_has_the_values_that_we_recommend_for_its_release(broker, advanced) -> None:
     with nullcontext(broker) if advanced is None else Broker(ROOT, advanced=advanced) as node:
-        for setting in SETTINGS:
+        # By one call: each starts an Erlang.
+        asked = [f"application:get_env({each.application}, {each.name})" for each in SETTINGS]
+        text = 'io_lib:format("~w~n", [Value])'
+        printed = node.ctl("eval", f"lists:flatten([{text} || Value <- [{', '.join(asked)}]]).")
+        values = json.loads(printed).splitlines()
+        for setting, value in zip(SETTINGS, values, strict=True):
             names = setting.application, setting.name
-            value = node.ctl("eval", f"application:get_env({', '.join(names)}).").strip()
             # The node would not have started with a name in rabbitmq.conf that it does not know.
             is_set = setting.is_for(node.version) and (advanced is None or setting.conf)
             assert (value == f"{{ok,{setting.value}}}") == bool(is_set), (setting.name, value)

@@ -1154,9 +1154,17 @@ def test_a_ladder_that_does_not_exist_is_no_success(run, tick, arguments, code):
     assert "0 messages" not in done.output
 
 
+@pytest.fixture
+def another(broker):
+    """Another virtual host of the same broker."""
+    there = broker.vhost()
+    yield there
+    there.delete()
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
-    empty, run, tick, connect, vhost, small
+    empty, run, tick, connect, vhost, another, small
 ):
     """Given: nothing at all, or a ladder with faults of every kind, a message, and a parked one."""
     if not empty:
@@ -1169,26 +1177,29 @@ def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
             channel.exchange_declare("temporary", "fanout", durable=False, auto_delete=True)
             admin.create(operator, small, small.mirror("gone") + small.queue_relay("mail"))
             channel.queue_unbind("mail", small.queue_relay_name("mail"), "")
+        wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
     before = what_exists(vhost)
 
-    for arguments in (
-        ["verify"],
-        ["verify", "--ladder", "777ms-2x4"],
-        ["status"],
-        ["explain", "10s"],
-        ["export", "definitions"],
-        ["create", "--dry-run"],
-        ["create", "--queue", "mail", "--exchange", "amq.topic", "--dry-run"],
-        ["redrive", "--dry-run"],
-        ["migrate", "--from", "777ms-2x4", "--dry-run"],
-        ["transfer", "--to-broker", vhost.url, "--dry-run"],
-        ["prune", "--dry-run"],
-        ["teardown", "--dry-run", "--force"],
-        ["--journal", "stream", "--queue-per-delay", "create", "--dry-run"],
+    for arguments, codes in (
+        (["verify"], (0, 1)),
+        (["verify", "--ladder", "777ms-2x4"], (1, 1)),
+        (["status"], (0, 1)),
+        (["explain", "10s"], (0, 0)),
+        (["export", "definitions"], (0, 0)),
+        (["create", "--dry-run"], (0, 0)),
+        (["create", "--queue", "mail", "--exchange", "amq.topic", "--dry-run"], (2, 0)),
+        (["redrive", "--dry-run"], (2, 0)),
+        (["migrate", "--from", "777ms-2x4", "--dry-run"], (2, 2)),
+        (["transfer", "--to-broker", another.url, "--dry-run"], (2, 0)),
+        (["prune", "--dry-run"], (0, 0)),
+        (["teardown", "--dry-run", "--force"], (0, 0)),
+        (["--journal", "stream", "--queue-per-delay", "create", "--dry-run"], (0, 0)),
     ):
-        run(*tick, *arguments)
+        done = run(*tick, *arguments)
 
+        assert done.exit_code == codes[not empty], done.output
         assert what_exists(vhost) == before, arguments
+    assert empty or vhost.waiting(small.parking) == {small.parking: 1}
 
 
 def what_exists(vhost):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from dev.broker import Broker
 from kombu_binary_delay import DelayError
 from tests.waits import wait_until
 
@@ -126,15 +123,8 @@ def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology)
     wait_until(lambda: sum(vhost.waiting(*levels).values()) == 4)
 
 
-@pytest.fixture
-def mortal() -> Iterator[Broker]:
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-        yield broker
-
-
 @pytest.mark.slow
-def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(mortal, collect):
-    vhost = mortal.vhost()
+def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(own_broker, vhost, collect):
     path = "kombu_binary_delay:Transport"
     queue = Queue("q", delayed("x", "direct"), "k")
     delays = [1000, 30_000]
@@ -146,9 +136,9 @@ def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(mortal, colle
         for delay in delays:
             send(connection, delay, "x", "k", delay)
         connection.default_channel.queue_declare("q", passive=True)
-    mortal.stop()
+    own_broker.stop()
     time.sleep(max(0, sent + 2 - time.time()))  # the first is due while the broker is down
-    mortal.start()
+    own_broker.start()
 
     with Connection(vhost.url, transport=path) as connection:
         arrivals = collect(connection, [queue], 3)

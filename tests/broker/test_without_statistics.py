@@ -17,7 +17,7 @@ from tests.waits import wait_until
 pytestmark = pytest.mark.own_broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker():
     # As RabbitMQ's image for Docker sets it.
     config = {"management_agent.disable_metrics_collector": "true"}
@@ -72,6 +72,7 @@ def test_what_is_looked_at_again_and_again_is_not_dropped_at_a_low_delivery_limi
 
     for _ in range(8):
         wait_until(lambda: vhost.waiting(ladder.parking) == {ladder.parking: 1})
-        run("redrive", "--dry-run")
+        done = run("redrive", "--dry-run")
+        assert (done.exit_code, "the queue gone" in done.output) == (0, True), done.output
 
     wait_until(lambda: vhost.waiting(ladder.parking) == {ladder.parking: 1})

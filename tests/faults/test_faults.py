@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = os.environ.get("RABBITMQ_ROOT")
-#: The cases that change nothing beyond their virtual host: one broker is enough for them all.
+#: The cases that leave a broker as it was, but for their virtual host: one is enough for all.
 ON_ONE_BROKER = {
     "publisher ends, SIGKILL between confirm and return",
     "consumer ends, SIGKILL before or after the ack",
@@ -32,6 +32,9 @@ ON_ONE_BROKER = {
     "amended, publisher killed between message and record",
     "amended, streams deleted",
     "amended, poison, and a record of next year",
+    "broker killed, confirm timeout 5 s",
+    "amended, broker killed",
+    "amended, memory alarm, nothing ever amended",
 }
 SHORT = {f"{case.scenario}, {case.name}": case for case in CASES if case.short}
 
@@ -42,6 +45,7 @@ def one_broker() -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.own_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SHORT, key=ON_ONE_BROKER.__contains__))
 def test_nothing_confirmed_is_lost_early_or_misdelivered(

@@ -58,7 +58,7 @@ def run(df: DataFrame, phase: str, broker: str, folder: str, **options: Any) -> 
     given = {"slice_rows": SLICE if phase == BETWEEN else 200_000, "publishers": 2, **options}
     if phase == PUBLISHING:
         given["publishers"] = 1
-    settings = {"journal": "stream"}
+    settings = {"journal": "stream", "radix": 2}
     receipts = f"{folder}/{phase}"
     return publish(df, job_id=phase, broker=broker, receipts=receipts, settings=settings, **given)
 

@@ -327,7 +327,7 @@ def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
     events = [
         (each[0], name, *each[2:]) for name, (given, _) in AMENDED.items() for each in given * times
     ]
-    verdicts = judge([receipt(name) for name in AMENDED], events)
+    verdicts = judge([receipt(name) for name in AMENDED], events).cache()
     found = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
     put_off = {name for name in AMENDED if name.startswith("postponed")}
     assert found == {name: (each[1], name in put_off) for name, each in AMENDED.items()}
@@ -450,7 +450,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
     # The journal began later than the one, and one clock alone says when the other was published.
     receipts += [receipt("before", due=-100, sent=-200), receipt("sent in 2999", sent=YEAR_2999)]
     events += arrives("sent in 2999", 101)
-    verdicts = judge(receipts, events)
+    verdicts = judge(receipts, events).cache()
     found = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
     expected = {name: each[1:] for name, each in table.items()}
     assert found == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
@@ -589,7 +589,7 @@ def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
         for each in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
     events = [(*each[:8], None, *each[9:]) for each in events]
-    verdicts = judge(receipts, events)
+    verdicts = judge(receipts, events).cache()
     groups = {(row.grouping, row.value): row for row in lateness(verdicts).collect()}
     everyone = groups["all", "all"]
     assert everyone.tasks == 1000
@@ -616,7 +616,7 @@ def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
 
 def test_thresholds_decide_what_passes(judge):
     events = [*arrives("a", 100.5), *arrives("b", 110), *arrives("b", 111), scheduled("c")]
-    verdicts = judge([receipt("a"), receipt("b"), receipt("c")], events)
+    verdicts = judge([receipt("a"), receipt("b"), receipt("c")], events).cache()
     summary = summarize(verdicts, Thresholds(lost=0, duplicates=1, p99=5))
     assert summary["tasks"] == 3
     assert {name: count for name, count in summary["verdicts"].items() if count} == {
@@ -641,7 +641,7 @@ def test_an_audit_of_nothing_has_numbers_all_the_same(spark):
 
 
 def test_nothing_judged_is_a_failure_unless_it_was_asked_for(spark, judge):
-    unknown = judge([receipt("a")], [])
+    unknown = judge([receipt("a")], []).cache()
     assert [row.verdict for row in unknown.collect()] == [s.UNDECIDED]
     for verdicts in (spark.createDataFrame([], s.VERDICTS), unknown):
         summary = summarize(verdicts)
