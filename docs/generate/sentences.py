@@ -628,7 +628,15 @@ def _prefetch() -> list[Sentence]:
             "docs/how-to/configure-the-broker.md",
             "the last message arrives in {} to {} of the time, for {} to {} of the CPU",
             (*both("last_ms"), *both("cpu_us")),
-        )
+        ),
+        Sentence(
+            "docs/how-to/configure-the-broker.md",
+            "in {} of the time on 4.3, and no sooner on 3.10 ({}, of rounds",
+            tuple(
+                f"{figure(f'slower-machine/prefetch{on}', '128', 'last_ms', 'ratio'):.2f}"
+                for on in ("-on-4.3", "")
+            ),
+        ),
     ]
 
 
@@ -683,7 +691,9 @@ def _faults() -> list[Sentence]:
 def _wal() -> list[Sentence]:
     page = "docs/how-to/configure-the-broker.md"
     cpu, rate = (figure("wal", "64", name, "ratio") for name in ("cpu_us", "rate"))
+    slower = figure("slower-machine/wal", "64", "cpu_us", "ratio")
     return [
+        Sentence(page, "it took {} times the CPU on 3.10, and was as fast", (f"{slower:.1f}",)),
         Sentence(page, "publishing took {} times the CPU on 3.10", (f"{cpu:.1f}",)),
         Sentence(page, "was slower by {}, when", (_share(1 - rate),)),
     ]

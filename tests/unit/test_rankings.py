@@ -52,6 +52,12 @@ CLAIMS = [
     ("delivery", "cpu_us", "kombu < ours-delayed < ours-delayed-journal"),
     ("worker", "per_task", "ours < celery"),
 ]
+#: Runs of a slower machine that do not show an order, as the page on the broker's settings says.
+UNRANKED = {
+    ("slower-machine/prefetch", "last_ms"),
+    ("slower-machine/prefetch", "cpu_us"),
+    ("slower-machine/wal", "rate"),
+}
 #: The same of one publish beside another: the ratio of their CPU is below 1, or above.
 PAIRS = {"celery-undelayed": "less", "celery-delayed": "more", "batch": "less"}
 
@@ -68,8 +74,9 @@ def runs_of(section):
 def test_a_ranking_that_the_pages_claim_is_that_of_every_run(run, measured, order):
     ranked = [(row, figure(run, row, measured)) for row in order.split(" < ")]
 
-    for (less, low), (more, high) in pairwise(ranked):
-        assert low < high, f"{less} has {low:,.4g} and {more} {high:,.4g}"
+    wrong = [(less, more) for less, more in pairwise(ranked) if not less[1] < more[1]]
+
+    assert bool(wrong) == ((run, measured) in UNRANKED), wrong
 
 
 @pytest.mark.parametrize("run", runs_of("pairs"))
