@@ -123,11 +123,12 @@ def as_resent(headers: dict[str, Any]) -> dict[str, Any]:
     if headers[TASK] == CHORD_UNLOCK:
         if any(name in headers for name in _KEPT):
             return {name: headers[name] for name in headers if name not in _KEPT}
-    elif headers.get(RETRIES) and GENERATION not in headers:
+    elif headers.get(RETRIES) and not (GENERATION in headers or REPLACES in headers):
         before = _headers_of_running(headers.get(ID))
         identity = {name: before[name] for name in _IDENTITY if name in before}
         if identity:
-            return {**identity, **headers}
+            others = {name: headers[name] for name in headers if name not in _IDENTITY}
+            return {**others, **identity}
     return headers
 
 

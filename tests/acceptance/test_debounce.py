@@ -87,7 +87,11 @@ def test_a_steady_stream_of_events_starves_nobody_with_a_longest_wait(
     assert len(runs) < len(ids)
 
 
-@pytest.mark.parametrize("headers", [None, {"attempt": "next"}], ids=["plain", "own headers"])
+@pytest.mark.parametrize(
+    "headers",
+    [None, {"attempt": "next", "x-delay-key": "other"}],
+    ids=["plain", "own headers"],
+)
 def test_the_retries_of_the_latest_run_and_those_of_what_it_superseded_do_not(
     system: LocalSystem, worker: Worker, tmp_path: Path, headers: dict[str, str] | None
 ):

@@ -1178,7 +1178,7 @@ def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
             admin.create(operator, small, small.mirror("gone") + small.queue_relay("mail"))
             channel.queue_unbind("mail", small.queue_relay_name("mail"), "")
         wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
-    before = what_exists(vhost)
+    before, there = what_exists(vhost), what_exists(another)
 
     for arguments, codes in (
         (["verify"], (0, 1)),
@@ -1199,6 +1199,7 @@ def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
 
         assert done.exit_code == codes[not empty], done.output
         assert what_exists(vhost) == before, arguments
+    assert what_exists(another) == there
     assert empty or vhost.waiting(small.parking) == {small.parking: 1}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -627,6 +629,24 @@ def test_a_retry_by_nested_headers_keeps_those_of_its_task(headers, retried, own
 )
 def test_what_celery_makes_of_nothing_else_is_resent_as_it_is(headers):
     assert as_resent(headers) is headers
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {KEY: "k", GENERATION: "1-a"}),
+        ({"mine": 1, KEY: "other"}, {KEY: "k", GENERATION: "1-a"}),
+        # It begins anew what the task was.
+        ({REPLACES: "i"}, {}),
+    ],
+    ids=repr,
+)
+def test_a_retry_with_headers_of_its_own_is_the_same_message(monkeypatch, given, added):
+    request = SimpleNamespace(id="i", headers={KEY: "k", GENERATION: "1-a", "theirs": 1})
+    running = SimpleNamespace(get_current_worker_task=lambda: SimpleNamespace(request=request))
+    monkeypatch.setitem(sys.modules, "celery._state", running)
+    headers = {"task": "t", "id": "i", "retries": 1, **given}
+    assert as_resent(headers) == {**headers, **added}
 
 
 @pytest.mark.parametrize(

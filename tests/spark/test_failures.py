@@ -320,6 +320,10 @@ def test_what_a_cluster_says_is_one_sentence_too(text, code, sentence):
             f"{WORKER}RuntimeError: the stream s gave nothing for 60 s before 9; read it again\n",
             "the stream s gave nothing for 60 s before 9; read it again",
         ),
+        (
+            f"{WORKER}RuntimeError: the stream s has been deleted, or its node has stopped; so\n",
+            "the stream s has been deleted, or its node has stopped; so",
+        ),
         ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext", None),
     ],
 )

@@ -385,6 +385,7 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
                 list(parts)
 
 
+@pytest.mark.usefixtures("streams")
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(own_broker, vhost):
     # Ladder and streams are older than the second in which a node that dies can lose them.

@@ -48,7 +48,10 @@ _CANNOT_REACH = (
 _AWAY: tuple[tuple[str, int, str], ...] = (
     # If it is the stream that is away, the next read finds that out.
     (
-        r"RuntimeError: (the stream .+ (?:cannot be read now|gave nothing for).+)",
+        (
+            r"RuntimeError: "
+            r"(the stream .+ (?:cannot be read now|gave nothing for|or its node has stopped).+)"
+        ),
         UNREACHABLE,
         "{0}",
     ),
