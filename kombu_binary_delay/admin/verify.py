@@ -617,7 +617,7 @@ def _breaks(
 def _shortens(
     severity: str, effect: str, definition: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys by which a policy shortens a stream: RabbitMQ uses the lower limit."""
+    """Yield a policy's effects on a stream, which it may shorten: RabbitMQ uses the lower limit."""
     age, wanted = definition.get("max-age"), given.get("x-max-age")
     if age is not None and (wanted is None or milliseconds(age) < milliseconds(wanted)):
         yield severity, "max-age", effect
