@@ -1,7 +1,7 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
 .PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
-.PHONY: coverage prepare-release release
+.PHONY: coverage
 .PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
@@ -44,14 +44,6 @@ lint: ## style, types, the import contract and spelling
 docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec dev/check.sh docs docs/_build/html
-
-prepare-release: ## write VERSION=0.1.0 and today's date into pyproject.toml and the changelog
-	@dev/install.sh release
-	@exec .venv/bin/python -m dev.release prepare $(VERSION)
-
-release: ## build and check VERSION=0.1.0 as it is committed, up to the upload; ARGS=--tag tags it
-	@dev/install.sh release
-	@exec .venv/bin/python -m dev.release make $(VERSION) $(ARGS)
 
 coverage: ## what the last `make test` has covered of the mechanism, line by line, into htmlcov
 	@exec .venv/bin/python -m coverage html --fail-under=0

@@ -7,8 +7,6 @@
 #                           for no password. And beside the tests: style, types, the import
 #                           contract, and the documentation.
 #   dev/test.sh --here      the same, but all tests on the installed RabbitMQ alone
-#   dev/test.sh --record-coverage   the first, and note the coverage that the badge of README shows:
-#                           then run `python -m docs.generate`
 #   dev/test.sh ARGUMENT... pytest with these arguments, on the installed RabbitMQ, and nothing else
 #
 # With RABBITMQ_ROOT or RABBITMQ_URL, see tests/conftest.py, everything runs on that one alone.
@@ -21,8 +19,6 @@ workers=6
 
 here=
 [ "${1:-}" != --here ] || { here=yes && shift; }
-record=
-[ "${1:-}" != --record-coverage ] || { record=docs/badges/coverage.txt && shift; }
 if [ $# != 0 ]; then exec "$python" -m pytest "$@"; fi
 if [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ]; then here=yes; fi
 
@@ -106,10 +102,6 @@ if [ "$covered" ]; then
     "$python" -m coverage erase
     "$python" -m coverage combine --quiet "$folder"/coverage.* &&
         "$python" -m coverage report || failed="$failed coverage"
-    # Without failed tests: what these would have covered is missing.
-    if [ "$record" ] && [ -z "$failed" ]; then
-        "$python" -m coverage report --format=total >$record
-    fi
 fi
 
 [ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }

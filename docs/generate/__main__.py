@@ -1,7 +1,5 @@
 """Purpose: write all generated parts of README and docs, as Markdown and SVG files to commit.
 
-And the measured figures that the code reckons with, in the one file that has them.
-
     python -m docs.generate [--check]
 
 So a code host shows the same as the site that Sphinx builds. It needs no broker. It prints the
@@ -17,7 +15,6 @@ from pathlib import Path
 
 from benchmarks import report
 
-from . import badges, sentences
 from .api import api
 from .benchmarks import FOLDER, RESULTS, benchmark, ladders
 from .cli import cli_help
@@ -35,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 MAKERS: dict[str, Maker] = {
     "api": api,
     "bad-destinations": bad_destinations,
-    "badges": badges.row,
     "benchmark": benchmark,
     "cli-help": cli_help,
     "conformance": conformance,
@@ -54,17 +50,13 @@ def pages() -> list[Path]:
 
 def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
-    texts = {
-        page: sentences.write(fill(page.read_text(), MAKERS), page.relative_to(ROOT).as_posix())
-        for page in (*pages(), ROOT / sentences.MEASURED)
-    }
+    texts = {page: fill(page.read_text(), MAKERS) for page in pages()}
     texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
     texts |= {FOLDER / name: text for name, text in at_a_glance().items()}
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
     texts[CAST.with_suffix(".svg")] = recording()
-    texts |= badges.figures()
     return texts
 
 

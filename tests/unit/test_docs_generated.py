@@ -11,13 +11,18 @@ import pytest
 
 from dev.faults.scenarios import CASES
 from docs.generate.__main__ import ROOT, pages
-from docs.generate.benchmarks import RESULTS
+from docs.generate.benchmarks import RESULTS, figure
 from docs.generate.faults import runs
 from docs.generate.pages import fill
-from docs.generate.sentences import Sentence, insert
+from kombu_binary_delay.spark.report import measured
 
 FIGURES = sorted(path for path in (ROOT / "docs").glob("**/*.svg") if "_build" not in path.parts)
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages()]
+#: The scenarios in which something is killed, stopped, frozen or cut; the ladder is whole.
+KILLED = (
+    *("broker killed", "publisher ends", "consumer ends", "Celery worker ends"),
+    *("cluster of three", "connection cut"),
+)
 #: Those that code hosts highlight as what they are.
 LANGUAGES = {
     "console",
@@ -97,32 +102,32 @@ def test_a_part_without_an_end_is_an_error():
         fill("<!-- generated: cli -->\n", {"cli": lambda *_: ""})
 
 
-@pytest.mark.parametrize(
-    ("figure", "page"),
-    [
-        ("7", "It takes 6\ntimes the CPU.\n"),
-        ("12.5 %", "It takes 6\ntimes the CPU.\n"),
-        ("a tenth", "It takes seven\ntimes the CPU.\n"),
-        ("1,500", "It takes a\ntenth\ntimes the CPU.\n"),
-    ],
-)
-def test_a_figure_in_a_sentence_is_written_anew(figure, page):
-    sentence = Sentence("page.md", "takes {} times the CPU.", (figure,))
-
-    assert insert(page, sentence) == f"It takes {figure}\ntimes the CPU.\n"
-
-
-def test_a_sentence_that_the_page_no_longer_has_is_an_error():
-    with pytest.raises(ValueError, match=r"page\.md has 0 times"):
-        insert("It takes longer.", Sentence("page.md", "takes {} times the CPU.", ("7",)))
+def headlines():
+    """Return the figures that README begins with, as it has them, from the recorded runs."""
+    found = []
+    for run in ("burst", "burst-on-4.3"):
+        ours, native = (figure(run, row, "p99") for row in ("ours", "celery-native"))
+        share = 100 * figure(run, "ours", "cpu_us", "ratio")
+        found += [f"{share:.0f} %", f"{ours:.0f} ms", f"{native / 1000:.0f} s"]
+    killed = [row for row in runs() if row["scenario"] in KILLED]
+    lost, early, confirmed = (
+        sum(row[each] for row in killed) for each in ("lost", "early", "confirmed")
+    )
+    return [*found, f"{lost} lost and {early} early", f"{confirmed:,} confirmed"]
 
 
-def test_the_recorded_coverage_is_one_that_the_tests_allow():
-    settings = (ROOT / "pyproject.toml").read_text()
-    limit = re.search(r"^fail_under = (\d+)", settings, re.MULTILINE)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_headline_figures_are_those_of_the_recorded_runs(page):
+    words = re.sub(r"[\s*]+", " ", (ROOT / page).read_text())
 
-    assert limit
-    assert float((ROOT / "docs/badges/coverage.txt").read_text()) >= float(limit[1])
+    assert [each for each in headlines() if each not in words] == []
+
+
+def test_a_plan_reckons_with_the_recorded_costs_of_a_wait():
+    one, six = (figure("hops", f"ours-{waits}", "cpu_us") for waits in (1, 6))
+
+    assert round(one) == pytest.approx(measured.ONE_WAIT * 1e6)
+    assert round((six - one) / 5) == pytest.approx(measured.FURTHER_WAIT * 1e6)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

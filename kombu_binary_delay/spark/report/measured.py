@@ -2,8 +2,7 @@
 
 It is 3.10 where nothing else is said.
 
-The figures are those of docs/explanation/performance.md: `python -m docs.generate` writes both from
-the same records.
+The figures are those of docs/explanation/performance.md.
 """
 
 from __future__ import annotations
