@@ -54,7 +54,7 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
     with a priority above 4: give --rabbitmq there.
 
     \b
-      kombu-binary-delay export terraform -o ladder.tf
+      kombu-binary-delay export terraform -o ladder.tf.json
       kombu-binary-delay export definitions --queue mail > ladder.json
       kombu-binary-delay export graphviz | dot -Tpng > ladder.png
       kombu-binary-delay export broker-config --rabbitmq 3.10 -o /etc/rabbitmq

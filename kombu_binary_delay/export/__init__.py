@@ -3,17 +3,16 @@
 One format per file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
 all that can be declared can be exported. The SVG figure and the monitoring formats need the whole
 :class:`~kombu_binary_delay.model.topology.Topology`. The broker's configuration needs only its
-release. Nothing here may do I/O, or import a module
-above the topology.
+release. Nothing here may do
+I/O, but to read its own templates, or import a module above the topology.
 """
 
-from .alerts import alerts
 from .broker_config import NEWEST, broker_config
 from .definitions import definitions
-from .grafana import grafana
 from .graphviz import graphviz
 from .kubernetes import kubernetes
 from .mermaid import mermaid
+from .monitoring import alerts, grafana
 from .svg import svg
 from .terraform import terraform
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
@@ -12,12 +11,10 @@ from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from .names import shorten
 
 _LONGEST = 253  # characters of a Kubernetes name
-#: Characters that JSON allows unescaped, but that YAML forbids or reads as the end of a line.
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def kubernetes(part: Part, vhost: str = "/", cluster: str = "rabbitmq") -> str:
-    """Return a part as YAML documents, each with one Exchange, Queue or Binding.
+    """Return a part as a JSON list of Exchanges, Queues and Bindings, which kubectl takes as YAML.
 
     :param cluster: the name of the ``RabbitmqCluster`` that they belong to.
     """
@@ -30,7 +27,8 @@ def kubernetes(part: Part, vhost: str = "/", cluster: str = "rabbitmq") -> str:
         *(_document("Queue", _name(each.name), _queue(each), common) for each in part.queues),
         *(_document("Binding", _between(each), _binding(each), common) for each in part.bindings),
     ]
-    return "---\n" + "---\n".join("".join(_yaml(document)) for document in documents)
+    listed = {"apiVersion": "v1", "kind": "List", "items": documents}
+    return json.dumps(listed, indent=2, ensure_ascii=False) + "\n"
 
 
 def _document(kind: str, name: str, spec: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
@@ -83,18 +81,3 @@ def _plain(name: str) -> str:
 def _cut(plain: str, name: str) -> str:
     # Short enough to stay whole with its digest, which needs a letter or digit before it.
     return shorten(plain[: _LONGEST - 9].rstrip(".-"), name, _LONGEST)
-
-
-def _yaml(mapping: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield nested mappings as lines of YAML; a JSON scalar is also a YAML scalar."""
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:\n"
-            yield from _yaml(value, indent + "  ")
-        else:
-            scalar = json.dumps(value, ensure_ascii=False)
-            yield f"{indent}{key}: {_UNPRINTABLE.sub(_escape, scalar)}\n"
-
-
-def _escape(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"

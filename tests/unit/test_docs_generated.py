@@ -27,7 +27,6 @@ KILLED = (
 LANGUAGES = {
     "console",
     "erlang",
-    "hcl",
     "ini",
     "json",
     "pycon",

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
-from typing import Any
 
-import hcl2
 import pydot
 import pytest
-import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -79,14 +76,9 @@ def test_definitions_are_json_that_holds_the_part(part):
     )
 
 
-def test_a_terraform_module_is_hcl_that_holds_the_part(part):
-    module = hcl2.loads(terraform(part))
-    kinds: dict[str, dict[str, Any]] = {}
-    for block in module["resource"]:
-        for kind, labelled in block.items():
-            for label, body in labelled.items():
-                assert label not in kinds.setdefault(bare(kind), {}), "one label, one resource"
-                kinds[bare(kind)][bare(label)] = body
+def test_a_terraform_module_is_json_that_holds_the_part(part):
+    module = json.loads(terraform(part, "a/vhost"), object_pairs_hook=once)
+    kinds = module["resource"]
     exchanges, queues = kinds["rabbitmq_exchange"], kinds["rabbitmq_queue"]
 
     def name(value):
@@ -95,20 +87,22 @@ def test_a_terraform_module_is_hcl_that_holds_the_part(part):
             return text(value)
         return text({"exchange": exchanges, "queue": queues}[reference[1]][reference[2]]["name"])
 
-    assert [bare(name) for block in module["variable"] for name in block] == ["vhost"]
+    assert module["variable"]["vhost"]["default"] == "a/vhost"
     assert {each["vhost"] for kind in kinds.values() for each in kind.values()} == {"${var.vhost}"}
-    assert all(each["lifecycle"][0]["prevent_destroy"] for each in queues.values())
+    assert all(each["lifecycle"]["prevent_destroy"] for each in queues.values())
     assert part == Part(
         tuple(
             Exchange(
                 text(each["name"]),
-                text(each["settings"][0]["type"]),
-                hcl_arguments(each["settings"][0].get("arguments")),
+                each["settings"]["type"],
+                tuple((it, text(of)) for it, of in each["settings"].get("arguments", {}).items()),
             )
             for each in exchanges.values()
         ),
         tuple(
-            Queue(text(each["name"]), hcl_arguments(each["settings"][0]["arguments_json"]))
+            Queue(
+                text(each["name"]), arguments(json.loads(text(each["settings"]["arguments_json"])))
+            )
             for each in queues.values()
         ),
         tuple(
@@ -116,12 +110,24 @@ def test_a_terraform_module_is_hcl_that_holds_the_part(part):
                 name(each["source"]),
                 name(each["destination"]),
                 text(each["routing_key"]),
-                text(each["destination_type"]) == "queue",
-                hcl_arguments(each.get("arguments_json")),
+                each["destination_type"] == "queue",
+                arguments(json.loads(text(each.get("arguments_json", "{}")))),
             )
             for each in kinds["rabbitmq_binding"].values()
         ),
     )
+
+
+def once(pairs):
+    """Read an object of JSON; each label in a module is one resource."""
+    assert len({name for name, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def text(template):
+    """Return what Terraform reads in a string that calls nothing."""
+    assert not re.search(r"(?<![$%])[$%]\{", template), template
+    return re.sub(r"([$%])\1\{", r"\1{", template)
 
 
 @pytest.mark.parametrize(
@@ -138,28 +144,8 @@ def test_a_terraform_module_has_no_name_that_its_provider_cannot_bind(part):
         terraform(part)
 
 
-def bare(label):
-    return label.strip('"')
-
-
-def text(literal):
-    """Read an HCL string, as python-hcl2 leaves it: in its quotes, with its escapes."""
-    assert literal[0] == literal[-1] == '"', literal
-    return re.sub(r"([$%])\1\{", r"\1{", json.loads(literal))
-
-
-def hcl_arguments(value):
-    if isinstance(value, str):
-        value = hcl2.loads(f"x = {value.removeprefix('${jsonencode(').removesuffix(')}')}")["x"]
-    return tuple(
-        (bare(key), text(each) if isinstance(each, str) else each)
-        for key, each in (value or {}).items()
-        if not key.startswith("__")
-    )
-
-
-def test_manifests_are_yaml_that_holds_the_part(part):
-    documents = list(yaml.safe_load_all(kubernetes(part, "a/vhost", "a-cluster")))
+def test_manifests_are_a_list_that_holds_the_part(part):
+    documents = json.loads(kubernetes(part, "a/vhost", "a-cluster"))["items"]
     specs = {
         kind: [document["spec"] for document in documents if document["kind"] == kind]
         for kind in ("Exchange", "Queue", "Binding")
@@ -213,7 +199,7 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
         tuple(Binding(one, two, key) for key in dict.fromkeys((one, three))),
     )
 
-    documents = list(yaml.safe_load_all(kubernetes(part)))
+    documents = json.loads(kubernetes(part))["items"]
 
     assert [each["spec"]["name"] for each in documents if each["kind"] == "Queue"] == [
         each.name for each in part.queues

@@ -14,7 +14,7 @@ import yaml
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
-from kombu_binary_delay.export.promql import Questions
+from kombu_binary_delay.export.monitoring import names, within
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.v1 import TopologyV1
 
@@ -105,15 +105,8 @@ def test_every_query_is_promql(topology):
         promql_parser.parse(query.replace("$__rate_interval", "1m"))
 
 
-def test_a_ladder_without_parking_and_relays_has_no_alerts_for_them():
-    names = {rule["alert"] for rule in rules_of(Topology())}
-    without = {rule["alert"] for rule in rules_of(FOREIGN_LADDERS["celery"])}
-
-    assert names - without == {"BinaryDelayParked", "BinaryDelayRelayFilling"}
-
-
-def test_the_questions_are_about_these_queues_and_no_others(topology):
-    ask = Questions(topology)
+def test_the_queries_are_about_these_queues_and_no_others(topology):
+    asked = names(topology)
     ladders = [topology]
     if topology.mirrors:
         older = TopologyV1(namespace=topology.namespace, queue_type=topology.queue_type)
@@ -129,20 +122,20 @@ def test_the_questions_are_about_these_queues_and_no_others(topology):
         relays = {each.queue_relay_name("mail") for each in ladders}
         relays |= {each.exchange_relay_name("events") for each in ladders}
         aside = parking | relays
-        assert {each for each in aside if re.fullmatch(ask.parking, each)} == parking
-        assert {each for each in aside if re.fullmatch(ask.relays, each)} == relays
+        assert {each for each in aside if re.fullmatch(asked["parking"], each)} == parking
+        assert {each for each in aside if re.fullmatch(asked["relays"], each)} == relays
         others |= aside
 
-    assert {each for each in queues | others if re.fullmatch(ask.levels, each)} == queues
-    assert {each for each in ways_in | others if re.fullmatch(ask.ways_in, each)} == ways_in
+    assert {each for each in queues | others if re.fullmatch(asked["levels"], each)} == queues
+    assert {each for each in ways_in | others if re.fullmatch(asked["ways_in"], each)} == ways_in
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES[:3], ids=lambda topology: topology.prefix)
 def test_the_forecast_takes_a_level_for_sure_when_its_longest_way_is_over(topology):
     ladder = topology.ladder
     for milliseconds in (60_000, 3_600_000):
-        surely, _ = Questions(topology).within(milliseconds)
-        names = re.search(r'queue=~"(.*)"', surely)
+        surely, _ = within(topology, milliseconds)
+        names = re.search(r'queue=~"(.*?)"', surely)
         assert names
         for level, radix in enumerate(reversed(ladder.radices)):
             below = ladder.digits(ladder.maximum)[ladder.levels - level :]

@@ -48,6 +48,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     written = {path for path in package.rglob("*") if path.suffix == ".py"}
     written.add(package / "py.typed")
+    written.update((package / "export" / "templates").iterdir())
     written.update((package / "web").glob("templates/*.html"))
     written.update((package / "web" / "static").iterdir())
     assert packed == {path.relative_to(source).as_posix() for path in written}
