@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.model.durations import in_words
+from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE, release
@@ -183,7 +183,7 @@ def compare(  # noqa: PLR0913 - what the settings and the asker say
             "error",
             f"levels {max(missing[0], 0)} to {missing[-1]}",
             "missing",
-            f"a publish with a delay of {in_words(_reach(topology, missing[0]))} or more fails "
+            f"a publish with a delay of {human(_reach(topology, missing[0]))} or more fails "
             f"with 404",
             MAKE,
         )

@@ -1,4 +1,4 @@
-"""``export``: the topology for infrastructure as code, and as drawings."""
+"""``export``: the topology for infrastructure as code and monitoring, and as a drawing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from .command import Printer, ladder, queues_of_yours, subcommand
 from .connect import Target
 from .values import Delay
 
-_PARTS = ("definitions", "graphviz", "kubernetes", "mermaid", "terraform")
-#: These formats must be complete; the others are drawings.
+#: These formats must be complete.
 _TO_BE_MADE = ("definitions", "kubernetes", "terraform")
 _OF_TOPOLOGY = ("alerts", "grafana")
 _BROKER_CONFIG = "broker-config"
@@ -40,8 +39,6 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
       definitions  RabbitMQ's own, for rabbitmqctl import_definitions
       terraform    a module with a variable, vhost
       kubernetes   manifests for the Messaging Topology Operator
-      mermaid      a flowchart for Markdown
-      graphviz     the DOT language
       svg          a picture of the ladder, and of one message's way
       grafana      a dashboard over RabbitMQ's Prometheus plugin
       alerts       rules for Prometheus: stuck levels, parked messages, lateness
@@ -56,14 +53,14 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
     \b
       kombu-binary-delay export terraform -o ladder.tf.json
       kombu-binary-delay export definitions --queue mail > ladder.json
-      kombu-binary-delay export graphviz | dot -Tpng > ladder.png
+      kombu-binary-delay export svg --delay 1h > ladder.svg
       kombu-binary-delay export broker-config --rabbitmq 3.10 -o /etc/rabbitmq
     """,
 )
 @click.argument(
     "format_",
     metavar="FORMAT",
-    type=click.Choice(sorted([*_PARTS, *_OF_TOPOLOGY, "svg", _BROKER_CONFIG])),
+    type=click.Choice(sorted([*_TO_BE_MADE, *_OF_TOPOLOGY, "svg", _BROKER_CONFIG])),
 )
 @click.option(
     "--output",
@@ -131,10 +128,8 @@ def export(
         text = getattr(formats, format_)(lanes[0])
     elif format_ == "kubernetes":
         text = formats.kubernetes(part, vhost, cluster)
-    elif format_ in ("definitions", "terraform"):
-        text = getattr(formats, format_)(part, vhost)
     else:
-        text = getattr(formats, format_)(part)
+        text = getattr(formats, format_)(part, vhost)
     if printer.as_json:
         text = json.dumps({"format": format_, "text": text}) + "\n"
     _write(output, text)

@@ -13,13 +13,12 @@ from typing import Any
 from kombu.log import get_logger
 
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.ladder import Ladder
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.settings import Settings
 
 logger = get_logger(__name__)
-
-_UNITS = (("years", 31_536_000_000), ("days", 86_400_000), ("hours", 3_600_000), ("min", 60_000))
 
 
 def log_at_worker_start() -> None:
@@ -65,13 +64,5 @@ def describe(topology: Topology) -> str:
     ladder: Ladder = topology.ladder
     return (
         f"{topology.queue_type} queues of the ladder {topology.prefix} ({ladder.levels} levels, "
-        f"tick {_time(ladder.tick)}, longest delay {_time(ladder.maximum)})"
+        f"tick {human(ladder.tick)}, longest delay {human(ladder.maximum)})"
     )
-
-
-def _time(milliseconds: float) -> str:
-    for unit, size in _UNITS:
-        if milliseconds >= 2 * size:
-            # Cut off, and not rounded: no longer delay than it says is refused.
-            return f"{int(milliseconds * 10 / size) / 10:g} {unit}"
-    return f"{milliseconds / 1000:g} s" if milliseconds >= 1000 else f"{milliseconds:g} ms"

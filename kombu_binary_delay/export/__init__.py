@@ -1,4 +1,4 @@
-"""Export a topology as text: for infrastructure as code, and as drawings. Pure.
+"""Export a topology as text: for infrastructure as code, as a drawing, and for monitoring. Pure.
 
 One format per file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
 all that can be declared can be exported. The SVG figure and the monitoring formats need the whole
@@ -9,9 +9,7 @@ I/O, but to read its own templates, or import a module above the topology.
 
 from .broker_config import NEWEST, broker_config
 from .definitions import definitions
-from .graphviz import graphviz
 from .kubernetes import kubernetes
-from .mermaid import mermaid
 from .monitoring import alerts, grafana
 from .svg import svg
 from .terraform import terraform
@@ -22,9 +20,7 @@ __all__ = [
     "broker_config",
     "definitions",
     "grafana",
-    "graphviz",
     "kubernetes",
-    "mermaid",
     "svg",
     "terraform",
 ]

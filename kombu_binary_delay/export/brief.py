@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .graph import human
+from kombu_binary_delay.model.durations import human
 
 _GAP = "\N{HORIZONTAL ELLIPSIS}"
 

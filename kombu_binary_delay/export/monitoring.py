@@ -17,10 +17,10 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
+from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.topology import LEAST_DISK, WORKER_HOLDS, Topology
 from kombu_binary_delay.model.v1 import TopologyV1
 
-from .graph import human
 from .names import shorten
 
 _Json = dict[str, Any]

@@ -10,12 +10,12 @@ import html
 from dataclasses import dataclass, replace
 
 from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.simulate import matches_topic, walk
 from kombu_binary_delay.model.topology import Topology
 
 from .brief import cut, range_of, shorten_key, shorten_words
-from .graph import human
 from .names import shown
 
 WIDTH = 760

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-_UNITS = (("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+#: A year is of 365 days, as in RabbitMQ's limits.
+_UNITS = (("years", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
 
 
-def in_words(milliseconds: float) -> str:
-    """Write a duration in one unit, rounded to a tenth of it: ``"9,000 days"``, ``"1.5 h"``."""
+def human(milliseconds: float) -> str:
+    """Return a time in a suitable unit: "125 ms", "96 s", "1.5 h", "34.1 min", "4.26 years".
+
+    Below two minutes, it is exact; above, it has three digits.
+    """
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds:g} ms"
     for unit, size in _UNITS:
-        if milliseconds >= size:
-            number = f"{milliseconds / size:,.1f}".removesuffix(".0")
-            return f"{number} {'day' if (number, unit) == ('1', 'days') else unit}"
-    return f"{milliseconds:g} ms"
+        count = round(milliseconds / size, 3)
+        # Half of the next unit is better than 90 of this one, and 36.4 than 1.52.
+        if count >= 2 or (count >= 1 and (count * 4 % 1 == 0 or unit == "years")):
+            digits = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
+            return f"{digits} {'year' if digits == '1' and unit == 'years' else unit}"
+    return f"{milliseconds / 1000:.10g} s"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kombu_binary_delay.errors import DelayError, LadderError
 
-from .durations import in_words
+from .durations import human
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +190,7 @@ class Ladder:
     def _out_of_range(self, delay: float) -> str:
         if not delay >= 0:
             return f"a delay of {delay:g} ms is not 0 or more"
-        given, longest = in_words(delay), in_words(self.maximum)
+        given, longest = human(delay), human(self.maximum)
         if given == longest:
             given, longest = f"{delay:.0f} ms", f"{self.maximum} ms"
         return (

@@ -383,7 +383,6 @@ def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladde
     for name in ("definitions", "terraform", "kubernetes"):
         assert "kbd.v2.amendments.keys" in run(*ladder, "export", name).output
         assert "amendments" not in run(*ladder, "--no-amendments", "export", name).output
-    assert "amendments" not in run(*ladder, "export", "mermaid").output
     # As RabbitMQ itself has them.
     exported = run(*ladder, "export", "definitions", "--vhost", vhost.name).output
     vhost.broker.api("POST", "definitions", json.loads(exported))

@@ -695,7 +695,7 @@ def test_every_verb_has_help_with_examples_and_json(subcommand):
     assert 0 < len(binary_delay.commands[subcommand].short_help or "") <= 55
 
 
-@pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes", "mermaid", "graphviz"])
+@pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes"])
 def test_export_writes_each_format_to_a_file(run, tmp_path, name):
     path = tmp_path / "ladder"
 

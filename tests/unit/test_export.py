@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from html import unescape
 
-import pydot
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,9 +12,7 @@ from hypothesis import strategies as st
 from kombu_binary_delay import AddressError, Ladder, Topology
 from kombu_binary_delay.export import (
     definitions,
-    graphviz,
     kubernetes,
-    mermaid,
     terraform,
 )
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
@@ -207,77 +203,3 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
     named = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert all(is_kubernetes_name(name) for _, name in named), named
     assert len(named) == len(set(named))
-
-
-def drawn(part):
-    """What a picture of a part has to show: each way that a message can take.
-
-    But for the entry exchanges, each before the level queue of the same name.
-    """
-    levels = {queue.name for queue in part.queues if ".level-" in queue.name}
-    part = Part(
-        tuple(each for each in part.exchanges if each.name not in levels),
-        part.queues,
-        tuple(each for each in part.bindings if each.source not in levels),
-    )
-    ways = {(each.source, each.destination, each.key) for each in part.bindings}
-    for queue in part.queues:
-        if "x-dead-letter-exchange" in dict(queue.arguments):
-            ways.add((queue.name, dict(queue.arguments)["x-dead-letter-exchange"], "after"))
-    for exchange in part.exchanges:
-        for _, alternate in exchange.arguments:
-            ways.add((exchange.name, alternate, "no binding"))
-    return ways
-
-
-# pydot calls pyparsing by its old names.
-@pytest.mark.filterwarnings("ignore:.* deprecated - use .*:DeprecationWarning")
-def test_graphviz_draws_every_way(part):
-    graphs = pydot.graph_from_dot_data(graphviz(part))
-    assert graphs
-    (graph,) = graphs
-    names = {
-        node.get_name(): unquote(node.get("label")).split("\\n")[0]
-        for node in graph.get_nodes()
-        if node.get_name() not in ("node", "edge")
-    }
-    labels = {"solid": None, "dashed": "after", "dotted": "no binding"}
-
-    assert drawn(part) == {
-        (
-            names[str(edge.get_source())],
-            names[str(edge.get_destination())],
-            labels[edge.get("style")] or unquote(edge.get("label") or '""'),
-        )
-        for edge in graph.get_edges()
-    }
-
-
-def unquote(label):
-    return label[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-
-
-def test_mermaid_shows_an_apostrophe_as_it_is():
-    assert "it's \"" in plain(mermaid(Topology().to_queue("it's \"")))
-    assert "it's" in mermaid(Topology().to_queue("it's"))
-
-
-def test_mermaid_draws_every_way(part):
-    # Its only real parser is in JavaScript; this one takes no line that it does not know.
-    names, ways = {}, set()
-    head, *lines = mermaid(part).splitlines()
-    for line in lines:
-        if node := re.fullmatch(r'  (n\d+)(?:\(\["(.*)"\]\)|\["(.*)"\])', line):
-            names[node[1]] = plain((node[2] or node[3]).split("<br/>")[0])
-            continue
-        edge = re.fullmatch(r'  (n\d+) (?:-->|-\.->)(?:\|"(.*)"\|)? (n\d+)', line)
-        assert edge, line
-        label = re.sub(r"^after .*", "after", plain(edge[2] or ""))
-        ways.add((names[edge[1]], names[edge[3]], label))
-
-    assert head == "flowchart TD"
-    assert ways == drawn(part)
-
-
-def plain(label):
-    return unescape(label).replace("\N{ZERO WIDTH SPACE}", "")

@@ -17,7 +17,7 @@ BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
             {},
             (
                 "quorum queues of the ladder kbd.v2-125ms-2x8-4x4-16x3-8x1 (16 levels, "
-                "tick 125 ms, longest delay 8.5 years)"
+                "tick 125 ms, longest delay 8.51 years)"
             ),
             "the defaults",
         ),
