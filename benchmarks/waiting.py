@@ -14,7 +14,7 @@ import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +239,7 @@ def _task_messages(count: int, delay: float | None) -> Iterator[tuple[str, dict[
     """
     eta = None
     if delay is not None:
-        eta = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat()
+        eta = (datetime.now(UTC) + timedelta(seconds=delay)).isoformat()
     body = json.dumps(
         [[1], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
     )

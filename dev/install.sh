@@ -34,15 +34,15 @@ is_yours() {
 is_to_be_made() { ! is_yours && [ "$(cat .venv/made-for 2>/dev/null)" != "$base" ]; }
 
 find_python() {
-    names="python3 python3.14 python3.13 python3.12 python3.11 python3.10"
+    names="python3 python3.14 python3.13 python3.12 python3.11"
     ! is_yours || names=.venv/bin/python
     for python in ${PYTHON:-$names}; do
-        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$python"
             return
         fi
     done
-    die "no Python >= 3.10 among ${PYTHON:-$names}: name one, as in PYTHON=python3.12"
+    die "no Python >= 3.11 among ${PYTHON:-$names}: name one, as in PYTHON=python3.12"
 }
 
 # PySpark 4 runs on Java 17 and later, and looks for it in JAVA_HOME first.

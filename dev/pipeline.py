@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import amqp
 from pyspark.sql import DataFrame, SparkSession
@@ -154,7 +155,7 @@ class Pipeline:
             self._spark.read.schema(s.JOURNAL).parquet(self._path("journal")),
             # The broker is empty, and all that happened is in the journal.
             patience=0,
-            until=datetime.now(timezone.utc),
+            until=datetime.now(UTC),
         )
         judged.write.parquet(self._path("verdicts"))
         verdicts = self._spark.read.parquet(self._path("verdicts"))
@@ -208,7 +209,7 @@ class Depths:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Depths:  # noqa: PYI034 - typing.Self is not in Python 3.10
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -226,7 +227,7 @@ class Depths:
         ]
         while not self._end.wait(1):
             with suppress(OSError, amqp.AMQPError):
-                now = datetime.now(timezone.utc)
+                now = datetime.now(UTC)
                 found = self._vhost.waiting(*levels)
                 self.seen += [(now, name, count) for name, count in found.items()]
 

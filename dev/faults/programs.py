@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def publish(options: Publishing) -> None:
             keyed = {KEY: more["key"]} if more else {}
             if since == options.dies_after:
                 dying.name = name
-            eta = datetime.fromtimestamp(due, timezone.utc).isoformat()
+            eta = datetime.fromtimestamp(due, UTC).isoformat()
             try:
                 producer.publish(
                     name,
@@ -176,7 +176,7 @@ def _cancel(names: list[str], connection: Connection) -> None:
     while True:
         try:
             kombu_binary_delay.cancel(names, connection=connection)
-        except (AmendmentError, *connection.connection_errors) as exc:  # noqa: PERF203 - a retry
+        except (AmendmentError, *connection.connection_errors) as exc:
             if "may not amend" in str(exc) or time.monotonic() > end:
                 raise
             time.sleep(0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def send(urls: list[str], book: Book, numbers: range, rate: float, longest: floa
             app.send_task(
                 "arrive",
                 task_id=name,
-                eta=datetime.fromtimestamp(due, timezone.utc),
+                eta=datetime.fromtimestamp(due, UTC),
                 connection=connection,
                 retry=True,
                 retry_policy=RETRY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from kombu_binary_delay.amendments import api
@@ -116,4 +116,4 @@ def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list
 
 
 def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

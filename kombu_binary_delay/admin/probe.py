@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import amqp
 from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
@@ -55,7 +55,7 @@ class Probe:
         #: The fastest round trip so far, in seconds, and the number of round trips.
         self._fastest, self._measured = float("inf"), 0
 
-    def __enter__(self) -> Probe:  # noqa: PYI034 - Python 3.10 has no Self
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

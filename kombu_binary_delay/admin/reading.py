@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kombu_binary_delay.amendments.parts import exchange_name
@@ -229,10 +229,10 @@ def _eta(headers: Mapping[str, Any]) -> int | None:
 def _sent(name: str, value: object) -> int:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     try:
-        sent = datetime.strptime(text, _TIME_SENT_FORMAT).replace(tzinfo=timezone.utc)
+        sent = datetime.strptime(text, _TIME_SENT_FORMAT).replace(tzinfo=UTC)
     except ValueError:
         raise DelayError(f"{name} is {text!r}, which is not a valid time") from None
-    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - sent) // timedelta(milliseconds=1))
+    return -((datetime(1970, 1, 1, tzinfo=UTC) - sent) // timedelta(milliseconds=1))
 
 
 def _seconds(value: object) -> int:

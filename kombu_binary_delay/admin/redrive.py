@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
@@ -532,7 +532,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(bytes(value)).decode()}
     if isinstance(value, datetime):
-        return {"$time": value.replace(tzinfo=value.tzinfo or timezone.utc).isoformat()}
+        return {"$time": value.replace(tzinfo=value.tzinfo or UTC).isoformat()}
     if isinstance(value, Decimal):
         return {"$decimal": str(value)}
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime, timezone, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 from kombu_binary_delay.amendments.record import MAX_TIME
 
@@ -29,7 +29,7 @@ def duration(text: str) -> float | None:
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-def moment_of(text: str, now: float, zone: tzinfo | None = timezone.utc) -> int:
+def moment_of(text: str, now: float, zone: tzinfo | None = UTC) -> int:
     """Read a time of either form, in milliseconds since the epoch.
 
     :param now: in milliseconds since the epoch.
@@ -51,18 +51,18 @@ def valid_time(milliseconds: float, text: str) -> int:
     return int(milliseconds)
 
 
-def time_of(text: str, zone: tzinfo | None = timezone.utc) -> float:
+def time_of(text: str, zone: tzinfo | None = UTC) -> float:
     """Read a time of ISO 8601, in seconds since the epoch.
 
     :param zone: that of a time without one; None if each must name its own.
     :raises ValueError: for what is not one.
     """
     at = None
-    # Python 3.11 reads 20300131 as a date, and some numbers of milliseconds as one long past. It
+    # Python reads 20300131 as a date, and some numbers of milliseconds as one long past. It
     # also reads the zone of 2030-01-31+01:00 as the time of day.
     if _MOMENT.fullmatch(text):
         with suppress(ValueError):
-            at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            at = datetime.fromisoformat(text)
     if at is None:
         raise ValueError(
             f"{text!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "

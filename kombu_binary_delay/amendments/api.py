@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
@@ -23,7 +23,7 @@ from .stream import Amendments
 logger = get_logger(__package__)
 
 #: A time before this is in the past, whatever the clock says; in seconds.
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -> None:
@@ -250,7 +250,7 @@ def _after(countdown: Any) -> datetime:
     if isinstance(countdown, bool):
         raise AmendmentError(f"countdown must be a number of seconds, got {countdown!r}")
     try:
-        return datetime.now(timezone.utc) + timedelta(seconds=countdown)
+        return datetime.now(UTC) + timedelta(seconds=countdown)
     except (TypeError, ValueError, OverflowError):
         raise AmendmentError(f"countdown must be a number of seconds, got {countdown!r}") from None
 

@@ -562,7 +562,7 @@ class Amendments:
         while True:
             try:
                 self._begin_to_read(since)
-            except BaseException as exc:  # noqa: PERF203 - a retry
+            except BaseException as exc:
                 # Reading on after a failure, or an interrupt, would read each record twice.
                 self._leave()
                 if time.monotonic() > since + _start_behind(exc):

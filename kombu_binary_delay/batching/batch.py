@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import RLock
-from typing import Any
+from typing import Any, Self
 
 import amqp
 from amqp import spec
@@ -317,7 +317,7 @@ class PublishBatch:
                         self._unconfirmed.clear()
             self._complain()
 
-    def __enter__(self) -> PublishBatch:  # noqa: PYI034 - typing.Self is not in Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, exc_type: object, *_: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from kombu_binary_delay.admin.reading import UNREADABLE
 from kombu_binary_delay.admin.text import plain
@@ -52,7 +52,7 @@ def moment(milliseconds: float, *, zone: bool = True) -> str:
     :param zone: whether to end with the zone; if not, the column's header names it.
     """
     try:
-        at = datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
+        at = datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
     except (OverflowError, ValueError, OSError):
         return f"{milliseconds} ms"
     return at.strftime("%Y-%m-%d %H:%M:%S") + (" UTC" if zone else "")

@@ -9,7 +9,7 @@ wrong. This module must not touch a broker.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -29,7 +29,7 @@ _ACCURACY = 10_000
 _SKEW = 60_000_000
 #: Celery's state of a task that the worker has discarded.
 _REVOKED = "REVOKED"
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The number of groups of tasks in the journal; two groups must agree on a time.
 _WITNESSES = 1024
 
@@ -90,8 +90,8 @@ def audit(
     """
     for name, value in (("late_after", late_after), ("patience", patience)):
         check_not_negative(name, value)
-    now = datetime.now(timezone.utc)
-    latest = now if until is None else max(now, until.astimezone(timezone.utc))
+    now = datetime.now(UTC)
+    latest = now if until is None else max(now, until.astimezone(UTC))
     happened = _events_of_journal(journal)
     known_ends = {"journal_from": since, "journal_to": until}
     given = {name: instant(time) for name, time in known_ends.items() if time is not None}
@@ -118,7 +118,7 @@ def audit(
 
 def span(journal: DataFrame, patience: float = 300.0) -> tuple[datetime | None, datetime | None]:
     """Return from when to when a journal is complete, as :func:`audit` finds it; UTC."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     ends = _span(_timed(_events_of_journal(journal), now), patience)
     micros = [F.unix_micros(F.col(each)) for each in ("journal_from", "journal_to")]
     [row] = ends.select(*micros).collect()

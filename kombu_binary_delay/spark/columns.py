@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -20,7 +20,7 @@ _PATTERNS = {
 }
 _WHOLE = ("int", "bigint")
 _TIMES = (t.StringType, t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 #: Where Spark puts the text of a row of CSV or JSON that it cannot read; null for the others.
 UNREAD = "_corrupt_record"
@@ -111,7 +111,7 @@ def instant(time: datetime) -> Column:
 
     Over Spark Connect, spark.sql.timestampType can make a literal a local time without a zone.
     """
-    return F.timestamp_micros(F.lit((time.astimezone(timezone.utc) - _EPOCH) // _MICROSECOND))
+    return F.timestamp_micros(F.lit((time.astimezone(UTC) - _EPOCH) // _MICROSECOND))
 
 
 def time_of(df: DataFrame, column: str) -> Column:

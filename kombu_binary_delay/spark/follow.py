@@ -11,7 +11,7 @@ Steps read tables only. This module must not touch a broker.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -107,7 +107,7 @@ def audit_due(
     spark = journal.sparkSession
     steps = _steps(spark, output)
     last = steps[-1] if steps else _State()
-    if last.complete_to is not None and last.complete_to > datetime.now(timezone.utc) + _SKEW:
+    if last.complete_to is not None and last.complete_to > datetime.now(UTC) + _SKEW:
         raise RuntimeError(
             f"the steps in {output} go until {last.complete_to:%Y-%m-%d %H:%M:%S} UTC, which is in "
             f"the future: a clock was wrong; begin another output"
@@ -206,7 +206,7 @@ _MICROS = ["batch", *(f"unix_micros({each})" for each in _TIMES), "offset"]
 def _time(micros: int | None) -> datetime | None:
     if micros is None:
         return None
-    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 def _ends(
@@ -332,7 +332,7 @@ def _due(receipts: DataFrame) -> Column:
 
 def _final(receipts: DataFrame | None, events: DataFrame, window: _Window) -> DataFrame:
     """Return the ids of messages of which no due time or publish is after the window."""
-    now = instant(datetime.now(timezone.utc))
+    now = instant(datetime.now(UTC))
 
     def past(time: str) -> Column:
         """Return a time, unless it is in the future: a clock is wrong."""

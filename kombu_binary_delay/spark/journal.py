@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -116,7 +116,7 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     goes.
     """
     # The end of the stream is found after this time.
-    begun = datetime.now(timezone.utc)
+    begun = datetime.now(UTC)
     options = {"broker": broker, "namespace": namespace, **_last(spark, path)}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
     events = load(spark, JournalSource, options)

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -189,7 +189,7 @@ def publish(
             F.lit(job_id).alias("job_id"),
             # Many readers refuse a whole table with a text that is not UTF-8.
             *(readable(F.col(name)).alias(name) for name in ("key", "task", "reason")),
-            instant(datetime.now(timezone.utc)).alias("rejected_at"),
+            instant(datetime.now(UTC)).alias("rejected_at"),
         )
         _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))
     report = on_progress or (lambda _: None)

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 WINDOW = 1000
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMES = ("queue", "exchange", "routing_key")
 _OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
@@ -432,7 +432,7 @@ class Sender:
         while True:
             try:
                 return write()
-            except AmendmentError:  # noqa: PERF203 - a retry
+            except AmendmentError:
                 if not self._waits_for_streams():
                     raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,7 +23,7 @@ def moment(milliseconds: float | None) -> Markup | str:
     if milliseconds is None:
         return "not known"
     try:
-        at = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{milliseconds} ms since 1970"
     written = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -489,7 +489,7 @@ def _asked(words: Mapping[str, str]) -> Asked:
     for each in ("after", "before"):
         try:
             times[each] = _moment(kept[each])
-        except ValueError as exc:  # noqa: PERF203 - two times
+        except ValueError as exc:
             errors[each] = str(exc)
     for each in ("name", "queue", "id"):
         if len(kept[each]) > _LONGEST or kept[each].count("*") > _STARS:

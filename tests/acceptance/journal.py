@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.waits import PATIENCE
@@ -51,7 +51,7 @@ class Entry:
             return None
         due = datetime.fromisoformat(self.eta)
         # A Celery worker reads a naive eta as UTC.
-        return (due if due.tzinfo else due.replace(tzinfo=timezone.utc)).timestamp()
+        return (due if due.tzinfo else due.replace(tzinfo=UTC)).timestamp()
 
 
 @dataclass(frozen=True)

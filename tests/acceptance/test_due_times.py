@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from tests.acceptance.setup import Setup
 from tests.acceptance.system import System
 from tests.waits import PATIENCE
 
-UTC = timezone.utc
 NEW_YORK_OR_SO = timezone(timedelta(hours=-5))
 
 

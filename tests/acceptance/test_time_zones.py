@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -23,7 +23,7 @@ def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_system, shape: str):
     system: LocalSystem = new_system(shape)
     system.worker("--pool=threads")
     start = time.time()
-    due = datetime.now(timezone.utc) + timedelta(seconds=1.5)
+    due = datetime.now(UTC) + timedelta(seconds=1.5)
     # when
     tasks = [system.send_note(eta=due.astimezone(ZoneInfo(zone))) for zone in ZONES]
     # A Celery worker reads a naive eta as UTC, whatever the settings.

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from contextlib import closing, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +111,7 @@ def first_record(connection, such=lambda _: True):
 def cancel_ahead(name, seconds, connection):
     """Cancel what is due then, in no time: how far ahead that is does not depend on the machine."""
     now = time.time_ns()
-    eta = datetime.fromtimestamp(now / 1_000_000_000 + seconds, timezone.utc)
+    eta = datetime.fromtimestamp(now / 1_000_000_000 + seconds, UTC)
     with patch("time.time_ns", return_value=now):
         cancel(name, eta=eta, connection=connection)
 
@@ -593,7 +593,7 @@ def test_a_retry_of_what_was_published_without_the_transport_supersedes_nothing(
     publish(publisher, "newer", **{KEY: "k"})
     # Longer than a message with a key may wait, which would be an error.
     for wait in (100, door.LONGEST_KEYED + 60_000):
-        eta = datetime.now(timezone.utc) + timedelta(milliseconds=wait)
+        eta = datetime.now(UTC) + timedelta(milliseconds=wait)
         retry = {"id": "a", "task": "t", "retries": 1, "eta": eta.isoformat(), KEY: "k"}
         publisher.Producer().publish("retry", routing_key="mail", headers=retry)
     assert sorted(bodies(collect(consumer, [QUEUE], 2))) == ["newer", "retry"]
@@ -644,7 +644,7 @@ def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, c
 )
 def test_what_the_stream_would_forget_before_it_is_due_is_an_error(connect, vhost, settings, ids):
     client = connect(binary_delay=settings)
-    eta = datetime.now(timezone.utc) + timedelta(days=60)
+    eta = datetime.now(UTC) + timedelta(days=60)
     with pytest.raises(AmendmentError, match=r"records are kept for 2678400 s; cancel each"):
         cancel(ids, eta=eta, connection=client)
     assert not any("amendments" in each["name"] for each in vhost.queues())
@@ -737,16 +737,14 @@ BAD: dict[str, Any] = {  # what is wrong with it, and the call
     "a number": lambda **kw: cancel(7, **kw),
     "an id that is too long": lambda **kw: cancel("x" * 256, **kw),
     "a naive time": lambda **kw: cancel("a", eta=datetime(2050, 1, 1), **kw),  # noqa: DTZ001
-    "a time that has passed": lambda **kw: cancel(
-        "a", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), **kw
-    ),
+    "a time that has passed": lambda **kw: cancel("a", eta=datetime(2020, 1, 1, tzinfo=UTC), **kw),
     "no time": lambda **kw: reschedule("a", **kw),
     "two times": lambda **kw: reschedule(
-        "a", countdown=1, eta=datetime(2050, 1, 1, tzinfo=timezone.utc), **kw
+        "a", countdown=1, eta=datetime(2050, 1, 1, tzinfo=UTC), **kw
     ),
     "no number": lambda **kw: reschedule("a", countdown="soon", **kw),  # type: ignore[arg-type]
     "the past": lambda **kw: reschedule("a", countdown=-1, **kw),
-    "no end": lambda **kw: reschedule("a", eta=datetime.max.replace(tzinfo=timezone.utc), **kw),
+    "no end": lambda **kw: reschedule("a", eta=datetime.max.replace(tzinfo=UTC), **kw),
 }
 
 
@@ -1136,7 +1134,7 @@ def blocked(consumer, monkeypatch):
 
 
 def test_a_new_time_is_a_whole_millisecond_and_no_earlier(publisher):
-    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).replace(microsecond=1)
+    eta = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=1)
     reschedule("task", eta=eta, connection=publisher)
     due = json.loads(first_record(publisher).body)["due"]
     assert due == int(eta.timestamp()) * 1000 + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from unittest.mock import patch
 
@@ -94,11 +94,11 @@ def test_a_task_keeps_its_eta_and_arrives_after_it(vhost, connect, arrive, setti
     app.conf.update(broker_transport=OURS, task_default_queue="inbox")
     app.conf.broker_transport_options = {"binary_delay": {"jitter": setting}}
     headers = {} if setting else {"headers": SOME}
-    eta = datetime.now(timezone.utc) + timedelta(seconds=1)
+    eta = datetime.now(UTC) + timedelta(seconds=1)
     ids = [app.send_task("remind", eta=eta, **headers).id for _ in range(5)]
     # The same task published again is due at the same time again.
     app.send_task("remind", task_id=ids[0], eta=eta, **headers)
-    micros = (eta - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+    micros = (eta - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     arrivals = arrive(5)
     for name in ids:
         at, seen = arrivals[name]
@@ -187,7 +187,7 @@ def test_a_message_that_is_moved_keeps_its_due_time(vhost, broker, connect):
         old, new = replace(old, queue_type="classic"), replace(new, queue_type="classic")
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.update(broker_transport=OURS, task_default_queue="inbox")
-    eta = datetime.now(timezone.utc) + timedelta(hours=10)
+    eta = datetime.now(UTC) + timedelta(hours=10)
     name = app.send_task("remind", eta=eta, headers={"x-delay-jitter": 36_000_000}).id
     plain = partial(Connection, vhost.url, transport_options={"confirm_publish": True})
     settings = {"tick": 1000, "radix": 2, "levels": 20}
@@ -201,13 +201,13 @@ def test_a_message_that_is_moved_keeps_its_due_time(vhost, broker, connect):
         levels = [row["name"] for row in vhost.queues() if row["name"].startswith(new.prefix)]
         (message,) = filter(None, (channel.basic_get(each, no_ack=True) for each in levels))
     headers = message.headers
-    micros = (eta - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+    micros = (eta - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     due = -(-(micros + spread(name, 36_000_000_000)) // 1000)
     # The move itself takes time; adding the jitter again would be hours.
     assert due <= headers["x-binary-delay"]["due"] <= due + 60_000
     # And so it is for those who read nothing but these.
     assert "x-delay-jitter" not in headers
-    assert headers["eta"] == datetime.fromtimestamp(due / 1000, timezone.utc).isoformat()
+    assert headers["eta"] == datetime.fromtimestamp(due / 1000, UTC).isoformat()
 
 
 def test_explain_says_that_there_is_jitter():

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -154,9 +154,7 @@ def task(connection, **asked):
 
 
 def hence(seconds):
-    return datetime.fromtimestamp(
-        time.time_ns() / 1_000_000_000 + seconds, timezone.utc
-    ).isoformat()
+    return datetime.fromtimestamp(time.time_ns() / 1_000_000_000 + seconds, UTC).isoformat()
 
 
 def test_a_task_is_called_a_task_only_where_celery_knows_its_eta(journalling, events):
@@ -201,7 +199,7 @@ def test_arguments_stay_out_of_a_journal_that_is_not_to_have_them(connect, event
         ("3", None),
         (b"3", None),
         (Decimal(3), None),
-        (datetime(2030, 1, 1, tzinfo=timezone.utc), None),
+        (datetime(2030, 1, 1, tzinfo=UTC), None),
     ],
     ids=str,
 )

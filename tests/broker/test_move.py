@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -736,7 +736,7 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
         bound.declare()
         assert bound.get() is None
     for attempt in attempts(*RESTS):
-        due = datetime.fromtimestamp(attempt.due, timezone.utc)
+        due = datetime.fromtimestamp(attempt.due, UTC)
         with plain() as client:
             client.Producer().publish(
                 "task",
@@ -1110,7 +1110,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
         each.declare()
     for attempt in attempts(*RESTS):
         other.purge()
-        due = datetime.fromtimestamp(attempt.due, timezone.utc)
+        due = datetime.fromtimestamp(attempt.due, UTC)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
             for name, eta in etas.items():
@@ -1143,7 +1143,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
         create(client, v1, v1.whole + v2.whole)
         Queue(name)(client.channel()).declare()
         for delay, elapsed in VECTORS:
-            sent = datetime.now(timezone.utc) - timedelta(seconds=elapsed)
+            sent = datetime.now(UTC) - timedelta(seconds=elapsed)
             digits = v1.ladder.digits(delay * 1000)
             client.Producer().publish(
                 f"{delay}",
@@ -1195,7 +1195,7 @@ def level_at(ladder, delay, elapsed):
 @pytest.mark.parametrize("delay", VECTORS)
 def test_what_remains_is_what_nservicebus_says(queue, delay):
     v1, v2 = FOREIGN_LADDERS["nservicebus-v1"], FOREIGN_LADDERS["nservicebus"]
-    now = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+    now = datetime(2030, 1, 31, 12, tzinfo=UTC)
     headers = {
         "NServiceBus.TimeSent": f"{now - timedelta(seconds=delay[1]):%Y-%m-%d %H:%M:%S:%f Z}",
         "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay[0],
@@ -1225,7 +1225,7 @@ def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited(
     assert (found.due, lower.due) == (1_011_000, 1_003_000)
 
 
-NOW = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
 
 def nservicebus(delay, sent, retried=None):

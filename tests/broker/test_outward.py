@@ -4,7 +4,7 @@ import logging
 import pkgutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -481,7 +481,7 @@ def test_where_declare_is_never_and_the_ladder_is_missing_no_retry_is_lost(
     queue = Queue("q", channel=connection.default_channel)
     queue.declare()
     producer = connection.Producer()
-    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     task = {"id": "1", "task": "t", "eta": eta}
     producer.publish("retry", routing_key="q", headers={**task, "retries": 1})
     with pytest.raises(TopologyError, match=r"level-.* does not exist.*kombu-binary-delay create"):
@@ -613,7 +613,7 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
 @pytest.mark.parametrize("headers", [{}, {"eta": "soon"}, {"x-delay": 1}], ids=repr)
 def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, collect, headers):
     queue = Queue("q")
-    eta = datetime.now(timezone.utc) + timedelta(seconds=1)
+    eta = datetime.now(UTC) + timedelta(seconds=1)
     task = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": eta.isoformat()}
     started = time.time()
     for protocol_1 in (True, False):
@@ -637,7 +637,7 @@ def test_a_retry_that_cannot_be_delayed_is_left_to_a_worker_and_a_first_try_is_r
     connection = connect(confirm_publish=confirm, binary_delay=settings)
     queue = Queue("q", Exchange("x", "topic"), "#")
     queue(connection.default_channel).declare()
-    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     task = {"id": "1", "task": "t", "eta": eta}
     options: dict[str, Any] = {"exchange": "x", "routing_key": "k" * (20 if settings else 200)}
 

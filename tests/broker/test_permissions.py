@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -659,7 +659,7 @@ def test_a_retry_of_a_worker_without_permissions_on_the_ladder_is_not_lost(
     queue = Queue("mail")
     connection = connect(url=granted(Grant(configure=("mail",), write=(DEFAULT,), read=("mail",))))
     queue(connection.default_channel).declare()
-    eta = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     headers = {"id": "1", "task": "t", "eta": eta, "retries": 1}
 
     Producer(connection.default_channel).publish("again", routing_key="mail", headers=headers)

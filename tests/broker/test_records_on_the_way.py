@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from kombu import Queue
@@ -24,7 +24,7 @@ EXCHANGE = parts.exchange_name("kbd")
 
 def riding(connect, seconds):
     """Cancel what is due far ahead, for a stream that keeps records for two seconds."""
-    eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    eta = datetime.now(UTC) + timedelta(seconds=seconds)
     cancel("x", eta=eta, connection=connect(binary_delay={"amendments_max_age": "2s"}))
 
 

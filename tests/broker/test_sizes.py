@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -42,7 +42,7 @@ HEADERS: dict[str, Any] = {
     "D": Decimal("3.14"),
     "t true": True,
     "t false": False,
-    "T": datetime(2020, 1, 2, 3, 4, 5, tzinfo=timezone.utc).replace(tzinfo=None),
+    "T": datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None),
     "F": {"deep": {"deeper": [1, "two", None, {"three": b"3"}]}},
     "F empty": {},
     "A": [1, "two", 3.5, None, [True], {"k": "v"}],
@@ -54,7 +54,7 @@ DEATH: dict[str, Any] = {
     "count": 1,
     "reason": "rejected",
     "queue": "theirs",
-    "time": datetime(2020, 1, 2, 3, 4, 5, tzinfo=timezone.utc).replace(tzinfo=None),
+    "time": datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None),
     "exchange": "theirs",
     "routing-keys": ["k"],
 }

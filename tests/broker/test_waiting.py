@@ -12,7 +12,7 @@ import time
 import tracemalloc
 from base64 import b64encode
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import amqp
 import pytest
@@ -123,7 +123,7 @@ def settle(vhost, events):
 
 
 def hence(seconds):
-    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
 def publish(connection, *tasks, exchange="", key="mail", name="shop.pay", **more):
@@ -601,7 +601,7 @@ def take_back(connection):
     publish(connection, ("stamped", HOUR), stamps={"order": 7})
     # A task that has replaced another goes on under its id, by Celery's own `replace`.
     publish(connection, ("goes on", HOUR), replaced_task_nesting=1)
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     at = int(now.timestamp() * 1000)
     connection.connection.delay_mechanism.amendments.write(
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -36,7 +36,7 @@ def publish(connect):
 
     def publish(*ids, name="shop.pay", key="mail", **more):
         for hour, each in enumerate(ids, 1):
-            eta = datetime.now(timezone.utc) + timedelta(hours=hour)
+            eta = datetime.now(UTC) + timedelta(hours=hour)
             headers = {"id": each, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
             connection.Producer().publish("x", routing_key=key, headers={**headers, **more})
         return connection
@@ -193,7 +193,7 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
     publish("one")
     client = pages(allow_changes=True)
     form = {"chosen": "far", "token": token(until(client, "/tasks", counted(1)))}
-    eta = datetime.now(timezone.utc) + timedelta(days=60)
+    eta = datetime.now(UTC) + timedelta(days=60)
     headers = {"id": "far", "task": "shop.pay", "eta": eta.isoformat()}
     publish().Producer().publish("x", routing_key="mail", headers=headers)
     wait_until(lambda: vhost.waiting(JOURNAL).get(JOURNAL, 0) >= 2)

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -103,7 +103,7 @@ def publish(connection, count):
     """Publish tasks that are due in the third hour from now, and a hostile one in the fifth."""
     channel = connection.default_channel
     Queue("mail")(channel).declare()
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     with PublishBatch(channel, 1000) as batch:
         for number in range(count + 1):
             name, hours = ("shop.pay", 2 + number / count) if number < count else (HOSTILE, 4.5)

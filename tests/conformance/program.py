@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Program(ABC):
 
     def publish_task(self, body: Any, key: str, countdown: float) -> None:
         """Publish as Celery does with a countdown in milliseconds: task protocol 2."""
-        eta = datetime.fromtimestamp(self.now(), timezone.utc) + timedelta(milliseconds=countdown)
+        eta = datetime.fromtimestamp(self.now(), UTC) + timedelta(milliseconds=countdown)
         self._remember(body, max(countdown, 0))
         self._publish(body, "", key, {"task": "tasks.add", "eta": eta.isoformat()}, {})
 

@@ -24,7 +24,7 @@ def test_it_holds(case, program):
     for factor in (4, 3):
         try:
             case.steps(program)
-        except TooSlowError:  # noqa: PERF203 - a retry
+        except TooSlowError:
             program.begin_again(factor)
         else:
             return

@@ -1,7 +1,7 @@
 """What a message's headers say about when it is due."""
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
@@ -22,7 +22,7 @@ SECOND = 1_000_000
 
 
 def at(seconds):
-    return datetime.fromtimestamp(NOW // SECOND, timezone.utc) + timedelta(seconds=seconds)
+    return datetime.fromtimestamp(NOW // SECOND, UTC) + timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_message_that_is_moved_keeps_its_due_time():
     assert due <= (due_time(headers, NOW) or 0) < due + 1000
 
 
-NOON = int(datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp()) * SECOND
+NOON = int(datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()) * SECOND
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ NOON = int(datetime(2030, 1, 31, 12, tzinfo=timezone.utc).timestamp()) * SECOND
     [
         ("2030-01-31T12:00:00", NOON),
         ("2030-01-31T12:00:00Z", NOON),
-        ("2030-01-31t12:00:00z", NOON),
+        ("2030-01-31t12:00:00Z", NOON),
         ("2030-01-31 12:00:00+00:00", NOON),
         ("2030-01-31T12:00", NOON),
         ("2030-01-31T12Z", NOON),
@@ -161,15 +161,15 @@ def test_an_eta_is_read_alike_by_every_python(eta, due):
     "eta",
     [
         *("", "soon", "2030-13-01T00:00:00", 5, [], True),
-        # Some Pythons read these.
-        *("2030-W05-4T12:00:00Z", "2030-01-31_12:00:00", "2030-01-31T12:30,123Z"),
+        # Python 3.14 reads these.
+        *("2030-01-31T24:00:00", "2030-01-31 24:00Z", "20300131T24"),
         *(
-            "2030-01-31T24:00:00",
+            "2030-01-31T12:00:00z",
             "2030-0131T12:00:00",
             "2030-01-31T12:0000",
             "2030-01-31T12:00:00.",
         ),
-        *("2030-01-31T12:00:00+24:00", "2030-01-31T12:00:00 Z", "٢٠٣٠-01-31T12:00:00"),
+        *("2030-01-31T12:00:00+24:00", "٢٠٣٠-01-31T12:00:00"),
     ],
 )
 def test_an_eta_that_does_not_parse_is_refused_with_its_value(eta):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import kombu
@@ -71,7 +71,7 @@ nameless = F.lit(None).cast("string")
 verdicts = audit(
     published.withColumn("task", nameless),
     journal.withColumn("task", nameless),
-    until=datetime.now(timezone.utc),
+    until=datetime.now(UTC),
     late_after=3600,
 )
 verdicts.write.parquet(f"{folder}/verdicts")

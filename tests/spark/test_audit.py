@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.testing import assertDataFrameEqual
@@ -8,7 +8,7 @@ from pyspark.testing import assertDataFrameEqual
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, span, summarize
 
-NOON = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 END = 10_000  # seconds after noon: the journal's last event
 
 

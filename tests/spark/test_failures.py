@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -31,7 +31,7 @@ JOB = "--job-id j --receipts {tmp}/receipts"
 def place(spark, tmp_path_factory):
     """A folder with rows, with what is none, and with programs that are not what they should be."""
     folder = tmp_path_factory.mktemp("place")
-    rows = [("k", "t", datetime.now(timezone.utc) + timedelta(hours=1))]
+    rows = [("k", "t", datetime.now(UTC) + timedelta(hours=1))]
     columns = "key string, task string, eta timestamp"
     spark.createDataFrame(rows, columns).write.parquet(str(folder / "rows"))
     (folder / "empty").mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from kombu_binary_delay.spark.classic import cached, release
 from kombu_binary_delay.spark.follow import Step, audit_due, read_verdicts
 from kombu_binary_delay.spark.tables import append, read
 
-MIDNIGHT = datetime(2020, 1, 1, tzinfo=timezone.utc)
+MIDNIGHT = datetime(2020, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
 PATIENCE = 300.0
 END = 24 * HOUR
@@ -257,7 +257,7 @@ def test_only_what_is_within_reach_is_corrected(spark, feed, tmp_path):
     rows = spark.read.schema(s.FOLLOWED).parquet(f"{output}/verdicts/batch=1").collect()
     again = [row for row in rows if row.corrected]
     assert step.corrected == len(again) > 0
-    assert min(row.due.replace(tzinfo=timezone.utc) for row in again) >= at(5 * HOUR - PATIENCE)
+    assert min(row.due.replace(tzinfo=UTC) for row in again) >= at(5 * HOUR - PATIENCE)
     ids = Counter((row.task_id, row.retries) for row in read_verdicts(spark, output).collect())
     assert set(ids.values()) == {1}
 
@@ -316,7 +316,7 @@ def test_of_a_task_that_comes_again_beyond_the_reach_the_latest_verdict_is_read(
 
 def test_steps_by_a_clock_that_was_ahead_are_refused(spark, tmp_path):
     output = str(tmp_path / "audit")
-    later = datetime.now(timezone.utc) + timedelta(days=1)
+    later = datetime.now(UTC) + timedelta(days=1)
     row = (0, later, None, later, 0, 0, 0)
     spark.createDataFrame([row], s.STEPS).write.parquet(f"{output}/steps")
     with pytest.raises(RuntimeError, match="in the future: a clock was wrong"):

@@ -5,7 +5,7 @@ Their own libraries do it, which need no Java. For formats inside of Spark, see 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,7 @@ from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.plan import plan, summarize
 from kombu_binary_delay.spark.tables import append, overwrite, read
 
-PAST = datetime.now(timezone.utc).replace(microsecond=123456) - timedelta(days=1)
+PAST = datetime.now(UTC).replace(microsecond=123456) - timedelta(days=1)
 ROWS = 20
 
 
@@ -40,7 +40,7 @@ def written(spark, tmp_path):
         read(spark, folders["receipts"], s.RECEIPTS),
         read(spark, folders["journal"], s.JOURNAL),
     ]
-    overwrite(audit(*tables, until=datetime.now(timezone.utc)), folders["verdicts"])
+    overwrite(audit(*tables, until=datetime.now(UTC)), folders["verdicts"])
     return {name: (folder, read(spark, folder)) for name, folder in folders.items()}
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import amqp
 import pytest
@@ -100,7 +100,7 @@ def test_what_is_due_when_sent_is_told_of_so_that_an_audit_can_judge_it(spark, v
     consume(vhost, 1)
     # No worker executes it: without the name of a task, the audit does not expect that.
     journal = read_journal(spark, vhost.url).withColumn("task", F.lit(None).cast("string"))
-    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    later = datetime.now(UTC) + timedelta(hours=1)
     whenever = 3600.0  # how late it is depends on the machine
     rows = audit(None, journal, late_after=whenever).collect()
     assert {row.task_id: row.verdict for row in rows} == {"one": s.OK, "two": s.STILL_WAITING}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyspark
@@ -136,7 +136,7 @@ def test_an_export_and_an_audit_have_the_same_rows_though_executors_were_killed(
     table, settings = f"{folder}/receipts", {"journal": "stream"}
     publish(df, job_id="j", broker=vhost.url, receipts=table, settings=settings)
     # By then, about half of them should have come.
-    until = datetime.now(timezone.utc) + timedelta(seconds=86400 + count // 2 + 300)
+    until = datetime.now(UTC) + timedelta(seconds=86400 + count // 2 + 300)
     # The executors' files go to Spark's home, which is to be empty of them.
     home = tmp_path / "home"
     home.mkdir()

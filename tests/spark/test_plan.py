@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.testing import assertDataFrameEqual
@@ -24,7 +24,7 @@ from kombu_binary_delay.spark.plan import (
     summarize,
 )
 
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 BINARY = Ladder.binary()
 RADIX_4 = Ladder(125, (4,) * 15)
 PER_DELAY = Variant(Ladder.binary(tick=1000), queue_per_delay=True)
@@ -119,7 +119,7 @@ def test_a_plan_agrees_with_the_walk_through_the_topology(spark, ladder):
             at += timedelta(milliseconds=wait.milliseconds)
             left[wait.queue, at.replace(second=0, microsecond=0)] += 1
     found = minutes(plan(df, ladder), QUEUE)
-    key = lambda row: (row.queue, row.minute.replace(tzinfo=timezone.utc))  # noqa: E731
+    key = lambda row: (row.queue, row.minute.replace(tzinfo=UTC))  # noqa: E731
     assert {key(row): row.entered for row in found if row.entered} == entered
     assert {key(row): row.left for row in found if row.left} == left
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import functions as F
@@ -15,7 +15,7 @@ from kombu_binary_delay.spark.report import measured, svg
 from kombu_binary_delay.spark.report.plan_page import plan_page, settings
 from kombu_binary_delay.spark.report.planned import _coming, plan_figures
 
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DEFAULT, BINARY = Ladder.default(), Ladder.binary()
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import functions as F
@@ -10,8 +10,8 @@ from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark.prepare import prepare, task_id
 
 LADDER = Ladder.binary(levels=16, tick=1000)  # 65,535 s
-SOON = datetime.now(timezone.utc) + timedelta(seconds=36_000)
-EARLIEST = datetime(1900, 1, 1, tzinfo=timezone.utc)
+SOON = datetime.now(UTC) + timedelta(seconds=36_000)
+EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 COLUMNS = "key string, task string, eta timestamp, countdown double, args string, kwargs string"
 
 
@@ -147,7 +147,7 @@ def test_text_that_is_not_utf_8_is_a_reason_whatever_the_row_does(spark):
 
 @pytest.mark.usefixtures("local_times")
 def test_text_is_read_as_a_time_if_it_has_a_date(spark):
-    noon = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
+    noon = datetime(2030, 1, 31, 12, tzinfo=UTC)
     is_not = "eta is not a time"
     given = {
         ("publish", "2030-01-31T12:00:00Z", None): (noon, None),

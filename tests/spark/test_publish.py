@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,7 +20,7 @@ from kombu_binary_delay.spark.publish import Progress, publish
 from tests.spark.dying_app import order
 from tests.waits import PATIENCE, wait_until
 
-FAR = datetime.now(timezone.utc) + timedelta(days=1)
+FAR = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_dry_run_counts_and_does_nothing(reminders, run, tmp_path, vhost):
 
 
 def test_a_horizon_leaves_what_is_due_later_for_another_run(spark, run, receipts):
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     rows = [("soon", "t", now + timedelta(minutes=10)), ("later", "t", now + timedelta(hours=2))]
     df = spark.createDataFrame(rows, "key string, task string, eta timestamp")
     # Further away than a short ladder reaches, too: when its time comes, it will be near.

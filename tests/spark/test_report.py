@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pypdfium2
@@ -26,7 +26,7 @@ from kombu_binary_delay.spark.report.figures import (
 from kombu_binary_delay.spark.report.page import page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def many(spark, count):
@@ -306,7 +306,7 @@ def test_the_largest_groups_are_shown_of_each_kind_and_hours_in_their_order(spar
 
 
 def test_a_report_draws_what_is_due_at_the_end_of_time_or_nobody_knows_when(spark):
-    far = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+    far = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
     soon = NOON + timedelta(seconds=5)
     rows = [
         ("far", 0, "k", "t", "q", far, NOON, 15, None, None, 0, 0, None, 0, 0, s.STILL_WAITING),
@@ -342,7 +342,7 @@ def test_a_report_draws_what_is_due_at_the_end_of_time_or_nobody_knows_when(spar
 
 
 def test_one_task_that_was_due_decades_ago_does_not_flatten_the_charts(spark):
-    past, soon = datetime(1970, 1, 1, tzinfo=timezone.utc), NOON + timedelta(seconds=5)
+    past, soon = datetime(1970, 1, 1, tzinfo=UTC), NOON + timedelta(seconds=5)
     late = (soon - past).total_seconds()
     rows = [
         ("old", 0, "k", "t", "q", past, NOON, 0, soon, late, 1, 1, "SUCCESS", 0, 0, s.LATE),

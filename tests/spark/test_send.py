@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from threading import Timer
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 
-ETA = datetime.now(timezone.utc) + timedelta(days=2)
+ETA = datetime.now(UTC) + timedelta(days=2)
 MICROS = round(ETA.timestamp() * 1_000_000)
 DAY = 86_400_000  # milliseconds
 OURS = "kombu_binary_delay:Transport"
@@ -101,7 +101,7 @@ def test_a_message_is_the_one_that_celery_sends(vhost, options):
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_transport = OURS
     queue = options.get("queue", "celery")
-    past = datetime.now(timezone.utc) - timedelta(seconds=1)
+    past = datetime.now(UTC) - timedelta(seconds=1)
     app.send_task("shop.remind", task_id="an-id", eta=past, **{"args": (), **options})
     theirs = wait_until(lambda: take(vhost, queue))
     row = {"task": "shop.remind", "task_id": "an-id", "eta": round(past.timestamp() * 1e6)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +25,7 @@ if not HAS_SOURCES:
 
 from kombu_binary_delay.spark.sink import FORMAT, CelerySink
 
-FAR = datetime.now(timezone.utc) + timedelta(days=1)
+FAR = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture
@@ -266,11 +266,11 @@ def test_a_row_that_cannot_be_sent_has_a_receipt_with_what_is_known_of_it(spark,
         given, "key string, task string, eta timestamp, countdown double, expires bigint"
     ).withColumn("expires", F.timestamp_micros("expires"))
     there = writer(df.schema, receipts=str(tmp_path))
-    before = datetime.now(timezone.utc)
+    before = datetime.now(UTC)
     there.commit([there.write(iter(df.toArrow().to_batches()))])
     assert [row["key"] for row in sent] == ["good"]
     receipts = spark.read.schema(s.RECEIPTS).parquet(str(tmp_path))
-    tried = receipts.where(F.col("published_at").between(before, datetime.now(timezone.utc)))
+    tried = receipts.where(F.col("published_at").between(before, datetime.now(UTC)))
     found = tried.withColumn("due", F.unix_micros("due")).collect()
     assert {row.status for row in found} == {s.REFUSED}
     assert {row.detail: (row.key, row.due) for row in found} == {

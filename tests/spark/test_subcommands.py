@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ from kombu_binary_delay.spark.journal import export_journal
 from kombu_binary_delay.spark.report import plan_page
 
 ROOT = Path(__file__).parents[2]
-SOON = datetime.now(timezone.utc) + timedelta(days=1)
+SOON = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp
 
 
 def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path, monkeypatch):
-    past = datetime.now(timezone.utc) - timedelta(days=1)
+    past = datetime.now(UTC) - timedelta(days=1)
     lost = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
     event = (s.SCHEDULED, "i", 0, "t", "q", past, past, "l", 1, None, 0)
     receipts, journal, output = (str(tmp_path / name) for name in ("r", "j", "o"))
@@ -319,7 +319,7 @@ def test_a_row_that_is_rejected_makes_the_publish_exit_with_1(tool, spark, vhost
 
 
 def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, tmp_path):
-    past = datetime.now(timezone.utc) - timedelta(days=1)
+    past = datetime.now(UTC) - timedelta(days=1)
     rows = [
         (f"job-{n}", "k", f"i{n}", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
         for n in (1, 2)
@@ -344,7 +344,7 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
 @pytest.fixture
 def gone(vhost):
     """A stream with one event: a task that was due ten seconds ago, of which nothing else says."""
-    past = datetime.now(timezone.utc) - timedelta(seconds=10)
+    past = datetime.now(UTC) - timedelta(seconds=10)
     micros = int(past.timestamp() * 1_000_000)
     event = {"event": s.SCHEDULED, "id": "i", "task": "t", "at": micros, "due": micros, "hops": 1}
     with vhost.connect() as connection:
@@ -406,7 +406,7 @@ def test_an_audit_goes_on_until_it_is_stopped_and_from_there_again(
     assert tool("report", output, "--output", tmp_path / "report.html").exit_code == 0
     assert s.LOST_IN_THE_LADDER in (tmp_path / "report.html").read_text()
     # Of another job, there is nothing to judge.
-    past = datetime.now(timezone.utc) - timedelta(seconds=10)
+    past = datetime.now(UTC) - timedelta(seconds=10)
     row = ("j", "k", "i", "t", "q", past, past, 1, 0, 0, s.PUBLISHED, None, s.PUBLISH)
     spark.createDataFrame([row], s.RECEIPTS).write.parquet(str(tmp_path / "receipts"))
     given[-3] = tmp_path / "of another job"

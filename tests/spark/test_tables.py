@@ -10,7 +10,7 @@ import json
 import math
 import threading
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -46,7 +46,7 @@ from kombu_binary_delay.spark.versions import (
 )
 
 SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
-SOON = datetime.now(timezone.utc) + timedelta(days=1)
+SOON = datetime.now(UTC) + timedelta(days=1)
 #: As Spark gives it back: to the microsecond, and without its time zone.
 DUE = SOON.replace(microsecond=678901, tzinfo=None)
 ROWS = "key string, task string, eta timestamp, exchange string, routing_key string"
@@ -292,7 +292,7 @@ def test_columns_of_csv_are_matched_by_name_where_a_schema_is_given(spark, tmp_p
     columns = "job_id string, task_id string, retries int, due timestamp"
     [row] = read(spark, f"csv:{tmp_path}/rows.csv", columns).collect()
     assert (row.job_id, row.task_id, row.retries) == (None, "007", 2)
-    assert row.due.timestamp() == datetime(2026, 7, 1, 12, tzinfo=timezone.utc).timestamp()
+    assert row.due.timestamp() == datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("name", ["spark", *CATALOGUES])

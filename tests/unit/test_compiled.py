@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,7 +30,7 @@ def apart():
 
 
 MANDATORY = (True, False)
-NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def run():

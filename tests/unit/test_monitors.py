@@ -11,6 +11,8 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import encoder, plugins
+from grafana_foundation_sdk.models import dashboard as models
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
@@ -39,10 +41,6 @@ def rules_of(topology: Topology) -> list[dict[str, Any]]:
 
 def read_by_grafana(document: dict[str, Any]) -> dict[str, Any]:
     """Let Grafana's models read a dashboard; of panels and queries, each kind has its own."""
-    why = "Grafana's models need Python 3.11"
-    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=why)
-    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason=why)
-    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason=why)
     plugins.register_default_plugins()
     text = encoder.JSONEncoder().encode(models.Dashboard.from_json(document))
     read: dict[str, Any] = json.loads(text)

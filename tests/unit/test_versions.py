@@ -19,7 +19,7 @@ def read(name: str) -> str:
 
 
 def crossed(*names: str) -> list[list[str]]:
-    """Read a line of environments: of ``py{310,311}-celery{54}``, 3.10 and 3.11, and 5.4."""
+    """Read a line of environments: of ``py{311,312}-celery{54}``, 3.11 and 3.12, and 5.4."""
     line = "-".join(rf"{name}\{{([\d,]+)\}}" for name in names)
     [groups] = re.findall(rf"^ *{line}$", read("tox.ini"), re.MULTILINE)
     return [[f"{each[0]}.{each[1:]}" for each in group.split(",")] for group in groups]
@@ -75,7 +75,7 @@ def test_pyspark_is_asked_for_from_the_oldest_on_and_the_newest_is_pinned():
 def test_the_workflow_runs_what_tox_crosses():
     jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
 
-    # Text, since 3.10 as a number is 3.1.
+    # Text, since RabbitMQ 3.10 as a number is 3.1.
     assert jobs["matrix"]["strategy"]["matrix"] == {"python": PYTHONS, "celery": CELERIES}
     assert jobs["rabbitmq"]["strategy"]["matrix"] == {
         "python": ENDS,

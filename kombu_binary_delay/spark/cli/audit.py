@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import fields
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def audit(
 ) -> None:
     """Write a verdict on each task, with data, summary.json and report.html."""
     check_call()
-    from datetime import datetime, timezone  # noqa: PLC0415
+    from datetime import datetime  # noqa: PLC0415
 
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, audit, lateness  # noqa: PLC0415
@@ -138,7 +139,7 @@ def audit(
             events,
             late_after=late_after,
             patience=patience,
-            until=datetime.now(timezone.utc) if complete or is_broker else None,
+            until=datetime.now(UTC) if complete or is_broker else None,
         )
     if job_id is not None and table is not None:
         # Not sooner: the events of all tasks are needed to find the journal's end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ def _published(rows: DataFrame) -> DataFrame:
         time_of,
     )
 
-    at = datetime.now(timezone.utc)
+    at = datetime.now(UTC)
     now, name = instant(at), find(rows.columns, "published")
     if name is None:
         return rows.withColumn("published", now)

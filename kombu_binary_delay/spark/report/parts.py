@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from html import escape
 
 from . import svg
@@ -112,9 +112,9 @@ def table(rows: str) -> str:
 def clock(span: float) -> svg.Label:
     """Return how to write times within a span of seconds."""
     form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%d %b %H:%M"
-    return lambda at: datetime.fromtimestamp(at, timezone.utc).strftime(form)
+    return lambda at: datetime.fromtimestamp(at, UTC).strftime(form)
 
 
 def moment(at: float) -> str:
     """Return a time with its date, in UTC."""
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
