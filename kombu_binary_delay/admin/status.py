@@ -16,7 +16,6 @@ from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import QUEUE_TYPES, Topology
-from kombu_binary_delay.model.v1 import TopologyV1
 from kombu_binary_delay.settings import Settings
 
 from .management import Management
@@ -227,9 +226,8 @@ def _kind(topology: Topology, name: str) -> str:
 
 def _sides(topology: Topology) -> Iterator[Topology]:
     """Yield a ladder for each delivery side of a namespace."""
-    for form in (topology, TopologyV1(namespace=topology.namespace)):
-        for queue_type in QUEUE_TYPES:
-            yield replace(form, queue_type=queue_type)
+    for queue_type in QUEUE_TYPES:
+        yield replace(topology, queue_type=queue_type)
 
 
 def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:

@@ -236,11 +236,6 @@ class Target:
 
     def on(self, topology: Topology) -> Target:
         """Return a target with another of our ladders in place of that of the settings."""
-        if topology.version != VERSION:
-            raise click.BadParameter(
-                f"{topology.prefix} has the form {topology.version}, which programs no longer "
-                f"publish to; name a ladder of the form {VERSION}"
-            )
         if topology.lane:
             raise click.BadParameter(
                 f"{topology.prefix} is one of several lanes, among which a message finds its own; "

@@ -206,4 +206,4 @@ def _warn_of_another_side(printer: Printer, source: Topology, target: Topology) 
 
 
 def _is_of_one_journal(one: Topology, other: Topology) -> bool:
-    return (one.namespace, one.version) == (other.namespace, other.version)
+    return one.namespace == other.namespace

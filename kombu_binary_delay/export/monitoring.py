@@ -18,8 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from kombu_binary_delay.model.durations import human
-from kombu_binary_delay.model.topology import LEAST_DISK, WORKER_HOLDS, Topology
-from kombu_binary_delay.model.v1 import TopologyV1
+from kombu_binary_delay.model.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
 
 from .names import shorten
 
@@ -31,14 +30,11 @@ _NONE = "-"
 _WAITING = (
     'rabbitmq_detailed_queue_messages{{queue=~"{}",rabbitmq_cluster=~"$cluster",vhost=~"$vhost"}}'
 )
-_FORMS = (Topology(), TopologyV1())
-#: How the names of each form of a ladder differ.
-_VERSIONS = "|".join(each.version for each in _FORMS)
-_DIRECT = "|".join(each.direct.removeprefix(f"{each.prefix}.") for each in _FORMS)
+#: How the names of the parts of a ladder and of its delivery side end.
+_DIRECT = Topology().direct.removeprefix(f"{Topology().prefix}.")
 _RELAYS = "|".join(
-    name("").removeprefix(f"{each.delivery_prefix}.").rstrip(".")
-    for each in _FORMS
-    for name in (each.queue_relay_name, each.exchange_relay_name)
+    name("").removeprefix(f"{Topology().delivery_prefix}.").rstrip(".")
+    for name in (Topology().queue_relay_name, Topology().exchange_relay_name)
 )
 
 
@@ -83,9 +79,9 @@ def names(topology: Topology) -> dict[str, str]:
             "relays": _NONE,
             "lanes": "(.+)()",
         }
-    versioned = f"{_plain(topology.namespace)}[.]({_VERSIONS})"
+    versioned = f"{_plain(topology.namespace)}[.]{VERSION}"
     return {
-        "levels": rf"{versioned}-.+[.](level-[0-9]+[.][0-9]+|({_DIRECT})[.][0-9]+ms)",
+        "levels": rf"{versioned}-.+[.](level-[0-9]+[.][0-9]+|{_DIRECT}[.][0-9]+ms)",
         "ways_in": rf"{versioned}-.+[.](level-[0-9]+([.][0-9]+)?|{_DIRECT})",
         "parking": f"{versioned}(-classic)?[.]parking" if topology.parking else _NONE,
         "relays": f"{versioned}(-classic)?[.]({_RELAYS})[.].+",

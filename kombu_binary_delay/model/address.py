@@ -33,8 +33,6 @@ from kombu_binary_delay.errors import AddressError
 from .ladder import MAX_DIGITS, MAX_KEY
 
 MARK = "@"
-#: The mark of the form v1 in an address that leads to a queue through its relay.
-_MARK_V1 = "@!"
 #: The bytes of a routing key that are left for the destination, with the mark.
 ROOM = MAX_KEY - MAX_DIGITS
 
@@ -185,7 +183,7 @@ def digest(name: str) -> str:
 
 def _escape(word: str) -> str:
     word = word.replace("%", "%25")
-    if word in ("*", "#", MARK, _MARK_V1) or word.startswith("!"):
+    if word in ("*", "#", MARK) or word.startswith("!"):
         return f"%{ord(word[0]):02X}{word[1:]}"
     return word
 

@@ -1,4 +1,4 @@
-"""Find the ladder that a name or an exchange belongs to: ours, an older or a foreign one. Pure."""
+"""Find the ladder that a name or an exchange belongs to: ours or a foreign one. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from kombu_binary_delay.errors import LadderError
 
 from .foreign import FOREIGN_LADDERS, ForeignLadder
-from .topology import Topology
-from .v1 import TopologyV1
+from .ladder import Ladder
+from .topology import VERSION, Topology
 
 _NAME = re.compile(
-    r"(?P<namespace>[\w-]+)\.(?P<version>v[12])-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
+    rf"(?P<namespace>[\w-]+)\.{VERSION}-(?P<ladder>[0-9]+ms[0-9x-]+[0-9])"
     r"(?:-(?P<skip>skip))?(?:-lane(?P<lane>[1-9][0-9]*))?(?:-(?P<urgent>urgent))?"
     r"(?:-(?P<classic>classic))?\.",
     re.ASCII,
@@ -26,21 +26,17 @@ _BY_EXCHANGE: dict[str, ForeignLadder] = {
 
 
 def topology_of_name(name: str) -> Topology | None:
-    """Return the topology whose ladder side has an exchange or queue of this name.
-
-    A topology of an older form has its own class.
-    """
+    """Return the topology whose ladder side has an exchange or queue of this name."""
     match = _NAME.match(name)
     if match is None:
         return None
-    form = TopologyV1 if match["version"] == TopologyV1.version else Topology
     try:
-        ladder = form.numerals.from_name(match["ladder"])
+        ladder = Ladder.from_name(match["ladder"])
     except LadderError:
         return None
     queue_type, layout = match["classic"] or "quorum", match["skip"] or "chain"
     lane, urgent = int(match["lane"] or 0), bool(match["urgent"])
-    return form(ladder, match["namespace"], queue_type, layout, lane, urgent)
+    return Topology(ladder, match["namespace"], queue_type, layout, lane, urgent)
 
 
 def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
@@ -50,7 +46,7 @@ def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
     was at the lowest level, otherwise the exchange of the level below. A message that did not wait
     has the exchange that it was published to.
 
-    :returns: ``ours`` for every ladder of its namespace, of any form; another system's ladder; or
+    :returns: ``ours`` for every ladder of its namespace; another system's ladder; or
         None if the exchange belongs to no ladder.
     """
     return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)

@@ -44,8 +44,6 @@ from .versions import lets_urgent_hold_up
 
 #: Changes when names, keys or arguments do, so that an upgrade redeclares nothing with differences.
 VERSION = "v2"
-#: The forms of a ladder that a broker can have; the older one is in :mod:`.v1`.
-VERSIONS = (VERSION, "v1")
 QUEUE_TYPES = ("quorum", "classic")
 #: How a message gets to the next level where it waits: through every level between, or directly.
 LAYOUTS = ("chain", "skip")
@@ -87,9 +85,6 @@ class Topology:
 
     #: Whether bindings made by users are repeated on the delivery side.
     mirrors = True
-    #: The version of its names and keys.
-    version = VERSION
-    numerals = Ladder
 
     @property
     def delay_header(self) -> str | None:
@@ -134,14 +129,12 @@ class Topology:
         layout = "" if self.layout == "chain" else f"-{self.layout}"
         lane = f"-lane{self.lane}" if self.lane else ""
         urgent = "-urgent" if self.urgent else ""
-        return (
-            f"{self.namespace}.{self.version}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
-        )
+        return f"{self.namespace}.{VERSION}-{self.ladder.name}{layout}{lane}{urgent}{self._kind}"
 
     @cached_property
     def delivery_prefix(self) -> str:
         """The prefix of the names of the delivery side."""
-        return f"{self.namespace}.{self.version}{self._kind}"
+        return f"{self.namespace}.{VERSION}{self._kind}"
 
     @cached_property
     def delivery(self) -> str:
@@ -180,7 +173,7 @@ class Topology:
         return self._behind("relay-to-exchange", exchange)
 
     def owns(self, name: object) -> bool:
-        """Whether an exchange or queue belongs to a ladder of this namespace, of any version."""
+        """Whether an exchange or queue belongs to a ladder of this namespace."""
         return isinstance(name, str) and name.startswith(self._owned)
 
     def is_named_in(self, text: str) -> bool:
@@ -410,7 +403,7 @@ class Topology:
 
     @cached_property
     def _owned(self) -> tuple[str, ...]:
-        return tuple(f"{self.namespace}.{each}{end}" for each in VERSIONS for end in "-.")
+        return tuple(f"{self.namespace}.{VERSION}{end}" for end in "-.")
 
     def _patterns(self, exchange: str, key: str, *, topic: bool) -> list[str]:
         # The exchange's word may be that of another exchange, which is bound to this one.

@@ -28,7 +28,6 @@ from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.v1 import TopologyV1
 from tests.waits import PATIENCE, drain_until, wait_until
 
 
@@ -346,16 +345,14 @@ def test_names_with_colons_are_redriven_by_what_is_parked_and_exists(run, tick, 
     )
 
 
-@pytest.mark.parametrize("form", [Topology, TopologyV1])
 def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
-    form, run, tick, connect, vhost
+    run, tick, connect, vhost
 ):
-    """Given: a message in the parking queue of another type or form."""
-    if form is Topology and tick[-1] == "classic":
-        pytest.skip("it is the type of the settings")
+    """Given: a message in the parking queue of another type."""
+    other = {"quorum": "classic", "classic": "quorum"}
     declare(connect)
     run(*tick, "create", "--queue", "mail")
-    side = form(queue_type="classic")
+    side = Topology(queue_type=other[tick[-1]])
     with Connection(vhost.url, connect_timeout=PATIENCE) as connection:
         admin.create(connection, side, side.whole)
         connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
@@ -382,7 +379,6 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     try:
         planned = run(*kind, "migrate", "--from", name, "--dry-run", "--json")
         same = [run(*slow, "migrate", "--from", name, *dry) for dry in ([], ["--dry-run"])]
-        v1 = run(*kind, "migrate", "--from", name, "--to", "kbd.v1-125ms-2x4", "--dry-run")
         dead = run(*slow, "transfer", "--to-broker", "amqp://127.0.0.1:1//", "--dry-run")
         of_all = run(*kind, "migrate", "--from-queue", "mail", "--dry-run")
         shop = "--namespace", "shop", "migrate", "--from", f"kbd.v2-{name}", "--dry-run"
@@ -398,7 +394,6 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
         (2, True),
         (2, True),
     ]
-    assert (v1.exit_code, "no longer publish to" in " ".join(v1.output.split())) == (2, True)
     assert (dead.exit_code, "; change --to-broker" in dead.output) == (4, True)
     assert "only the tasks that have an eta in the future are moved" in of_all.output
     assert "or run 'create --exchange' for each exchange" in beside.output
@@ -599,7 +594,7 @@ COUNTED = ["status", "--destinations", "--source", "journal", "--ladder"]
         ([*COUNTED, "nservicebus"], 2, "of which nsb.v2.delay- is none; give --foreign-ladder n"),
         ([*COUNTED, "shop.v2-125ms-2x31"], 2, "of the settings, of which shop.v2-125ms-2x31 is n"),
         (["--foreign-ladder", "celery", *COUNTED, "125ms-2x31"], 2, "leave out foreign_ladder"),
-        ([*COUNTED, "kbd.v1-125ms-2x1-4x15"], 2, "there is no journal 'kbd.v2.journal'"),
+        ([*COUNTED, "kbd.v2-125ms-2x1-4x15"], 2, "there is no journal 'kbd.v2.journal'"),
         (["--namespace", "shop", *COUNTED, "shop.v2-125ms-2x31"], 2, "no journal 'shop.v2.journ"),
     ],
 )
@@ -1077,7 +1072,7 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
             for name in (level, old.parking):
                 connection.Producer().publish("m", routing_key=name)
         with Connection(here.url) as connection:
-            there = TopologyV1(Ladder.binary(4, MINUTE), queue_type="classic")
+            there = Topology(Ladder.binary(4, MINUTE), queue_type="classic")
             admin.create(connection, there, there.whole)
             connection.Producer().publish("m", routing_key=there.parking)
         other.kill()

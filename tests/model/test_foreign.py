@@ -13,7 +13,6 @@ from kombu_binary_delay.model.foreign import (
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import ladder_of_exchange
 from kombu_binary_delay.model.simulate import walk
-from kombu_binary_delay.model.v1 import TopologyV1
 
 ADDRESS = Destination("", "some-address")
 WHOLE_SECONDS = [0, 1, 2, 3, 10, 15, 28, 86_400, 2**28 - 2, 2**28 - 1]
@@ -70,7 +69,7 @@ def test_a_message_waits_its_delay_and_reaches_its_address(ladder, delay):
     assert path.arrived == {"a.b"}
 
 
-@pytest.mark.parametrize("ladder", [*FOREIGN_LADDERS.values(), Topology(), TopologyV1()])
+@pytest.mark.parametrize("ladder", [*FOREIGN_LADDERS.values(), Topology()])
 @pytest.mark.parametrize("seconds", [*range(1, 130), *WHOLE_SECONDS])
 def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, seconds):
     ours = Topology(Ladder.binary(5, 1000))

@@ -9,7 +9,6 @@ from kombu_binary_delay.model.ladder import MAX_KEY, MAX_TTL, MAX_WAIT
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.simulate import matches_topic, walk
-from kombu_binary_delay.model.v1 import TopologyV1
 from kombu_binary_delay.model.versions import can_be_denied
 
 SECONDS = Topology(Ladder.binary(4, 1000))
@@ -307,7 +306,6 @@ def test_all_names_and_keys_fit_into_a_short_string():
         (Topology(layout="skip", lane=2), 1),
         (Topology(Ladder(MAX_WAIT, (2,))), 1),
         (Topology(queue_type="classic"), 0),
-        (TopologyV1(), 0),
         *((foreign, 0) for foreign in FOREIGN_LADDERS.values()),
     ],
     ids=lambda value: getattr(value, "prefix", None),
@@ -333,7 +331,7 @@ def test_a_queues_ttl_is_its_wait_and_what_a_quorum_queue_cuts_off(topology, mor
     assert max(waits) + more <= MAX_TTL
 
 
-@pytest.mark.parametrize("topology", [Topology(), Topology(queue_type="classic"), TopologyV1()])
+@pytest.mark.parametrize("topology", [Topology(), Topology(queue_type="classic")])
 def test_a_relay_waits_for_nothing(topology):
     part = topology.queue_relay("q") + topology.exchange_relay("x")
 

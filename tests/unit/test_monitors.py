@@ -18,7 +18,6 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.export.monitoring import names, within
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.v1 import TopologyV1
 
 TOPOLOGIES = [
     Topology(),
@@ -107,8 +106,7 @@ def test_the_queries_are_about_these_queues_and_no_others(topology):
     asked = names(topology)
     ladders = [topology]
     if topology.mirrors:
-        older = TopologyV1(namespace=topology.namespace, queue_type=topology.queue_type)
-        ladders = [topology, *topology.lanes(3), topology.for_urgent(), older]
+        ladders = [topology, *topology.lanes(3), topology.for_urgent()]
     queues = {queue.name for each in ladders for part in each.levels for queue in part.queues}
     ways_in = {one.name for each in ladders for part in each.levels for one in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
@@ -158,8 +156,7 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
 
     assert list(named.values()) == ["1 s", "2 s", "4 s"]
     assert relabel
-    older = TopologyV1()
-    (direct,) = older.direct_queue(older.ladder.digits(1000)).queues
+    (direct,) = topology.direct_queue(topology.ladder.digits(1000)).queues
     assert re.fullmatch(relabel[1], direct.name)
     for lane in (topology, *topology.lanes(2), topology.for_urgent()):
         found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")

@@ -28,7 +28,7 @@ from kombu_binary_delay.journal.events import cut
 from kombu_binary_delay.model.foreign import ForeignLadder
 from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.recognise import topology_of_name
-from kombu_binary_delay.model.topology import VERSIONS, Topology
+from kombu_binary_delay.model.topology import VERSION, Topology
 
 from . import script
 from .task import (
@@ -260,11 +260,9 @@ class NodeWaiters:
 
     def _queues(self) -> Iterator[tuple[str, str]]:
         topology = self._topology
-        if isinstance(topology, ForeignLadder):
-            prefixes = [topology.namespace]
-        else:
-            prefixes = [f"{topology.namespace}.{version}-" for version in VERSIONS]
-        for word, *rest in self._run(script.list_queues(self._vhost, prefixes)):
+        is_foreign = isinstance(topology, ForeignLadder)
+        prefix = topology.namespace if is_foreign else f"{topology.namespace}.{VERSION}-"
+        for word, *rest in self._run(script.list_queues(self._vhost, [prefix])):
             if word == b"node":
                 self._refuse_another(b64decode(rest[0]).decode("utf-8", "replace"), rest[1])
             elif word == b"queue":
