@@ -99,7 +99,8 @@ class Management:
                 return json.loads(answer.read())
         except HTTPError as exc:
             kind = UnlistedError if exc.code == HTTPStatus.NOT_FOUND else UnreachableError
-            raise kind(self._refusal(exc, path)) from exc
+            with exc:
+                raise kind(self._refusal(exc, path)) from exc
         except TimeoutError as exc:
             # It is connected: what fails before that is an URLError.
             raise UnreachableError(
