@@ -1,13 +1,12 @@
 """Purpose: make tables and charts from recorded results. It measures nothing.
 
-`python -m docs.generate` puts the tables into docs/explanation/performance.md, and the charts, as
-`NAME.svg`, beside it.
+`python -m docs.generate` puts them into docs/explanation/performance.md, and beside it.
 """
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
@@ -43,11 +42,10 @@ OURS, THEIRS = "ours", "theirs"
 STYLE = """
 text{font:12px sans-serif;fill:#222}.ground{fill:#fff}.grid{stroke:#ddd}.spread{stroke:#222}
 .ours{fill:#2a6f97}.theirs{fill:#a0a0a0}
-.line{fill:none}.line.ours{stroke:#2a6f97}.line.theirs{stroke:#a0a0a0}
 @media (prefers-color-scheme:dark){
 text{fill:#ddd}.ground{fill:#1b1e22}.grid{stroke:#3a3f45}.spread{stroke:#eee}
 .ours{fill:#5aa9d6}.theirs{fill:#858c94}
-.line{fill:none}.line.ours{stroke:#5aa9d6}.line.theirs{stroke:#858c94}}
+}
 """
 
 
@@ -217,24 +215,9 @@ def value_of(figure: Row | float, of: str = "median") -> float:
     return float(figure[of] if isinstance(figure, dict) else figure)
 
 
-def charts(results: Mapping[str, Row]) -> dict[str, str]:
-    """Draw the results that are best seen, and return the text of each file by its name."""
-    drawn = {
-        f"{name}.svg": _bars(
-            results[name]["found"], CLASSIC_TITLES if name == "burst-classic" else TITLES
-        )
-        for name in ("burst", "burst-classic", "hour", "day")
-        if name in results
-    }
-    if "hops" in results:
-        drawn["hops.svg"] = _lines(results["hops"]["found"])
-    return drawn
-
-
-def _table(name: str, result: Row) -> str:
-    # That no message is missing is said below the table, which is wide enough.
-    columns = [each for each in TABLES[name] if each.figure != "missing" or _missing(result)]
-    titles = {
+def titles_of(section: str) -> Mapping[str, str]:
+    """Return the titles of a section's rows."""
+    return {
         "publishing": WAY_TITLES,
         "size": WAY_TITLES,
         "pairs": PAIR_TITLES,
@@ -244,7 +227,13 @@ def _table(name: str, result: Row) -> str:
         "herd-100000": HERD_TITLES,
         "herd-parts": HERD_TITLES,
         "burst-classic": CLASSIC_TITLES,
-    }.get(name, TITLES)
+    }.get(section, TITLES)
+
+
+def _table(name: str, result: Row) -> str:
+    # That no message is missing is said below the table, which is wide enough.
+    columns = [each for each in TABLES[name] if each.figure != "missing" or _missing(result)]
+    titles = titles_of(name)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():
         # After a colon, a key says of how many.
@@ -372,41 +361,6 @@ def bars(titles: list[str], *panels: Panel) -> str:
                     f'H{x.at(value["most"]):.1f}"/>'
                 )
     return _chart(drawn, 800, bottom + 40)
-
-
-def _bars(found: dict[str, Any], titles: dict[str, str]) -> str:
-    rows = found.values()
-    return bars(
-        [titles.get(name, name) for name in found],
-        Panel("broker CPU, µs a message", [row["cpu_us"] for row in rows]),
-        Panel("p99 lateness, ms (logarithmic)", [row["p99"] for row in rows], log=True),
-    )
-
-
-def _lines(found: dict[str, Any]) -> str:
-    kinds = {"ours": ("ours", OURS), "bare": ("bare dead-letters", THEIRS)}
-    points = {kind: {0: found["floor"]["cpu_us"]["median"]} for kind in kinds}
-    for name, row in found.items():
-        kind, _, waits = name.rpartition("-")
-        if kind in kinds:
-            points[kind][int(waits)] = row["cpu_us"]["median"]
-    every = [value for each in points.values() for value in each.values()]
-    x = Axis(0, max(waits for each in points.values() for waits in each), 60, 580)
-    y = Axis(0, max(every), 270, 10)
-    drawn = _grid_and_title(x, "waits", 270)
-    for tick in y.ticks():
-        drawn.append(f'<path class="grid" d="M60 {y.at(tick):.1f}H580"/>')
-        drawn.append(_text(54, y.at(tick) + 4, number(tick), "end"))
-    for place, (kind, (title, of)) in enumerate(kinds.items()):
-        pixels = [(x.at(waits), y.at(cpu)) for waits, cpu in sorted(points[kind].items())]
-        way = " ".join(f"{across:.1f},{up:.1f}" for across, up in pixels)
-        drawn.append(f'<polyline class="line {of}" points="{way}"/>')
-        drawn += [
-            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" class="{of}"/>' for across, up in pixels
-        ]
-        drawn.append(f'<rect x="74" y="{16 + 20 * place}" width="12" height="12" class="{of}"/>')
-        drawn.append(_text(92, 27 + 20 * place, f"{title}: broker CPU, µs a message"))
-    return _chart(drawn, 600, 310)
 
 
 def _grid_and_title(x: Axis, title: str, bottom: float) -> list[str]:

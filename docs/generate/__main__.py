@@ -13,14 +13,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import report
-
 from .api import api
-from .benchmarks import FOLDER, RESULTS, benchmark, ladders
+from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
 from .cli import cli_help
 from .conformance import conformance
 from .faults import amended, bad_destinations, faults
-from .glance import charts as at_a_glance
 from .ladder import an_hour, in_short, ten_seconds
 from .pages import Maker, fill
 from .pipeline import pipeline_table
@@ -33,6 +30,7 @@ MAKERS: dict[str, Maker] = {
     "api": api,
     "bad-destinations": bad_destinations,
     "benchmark": benchmark,
+    "beside": beside,
     "cli-help": cli_help,
     "conformance": conformance,
     "faults": faults,
@@ -51,8 +49,7 @@ def pages() -> list[Path]:
 def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
     texts = {page: fill(page.read_text(), MAKERS) for page in pages()}
-    texts |= {FOLDER / name: text for name, text in report.charts(RESULTS).items()}
-    texts |= {FOLDER / name: text for name, text in at_a_glance().items()}
+    texts |= {FOLDER / name: text for name, text in (charts() | tables()).items()}
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
