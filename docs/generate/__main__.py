@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .api import api
 from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
-from .cli import cli_help
+from .cli import cli_commands
 from .conformance import conformance
 from .faults import amended, bad_destinations, faults
 from .ladder import an_hour, in_short, ten_seconds
@@ -31,7 +31,7 @@ MAKERS: dict[str, Maker] = {
     "bad-destinations": bad_destinations,
     "benchmark": benchmark,
     "beside": beside,
-    "cli-help": cli_help,
+    "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
     "faults-amended": amended,
