@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import amqp
 from amqp.exceptions import AccessRefused
 
 from kombu_binary_delay.amendments.parts import ENTERED, exchange_name, way_of_records
@@ -25,6 +24,7 @@ from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.received import copy_of
 
 from .create import create
 from .delivery import known
@@ -302,7 +302,7 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
         return None
     exchange, key, properties = found
     # The same round reads it again, and counts it then.
-    return Send(amqp.Message(message.body, **properties), exchange, key, "again", mandatory=True)
+    return Send(copy_of(message, properties), exchange, key, "again", mandatory=True)
 
 
 def _entered(message: Any) -> str:
@@ -373,9 +373,9 @@ class _Sorter:
         if self._to.mirrors:
             # At least one tick: a message that is already due also takes the ladder.
             found.properties[HEADERS][X_DELAY] = max(left, 1)
-            message = amqp.Message(message.body, **found.properties)
             to = found.destination
-            return Send(message, to.exchange, to.routing_key, "moved")
+            again = copy_of(message, found.properties)
+            return Send(again, to.exchange, to.routing_key, "moved")
         try:
             return self._to_foreign_ladder(message, found, left)
         except (AddressError, DelayError, TopologyError, AccessRefused) as exc:
@@ -457,7 +457,7 @@ class _Sorter:
         for name in names:
             if not self._leads_to(name):
                 return Keep("left", f"the ladder leads to no queue for {name!r}; declare it first")
-        again = amqp.Message(message.body, **properties)
+        again = copy_of(message, properties)
         return Send(again, self._to.entry_exchange(digits), key, "moved", mandatory=True)
 
     def _leads_to(self, name: str) -> bool:

@@ -24,6 +24,7 @@ from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
 from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
+from kombu_binary_delay.received import copy_of
 
 from .errors import OperationError, UnreachableError
 from .probe import Probe
@@ -574,4 +575,4 @@ def as_new(message: Any) -> Any:
     """Return a copy of a message, as if it was never delivered."""
     headers = dict(message.properties.get(HEADERS) or {})
     headers.pop(RETURNS, None)
-    return amqp.Message(message.body, **{**message.properties, HEADERS: headers})
+    return copy_of(message, {**message.properties, HEADERS: headers})

@@ -26,6 +26,7 @@ from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.received import copy_of
 
 from .errors import IncompleteError, OperationError, UnreachableError
 from .management import Management
@@ -432,7 +433,7 @@ class _Sorter:
             destination = Destination(exchange_name(self._topology.namespace), IDS)
         unwrap(properties, self._topology.owns)
         headers.pop(RETURNS, None)
-        return destination, amqp.Message(message.body, **properties)
+        return destination, copy_of(message, properties)
 
     def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:
         namespace = self._topology.namespace

@@ -35,6 +35,7 @@ from kombu_binary_delay.model.delay import (
 from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
 from kombu_binary_delay.model.identity import names_of
 from kombu_binary_delay.model.returns import MOST_RETURNS, returns
+from kombu_binary_delay.received import copy_of, keep_body
 from kombu_binary_delay.router import Delivery
 from kombu_binary_delay.settings import milliseconds
 
@@ -211,6 +212,12 @@ class AmendingChannel(FollowingChannel):
             ) from exc
 
     # -- inward --------------------------------------------------------------------------------
+
+    def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
+        """Handle a method of the broker's; what comes with one may have to be published again."""
+        if content is not None:
+            keep_body(content)
+        return super().dispatch_method(method_sig, payload, content)
 
     def basic_consume(  # noqa: PLR0913, PLR0917 - amqp's own
         self,
@@ -442,9 +449,8 @@ class AmendingChannel(FollowingChannel):
         copies = {name: headers.pop(name) for name in COPIES if name in headers}
         properties = {**found.properties, HEADERS: headers}
         plan = self.plan(properties, min(due, longest), "", queue, now)
-        again = amqp.Message(message.body)
-        again.properties = plan.properties
-        seen_as(again.properties[HEADERS], found.destination, copies)
+        seen_as(plan.properties[HEADERS], found.destination, copies)
+        again = copy_of(message, plan.properties)
         self._amendments.publish(again, plan.exchange, plan.routing_key)
         journal = self._mechanism.journal
         if journal is not None:

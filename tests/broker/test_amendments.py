@@ -678,6 +678,62 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
     assert [each.headers["CC"] for each in twins] == [["user.changed"]] * 2
 
 
+#: Text in these, decoded and encoded again, can be other bytes, or none at all.
+ENCODINGS = (
+    "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be", "utf-7",
+    "unicode_escape", "raw_unicode_escape", "shift_jis", "hz", "iso2022_jp", "latin-1", "cp1252",
+    "gb18030",
+)  # fmt: skip
+BODIES: dict[str, tuple[str | None, bytes]] = {
+    **{each: (each, "é ~{ ~~ \\ a\n".encode(each, "ignore")) for each in ENCODINGS},
+    "utf-16 without a mark": ("utf-16", b"a\x00"),
+    "utf-16 of the other order": ("utf-16", b"\xfe\xff\x00a"),
+    "utf-7 in another form": ("utf-7", b"+AGE-"),
+    "unicode_escape in another form": ("unicode_escape", b"\\x61"),
+    "shift_jis in another form": ("shift_jis", b"\x81\x5f\\"),
+    "hz in another form": ("hz", b"~{VP~}~{ND~}"),
+    "not what it says": ("utf-8", b"\xff\x00"),
+    "compressed": ("gzip", b"\x1f\x8b"),
+    "of no encoding": (None, b"a"),
+    "empty": (None, b""),
+    "empty utf-16": ("utf-16", b""),
+    "empty gzip": ("gzip", b""),
+}
+
+
+def test_what_is_postponed_keeps_the_bytes_of_its_body_whatever_it_is_encoded_in(
+    consumer, publisher, vhost
+):
+    channel = publisher.default_channel
+    for name, (encoding, body) in BODIES.items():
+        properties = {"message_id": name, "application_headers": {"x-delay": 500}}
+        if encoding is not None:
+            properties["content_encoding"] = encoding
+        channel.basic_publish(amqp.Message(body, **properties), "", "mail")
+    reschedule(list(BODIES), countdown=2, connection=publisher)
+    publish(publisher, "first", delay=500)
+    publish(publisher, "end", delay=4000)
+    seen: list[str] = []
+
+    def take(_: Any, message: Any) -> None:
+        seen.append(message.properties["message_id"])
+        message.ack()
+
+    with consumer.Consumer(QUEUE, on_message=partial(take, None), accept=None):
+        drain_until(consumer, lambda: "first" in seen)
+    assert seen == ["first"], "they were not postponed"
+
+    wait_until(lambda: vhost.waiting("mail")["mail"] == len(BODIES) + 1)
+    reader = amqp.Channel(consumer.connection, auto_decode=False)
+    reader.open()
+    arrived = {}
+    while (message := reader.basic_get("mail", no_ack=True)) is not None:
+        encoding = message.properties.get("content_encoding")
+        arrived[message.properties["message_id"]] = encoding, bytes(message.body or b"")
+    del arrived["end"]
+    assert arrived == BODIES
+
+
 def test_what_cannot_be_delayed_again_is_delivered_and_holds_up_nobody(  # noqa: PLR0913, PLR0917
     user, connect, consumer, publisher, collect, caplog
 ):
