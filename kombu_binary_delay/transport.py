@@ -50,7 +50,7 @@ from .amendments.door import AmendingChannel
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
-from .batching.frames import SMALLER
+from .batching.frames import SMALLER, EncodedMessage, TooLargeError
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
@@ -109,7 +109,8 @@ class ChannelMixin(AmendingChannel):
 
         A retry of a Celery task that cannot be delayed is published without a delay instead.
 
-        :raises DelayError: if the delay is invalid or out of range.
+        :raises DelayError: if the delay is invalid or out of range, or the message's headers do not
+            fit into a frame with the ladder's.
         :raises AddressError: if the destination is too long for a delayed message.
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         :raises AmendmentError: if ``x-delay-key`` or ``x-delay-replaces`` is invalid, or cannot be
@@ -142,6 +143,8 @@ class ChannelMixin(AmendingChannel):
             due = self.due(msg.properties, asked, now)
             # amqp also writes None as an empty name.
             plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now, limit)
+            # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
+            delayed = self._encoded(msg.body, plan.properties)
         except (AddressError, DelayError, TopologyError) as exc:
             if not is_retry(asked):
                 raise
@@ -151,9 +154,6 @@ class ChannelMixin(AmendingChannel):
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
-        # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
-        delayed = amqp.Message(msg.body)
-        delayed.properties = plan.properties
         # py-amqp would hide a TimeoutError.
         self._raise_from_callbacks()
         result = super()._basic_publish(
@@ -175,6 +175,15 @@ class ChannelMixin(AmendingChannel):
     # With publisher confirms on, amqp hides this behind an instance attribute that calls
     # _basic_publish. So the work is done there, and this is the same function.
     basic_publish = _basic_publish
+
+    def _encoded(self, body: Any, properties: dict[str, Any]) -> EncodedMessage:
+        # Otherwise the broker would end the connection.
+        if self.connection is None:
+            raise RecoverableConnectionError("basic_publish: connection closed")
+        try:
+            return EncodedMessage(body, properties, self.connection.frame_max)
+        except TooLargeError as exc:
+            raise DelayError(f"a message cannot be delayed: {exc}") from exc
 
     @staticmethod
     def _as_resent(msg: Any, headers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

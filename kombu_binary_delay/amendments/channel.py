@@ -15,6 +15,7 @@ from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay import alarms
 from kombu_binary_delay.batching.confirm import ConfirmChannel
+from kombu_binary_delay.batching.frames import UNWRITABLE, EncodedMessage
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.envelope import OFFSET
@@ -87,9 +88,19 @@ class AmendmentChannel(ConfirmChannel):
     def send_message(
         self, message: Any, exchange: str, routing_key: str, *, mandatory: bool
     ) -> None:
-        """Publish a message without waiting."""
+        """Publish a message without waiting.
+
+        :raises AmendmentError: if it cannot be written; nothing of it is sent.
+        """
         if self.refusal is not None:
             raise self.refusal
+        if self.connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+        try:
+            frame_max = self.connection.frame_max
+            message = EncodedMessage(message.body, message.properties, frame_max)
+        except UNWRITABLE as exc:
+            raise AmendmentError(f"it cannot be written: {exc}") from exc
         # Not by basic_publish, which reads from the broker first: that may close the channel.
         arguments = (0, exchange, routing_key, mandatory, False)
         self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)

@@ -1,4 +1,4 @@
-"""Write many messages at once, without other frames between them.
+"""Encode messages faster than py-amqp, and write many at once, without frames between them.
 
 For each message, py-amqp makes a system call, which wakes the broker, and parses a format string
 letter by letter. The bytes written here are the same as py-amqp's. This module must not import
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from amqp import Message, spec
+import amqp
+from amqp import spec
 from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
 
@@ -43,6 +44,44 @@ _BEFORE_PROPERTIES = 12
 SMALLER = "put large values into the body, or raise frame_max in rabbitmq.conf"
 
 
+class TooLargeError(ValueError):
+    """A message's headers and other properties do not fit into a frame."""
+
+
+class EncodedMessage(amqp.Message):
+    """A message for py-amqp to publish, of which we know that it can be written.
+
+    :param body: bytes, or a string, which is encoded in its ``content_encoding``.
+    :param frame_max: the largest frame that the broker accepts, in bytes.
+    :raises TooLargeError: if its headers and other properties do not fit into one.
+    :raises UNWRITABLE: if AMQP cannot encode a value.
+    """
+
+    def __init__(self, body: Any, properties: dict[str, Any], frame_max: int) -> None:
+        self._encoded: bytes
+        body, self._encoded = _encode(body, properties, frame_max)
+        super().__init__(body)
+        self.properties = properties
+
+    def _serialize_properties(self) -> bytes:
+        return self._encoded
+
+
+def _encode(body: Any, properties: dict[str, Any], frame_max: int) -> tuple[Any, bytes]:
+    """Return the body, as bytes, and the flags and properties of a message; see above."""
+    if isinstance(body, str):
+        body = body.encode(properties.setdefault("content_encoding", "utf-8"))
+    header = _write_properties(properties)
+    size, room = _BEFORE_PROPERTIES + len(header), frame_max - _OVERHEAD
+    # RabbitMQ would close the connection.
+    if size > room:
+        raise TooLargeError(
+            f"its headers and other properties take {size} bytes, and at most {room} fit into a "
+            f"frame; {SMALLER}"
+        )
+    return body, header
+
+
 class Messages:
     """Messages for a channel that are gathered and then written in one piece."""
 
@@ -69,28 +108,20 @@ class Messages:
         :raises UNWRITABLE: if AMQP cannot encode a value, or the headers are too large for a frame;
             nothing of the message is added.
         """
-        if isinstance(body, str):
-            body = body.encode(properties.setdefault("content_encoding", "utf-8"))
+        frame_max = self._connection.frame_max
+        body, header = _encode(body, properties, frame_max)
         # A view is cut without a copy, and accepts only bytes.
         body = memoryview(body).cast("B")
         # A reserved 0, two short strings, and two bits.
         bits = bool(flags[0]) + 2 * bool(flags[1])
         arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
-        header = _write_properties(properties)
-        header_size = _BEFORE_PROPERTIES + len(header)
-        room = self._connection.frame_max - _OVERHEAD
-        # RabbitMQ would close the connection.
-        if header_size > room:
-            raise ValueError(
-                f"its headers and other properties take {header_size} bytes, and at most {room} "
-                f"fit into a frame; {SMALLER}"
-            )
+        room = frame_max - _OVERHEAD
         channel, basic = self._channel_id, spec.Basic.Publish[0]
         pieces = [
             _METHOD.pack(1, channel, 4 + len(arguments), *spec.Basic.Publish),
             arguments,
             _END,
-            _HEADER.pack(2, channel, header_size, basic, 0, len(body)),
+            _HEADER.pack(2, channel, _BEFORE_PROPERTIES + len(header), basic, 0, len(body)),
             header,
             _END,
         ]
@@ -190,7 +221,8 @@ def _write_table(table: dict[str, Any] | None) -> bytes:
         known = _LAST.get(name)
         # The same object: equal values of two types have different bytes.
         if known is None or known[0] is not value:
-            known = value, _write_name(name) + _write_value(value)
+            write = _VALUES.get(type(value), _write_other)
+            known = value, _write_name(name) + write(value)
             if type(value) in _IMMUTABLE and len(known[1]) <= _LONGEST:
                 if len(_LAST) >= _MOST:
                     _LAST.clear()
@@ -199,10 +231,22 @@ def _write_table(table: dict[str, Any] | None) -> bytes:
     return _counted(b"".join(fields))
 
 
-def _write_value(value: object) -> bytes:
-    write = _VALUES.get(type(value))
+# For each level of nesting, they call no more functions than py-amqp, whose limit then is ours.
+def _write_dict(value: Any) -> bytes:
+    return b"F" + _write_table(value)
+
+
+def _write_list(value: Any) -> bytes:
+    written = []
+    for each in value:
+        write = _VALUES.get(type(each), _write_other)
+        written.append(write(each))
+    return b"A" + _counted(b"".join(written))
+
+
+def _write_other(value: object) -> bytes:
     # As in a table of its own: behind its length, and an empty name.
-    return write(value) if write else dumps("F", ({"": value},))[5:]
+    return dumps("F", ({"": value},))[5:]
 
 
 def _write_str(value: Any) -> bytes:
@@ -223,8 +267,8 @@ _VALUES: dict[type, Callable[[Any], bytes]] = {
     int: _write_int,
     bool: lambda value: b"t\1" if value else b"t\0",
     type(None): lambda _: b"V",
-    dict: lambda value: b"F" + _write_table(value),
-    list: lambda value: b"A" + _counted(b"".join(map(_write_value, value))),
+    dict: _write_dict,
+    list: _write_list,
 }
 
 
@@ -241,5 +285,5 @@ _WRITERS: dict[str, Callable[[Any], bytes]] = {
 }
 _PROPERTIES = tuple(
     (name, 1 << (15 - place), _WRITERS.get(kind) or partial(_write, kind))
-    for place, (name, kind) in enumerate(Message.PROPERTIES)
+    for place, (name, kind) in enumerate(amqp.Message.PROPERTIES)
 )

@@ -747,6 +747,31 @@ def test_what_cannot_be_delayed_again_is_delivered_and_holds_up_nobody(  # noqa:
     assert "is not postponed, but delivered now" in caplog.text
 
 
+class Nested(amqp.Message):
+    """A message whose header py-amqp can read, and cannot write."""
+
+    def _serialize_properties(self):
+        table = b"\0\0\0\0"
+        for name in (b"\0",) * 600 + (b"\6nested",):
+            entry = name + b"F" + table
+            table = len(entry).to_bytes(4, "big") + entry
+        name = self.properties["message_id"].encode()
+        return b"\x20\x80" + table + bytes([len(name)]) + name
+
+
+def test_what_cannot_be_written_again_is_delivered_and_holds_up_nobody(
+    connect, consumer, publisher, collect, caplog
+):
+    """Given: a header that is nested too deep, and one that leaves no room for the ladder's."""
+    full = amqp.Message(b"full", message_id="full", application_headers={"x": "x" * 131_000})
+    for message in (full, Nested(b"nested", message_id="nested"), amqp.Message("next")):
+        connect("amqp").default_channel.basic_publish(message, "", "mail")
+    reschedule(["full", "nested"], countdown=3600, connection=publisher)
+
+    assert sorted(bodies(collect(consumer, [QUEUE], 3))) == ["full", "nested", "next"]
+    assert caplog.text.count("is not postponed, but delivered now: it cannot be written") == 2
+
+
 def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, dropped, caplog):
     def fail(_: Any) -> None:
         raise ValueError("listener")

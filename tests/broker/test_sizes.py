@@ -11,7 +11,7 @@ import amqp
 import pytest
 from amqp.exceptions import FrameError
 
-from kombu_binary_delay import TopologyError
+from kombu_binary_delay import DelayError, TopologyError
 from tests.waits import wait_until
 
 #: Every property that AMQP 0-9-1 has, apart from the headers.
@@ -115,14 +115,29 @@ def test_a_body_of_any_size_passes(connect, size):
     assert hashlib.sha256(arrived).digest() == hashlib.sha256(body).digest()
 
 
-@pytest.mark.parametrize("delay", [{}, {"x-delay": 1}], ids=["undelayed", "delayed"])
-def test_headers_that_do_not_fit_into_a_frame_are_an_error_with_the_remedy(connect, delay):
+@pytest.mark.parametrize(
+    ("delay", "size", "error", "text"),
+    [
+        # RabbitMQ itself refuses it, and ends the connection.
+        ({}, 131_072, FrameError, r"too_large,131\d\d\d,131064"),
+        # Without the ladder's header, it would fit.
+        ({"x-delay": 1}, 131_000, DelayError, r"take 131\d\d\d bytes, and at most 131064"),
+    ],
+    ids=["undelayed", "delayed"],
+)
+def test_headers_that_do_not_fit_into_a_frame_are_an_error_with_the_remedy(
+    connect, delay, size, error, text
+):
     connection = connect(confirm_publish=True)
-    headers = {"large": "x" * 131_072, **delay}
+    headers = {"large": "x" * size, **delay}
 
-    with pytest.raises(FrameError, match=r"too_large,131\d\d\d,131064.*raise frame_max"):
+    with pytest.raises(error, match=rf"{text}.*raise frame_max"):
         connection.Producer().publish("x", routing_key="q", headers=headers, retry=True)
-    connection.collect()
+    if error is DelayError:
+        del headers["x-delay"]
+        connection.Producer().publish("x", routing_key="q", headers=headers)
+    else:
+        connection.collect()
 
 
 NAMES = [

@@ -10,7 +10,7 @@ from amqp.serialization import dumps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay.batching.frames import UNWRITABLE, Messages
+from kombu_binary_delay.batching.frames import UNWRITABLE, EncodedMessage, Messages
 
 names = st.text(max_size=60)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | names
@@ -51,16 +51,29 @@ class Wire:
 
 @given(st.lists(publishes, min_size=1, max_size=3), st.integers(8192, 9000))
 def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
-    theirs, ours = Wire(frame_max), Wire(frame_max)
+    theirs, ours, alone = Wire(frame_max), Wire(frame_max), Wire(frame_max)
     together = Messages(ours, 7)
     for each in publishes:
         each["properties"]["content_encoding"] = "utf-8"
         arguments = dumps("Bssbb", (0, each["exchange"], each["routing_key"], *each["flags"]))
         message = amqp.Message(each["body"], **each["properties"])
         theirs.frame_writer(1, 7, spec.Basic.Publish, arguments, message)
+        encoded = EncodedMessage(each["body"], dict(each["properties"]), frame_max)
+        alone.frame_writer(1, 7, spec.Basic.Publish, arguments, encoded)
         together.add(**each)
     together.send()
-    assert ours.written == theirs.written
+    assert ours.written == alone.written == theirs.written
+
+
+def test_what_py_amqp_writes_is_written_however_deep_it_is_nested():
+    table: dict[str, Any] = {}
+    for _ in range(200):
+        table = {"": [table]}
+    theirs = amqp.Message(b"", application_headers=table)
+
+    ours = EncodedMessage(b"", {"application_headers": table}, 9000)
+
+    assert ours._serialize_properties() == theirs._serialize_properties()  # noqa: SLF001 - both
 
 
 def test_a_header_is_written_as_it_is_now_and_not_as_in_the_message_before():
