@@ -391,8 +391,11 @@ class PublishBatch:
             raise
 
     def _pack_again(self, pending: _Pending) -> None:
+        # If it is due by now, at least one tick remains: without a delay, RabbitMQ would apply its
+        # expiration.
+        now = min(time.time_ns() // 1000, (pending.due or 0) - 1)
         try:
-            self._pack(pending, time.time_ns() // 1000)
+            self._pack(pending, now)
         except (DelayError, AddressError, TopologyError) as exc:
             if pending in self._buffer:
                 self._buffer.remove(pending)
@@ -409,11 +412,12 @@ class PublishBatch:
             now,
             pending.options[2],
         )
-        ticks = max(-((now - due) // self._tick), 0)
+        ticks = -((now - due) // self._tick)
         # A callback may have flushed it meanwhile.
         if not pending.sent:
             pending.packed = plan.properties, plan.exchange, plan.routing_key
-            pending.until = due - (ticks - 1) * self._tick if ticks else _EVER
+            # No delay is shorter than one tick.
+            pending.until = due - (ticks - 1) * self._tick if ticks > 1 else _EVER
 
     def _gather(self, room: int) -> list[_Pending]:
         """Return the messages to write at once; fewer if they are large."""

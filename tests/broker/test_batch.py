@@ -575,6 +575,22 @@ def test_a_delay_counts_from_the_publish_not_from_the_flush(channel, vhost, topo
     assert topology.ladder.delay(digits) <= HOUR - 500 + topology.ladder.tick
 
 
+def test_what_is_due_before_it_is_sent_is_a_delayed_message_still_and_does_not_expire(
+    channel, collect, connect
+):
+    """RabbitMQ applies the expiration of no delayed message, by however little it was delayed."""
+    batch = PublishBatch(channel)
+    delayed = message(channel, "m", {"x-delay": 1})
+    delayed.properties["expiration"] = "1"
+    batch.publish(delayed, routing_key="q")
+    time.sleep(0.1)
+    batch.flush()
+    batch.close()
+
+    (arrival,) = collect(connect(), [Queue("q")], 1, timeout=10)
+    assert arrival.properties["expiration"] == "1"
+
+
 @pytest.fixture
 def interrupt(connect, channel):
     """Have something done by a callback, as soon as the connection reads: when it declares."""
