@@ -17,7 +17,7 @@ from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.mechanism import mechanism_of, without_transport
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
-from kombu_binary_delay.model.envelope import HEADERS, further_keys, has_blind_copies, wrap
+from kombu_binary_delay.model.envelope import HEADERS, further_keys, wrap
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.recognise import parking_of
@@ -294,8 +294,6 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
         # To this queue only, as in read().
         again.properties[HEADERS].pop("CC", None)
         return Send(again, "", source.name, count)
-    if _has_blind_copies(message):
-        return None
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
     found = put_back(source, key, as_new(message).properties, now, _entered(message))
     if found is None:
@@ -310,10 +308,6 @@ def _entered(message: Any) -> str:
     # What has not waited in a queue before this one has it still.
     headers = message.properties.get(HEADERS) or {}
     return str(headers.get(ENTERED, message.delivery_info["exchange"]))
-
-
-def _has_blind_copies(message: Any) -> bool:
-    return has_blind_copies(message.properties.get(HEADERS) or {})
 
 
 class _Sorter:
@@ -345,9 +339,7 @@ class _Sorter:
         """Take into account that a program may have led cancellations to the old ladder again."""
         self._is_closed = False
 
-    def decide(  # noqa: PLR0911 - one for each kind of message
-        self, source: Source, message: Any
-    ) -> Send | Keep | Done:
+    def decide(self, source: Source, message: Any) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
         key = message.delivery_info["routing_key"]
         try:
@@ -359,13 +351,6 @@ class _Sorter:
         record = self._amendment(source, message, found)
         if record is not None:
             return self._amend(record, found.due)
-        if source.topology is not None and _has_blind_copies(message):
-            place = ":".join(filter(None, found.destination))
-            return Keep(
-                "left",
-                f"a message for {place!r} has keys in a BCC header, which RabbitMQ shows to "
-                f"nobody: it arrives by its own ladder when it is due",
-            )
         found.properties[HEADERS].pop(RETURNS, None)
         left = remaining(found.due, now)
         if source.topology is not None:

@@ -147,7 +147,7 @@ def read(
         # A time that is impossible at this level is from an earlier publish, or another clock.
         if stated is not None and now + rest <= stated <= due:
             due = stated
-    unwrap(packed, topology.owns)
+    unwrap(packed, topology.owns, is_read=False)
     headers.pop(_CONFIRMATION, None)
     return Reading(destination, due, packed)
 

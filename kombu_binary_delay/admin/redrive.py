@@ -431,7 +431,7 @@ class _Sorter:
         if self._is_record(destination, headers):
             # A record of amendments counts by the exchange that it comes from alone.
             destination = Destination(exchange_name(self._topology.namespace), IDS)
-        unwrap(properties, self._topology.owns)
+        unwrap(properties, self._topology.owns, is_read=False)
         headers.pop(RETURNS, None)
         return destination, copy_of(message, properties)
 

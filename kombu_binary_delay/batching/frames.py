@@ -246,7 +246,7 @@ def _write_list(value: Any) -> bytes:
 
 def _write_other(value: object) -> bytes:
     # As in a table of its own: behind its length, and an empty name.
-    return dumps("F", ({"": value},))[5:]
+    return _write("F", {"": value})[5:]
 
 
 def _write_str(value: Any) -> bytes:

@@ -8,8 +8,8 @@ and the properties that the ladder cannot keep in place but the consumer must ge
   dead-letter cycle and drops the message.
 * ``to``: the destination, where the address holds only its digest.
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
-* ``bcc``: how many keys the ``BCC`` header had. RabbitMQ removes that header and shows its keys to
-  nobody, so what is published again cannot have them.
+* ``bcc``: the ``BCC`` header, whose keys become addresses at the end of the ``CC`` header. RabbitMQ
+  removes a ``BCC`` header and, before 3.13, forgets its keys where it dead-letters a second time.
 * ``as``: the destination to show to the consumer, where the address names its queue instead. Then
   ``cc`` is only to be shown, too.
 """
@@ -72,12 +72,13 @@ def wrap(
         deaths = {name: headers.pop(name) for name in DEATH_HEADERS if name in headers}
         if deaths:
             packed["death"] = deaths
-        for name, keys in _copies(headers):
-            headers[name] = [address(Destination(destination.exchange, each)) for each in keys]
-            if name == "CC":
-                packed["cc"] = keys
-            elif keys:
-                packed["bcc"] = len(keys)
+        copies = dict(_copies(headers))
+        # RabbitMQ refuses a message with any other such header.
+        if copies and copies.keys() == headers.keys() & set(COPIES):
+            headers.pop("BCC", None)
+            keys = further_keys(copies)
+            headers["CC"] = [address(Destination(destination.exchange, each)) for each in keys]
+            packed |= {name.lower(): keys for name, keys in copies.items()}
     properties = dict(properties)
     if properties.get("expiration") is not None:
         packed["expiration"] = properties.pop("expiration")
@@ -93,10 +94,11 @@ def further_keys(headers: dict[str, Any]) -> list[str]:
     return [key for _, keys in _copies(headers) for key in keys]
 
 
-def has_blind_copies(headers: dict[str, Any]) -> bool:
-    """Return whether a wrapped message had keys in a ``BCC`` header, which only RabbitMQ knows."""
+def _blind_keys(headers: dict[str, Any]) -> list[str]:
+    """Return the keys of the ``BCC`` header that a wrapped message had."""
     packed = headers.get(HEADER)
-    return isinstance(packed, dict) and bool(packed.get("bcc"))
+    keys = packed.get("bcc") if isinstance(packed, dict) else None
+    return keys if _is_list_of_str(keys) else []
 
 
 def seen_as(headers: dict[str, Any], destination: Destination, copies: dict[str, Any]) -> None:
@@ -131,20 +133,28 @@ def carried(headers: dict[str, Any]) -> Destination | None:
     return Destination(to[0], to[1])
 
 
-def unwrap(properties: dict[str, Any], owns: Owns) -> None:
+def unwrap(properties: dict[str, Any], owns: Owns, *, is_read: bool = True) -> None:
     """Remove, in place, everything that the ladder added, and restore what its header kept.
 
     The result may be published again: a message that goes to one queue only, by :func:`seen_as`,
     gets no ``CC``. Values that :func:`wrap` would not write come from another program; they are
     ignored.
+
+    :param is_read: whether a consumer gets it, who must not see a ``BCC``. What is published again
+        in its place needs it.
     """
     headers = properties[HEADERS]
     packed = headers.get(HEADER)
+    blind = _blind_keys(headers)
     _take_off(headers, owns)
     if not isinstance(packed, dict):
         return
     if isinstance(packed.get("expiration"), str):
         properties["expiration"] = packed["expiration"]
+    if blind:
+        headers.pop("CC", None)
+        if not is_read:
+            headers["BCC"] = blind
     if _is_list_of_str(packed.get("cc")) and published_as({HEADER: packed}) is None:
         headers["CC"] = packed["cc"]
     deaths = packed.get("death")
@@ -153,19 +163,25 @@ def unwrap(properties: dict[str, Any], owns: Owns) -> None:
 
 
 def name_deaths(
-    headers: dict[str, Any], published: Callable[[str, str], Destination | None]
+    headers: dict[str, Any],
+    wrapped: dict[str, Any],
+    published: Callable[[str, str], Destination | None],
 ) -> None:
     """Write, in place, the user's names into the deaths of a message that a ladder had delivered.
 
-    RabbitMQ records the exchange and the key by which the message came to the queue.
+    RabbitMQ records the exchange and the keys by which the message came to the queue.
 
+    :param wrapped: the headers as they came. Those keys that were in a ``BCC`` are left out.
     :param published: returns the destination that an exchange and a key of a ladder stand for; None
         if they are none.
     """
     deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return
-    named = [_named_death(each, published) for each in deaths]
+    blind = len(_blind_keys(wrapped))
+    addresses = wrapped.get("CC") if blind else None
+    hidden = frozenset(addresses[-blind:]) if _is_list_of_str(addresses) else frozenset()
+    named = [_named_death(each, published, hidden) for each in deaths]
     if named == deaths:
         return
     headers[DEATHS] = named
@@ -174,11 +190,14 @@ def name_deaths(
             headers[name] = named[position][part]
 
 
-def _named_death(death: Any, published: Callable[[str, str], Destination | None]) -> Any:
+def _named_death(
+    death: Any, published: Callable[[str, str], Destination | None], hidden: frozenset[str]
+) -> Any:
     keys = death.get("routing-keys") if isinstance(death, dict) else None
     exchange = death.get("exchange") if isinstance(death, dict) else None
     if not (isinstance(exchange, str) and _is_list_of_str(keys)):
         return death
+    keys = keys[:1] + [each for each in keys[1:] if each not in hidden]
     meant = [published(exchange, key) for key in keys]
     found = [each for each in meant if each is not None]
     if not found:

@@ -452,7 +452,7 @@ class Router(DeliverySide):
             found, copies = published_as(headers) or (found, {})
             properties = {**properties, HEADERS: {**headers, **copies}}
             unwrap(properties, ladder.owns)
-            name_deaths(properties[HEADERS], partial(self._came_by, headers))
+            name_deaths(properties[HEADERS], headers, partial(self._came_by, headers))
             if ladder.delay_header:
                 properties[HEADERS].pop(ladder.delay_header, None)
         return Delivery(found, properties)

@@ -691,7 +691,7 @@ BODIES: dict[str, tuple[str | None, bytes]] = {
     "utf-7 in another form": ("utf-7", b"+AGE-"),
     "unicode_escape in another form": ("unicode_escape", b"\\x61"),
     "shift_jis in another form": ("shift_jis", b"\x81\x5f\\"),
-    "hz in another form": ("hz", b"~{VP~}~{ND~}"),
+    "hz in another form": ("hz", b"~{VP~}~{VP~}"),
     "not what it says": ("utf-8", b"\xff\x00"),
     "compressed": ("gzip", b"\x1f\x8b"),
     "of no encoding": (None, b"a"),

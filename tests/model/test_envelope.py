@@ -9,7 +9,7 @@ from kombu_binary_delay.model.address import Destination, format_address, parse_
 from kombu_binary_delay.model.envelope import (
     HEADER,
     carried,
-    has_blind_copies,
+    name_deaths,
     published_as,
     seen_as,
     unwrap,
@@ -30,7 +30,7 @@ def packed(headers, destination=QUEUE, **properties):
     return result
 
 
-def unpacked(properties, deaths=()):
+def unpacked(properties, deaths=(), **options):
     """Let the ladder do to a message what a broker does, and take it off again."""
     properties = deepcopy(properties)
     headers = properties["application_headers"]
@@ -38,7 +38,7 @@ def unpacked(properties, deaths=()):
         headers["x-death"] = list(deaths) + headers.get("x-death", [])
         headers.setdefault("x-first-death-queue", deaths[-1]["queue"])
         headers["x-last-death-queue"] = deaths[0]["queue"]
-    unwrap(properties, TOPOLOGY.owns)
+    unwrap(properties, TOPOLOGY.owns, **options)
     return properties
 
 
@@ -102,14 +102,32 @@ def test_wrapping_again_what_a_stranger_left_wrapped_does_not_grow():
     assert twice == packed({"mine": 1})[0]
 
 
-def test_each_key_of_cc_and_bcc_becomes_an_address():
-    wrapped, _ = packed({"CC": ["a"], "BCC": ["b"]}, Destination("x", "k"))
+@pytest.mark.parametrize("given", [{"CC": ["a"], "BCC": ["b"]}, {"BCC": ["b"]}, {"CC": ["a"]}])
+def test_each_key_of_cc_and_bcc_becomes_an_address_and_no_consumer_sees_those_of_bcc(given):
+    wrapped, key = packed(given, Destination("x", "k"))
 
     headers = wrapped["application_headers"]
-    assert parse_address(headers["CC"][0])[1] == Destination("x", "a")
-    assert parse_address(headers["BCC"][0])[1] == Destination("x", "b")
-    assert headers[HEADER]["bcc"] == 1, "RabbitMQ takes the keys off"
-    assert has_blind_copies(headers)
+    assert "BCC" not in headers, "RabbitMQ would take it off, and may forget its keys"
+    keys = [each for name in ("CC", "BCC") for each in given.get(name, ())]
+    assert [parse_address(each)[1] for each in headers["CC"]] == [Destination("x", e) for e in keys]
+    seen = {name: given[name] for name in given if name != "BCC"}
+    # When its own queue dead-letters it, RabbitMQ lists all keys by which it came.
+    came = {"queue": "q", "exchange": "x", "routing-keys": [key, *headers["CC"]]}
+    arrived = unpacked(wrapped, [came, {"queue": OURS}])["application_headers"]
+    name_deaths(arrived, headers, lambda _, each: parse_address(each)[1])
+    (death,) = arrived.pop("x-death")
+    assert death["routing-keys"] == ["k", *seen.get("CC", ())]
+    assert {name: arrived[name] for name in arrived if not name.startswith("x-")} == seen
+    again = unpacked(wrapped, is_read=False)["application_headers"]
+    assert again == given, "who publishes it again needs them"
+
+
+def test_copies_that_rabbitmq_would_refuse_stay_what_they_are():
+    given = {"CC": "a", "BCC": ["b"]}
+
+    wrapped, _ = packed(given)
+
+    assert {name: wrapped["application_headers"][name] for name in given} == given
 
 
 def test_what_goes_to_one_queue_only_is_shown_with_its_copies_and_published_again_without():
@@ -138,7 +156,7 @@ def test_a_destination_too_long_for_its_address_travels_beside_it():
         "x",
         [],
         {},
-        {"expiration": 5, "cc": 5, "to": 5, "death": 5},
+        {"expiration": 5, "cc": 5, "bcc": 5, "to": 5, "death": 5},
         {"to": [1, 2], "cc": [1]},
         {"as": [1, 2]},
     ],
@@ -148,7 +166,6 @@ def test_a_forged_header_is_taken_off_and_changes_nothing(forged):
 
     assert carried(properties["application_headers"]) is None
     assert published_as(properties["application_headers"]) is None
-    assert not has_blind_copies(properties["application_headers"])
     assert unpacked(properties) == {"application_headers": {"mine": 1}}
 
 

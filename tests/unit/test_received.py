@@ -4,6 +4,7 @@ import encodings
 import pkgutil
 import struct
 from types import SimpleNamespace
+from typing import Any
 
 import amqp
 import pytest
@@ -26,6 +27,8 @@ class Channel(AmendingChannel, AbstractChannel):
     """A channel without a connection, which decodes what the frames of a delivery contain."""
 
     _METHODS = amqp.Channel._METHODS  # noqa: SLF001 - it has no other name
+
+    taken: list[Any]
 
     def _setup_listeners(self):
         self._callbacks[spec.Basic.GetOk] = lambda *args: self.taken.append(args[-1])
