@@ -19,7 +19,7 @@ Frame = tuple[int, int, bytes]
 Field = tuple[int, int, int]
 
 #: The type of a header frame (AMQP 0-9-1, section 2.3.5).
-_HEADER_FRAME = 2
+HEADER_FRAME = 2
 #: The bytes before the property flags: class, weight and the body's size.
 _FLAGS = 12
 _HAS_CONTENT_TYPE, _HAS_CONTENT_ENCODING, _HAS_HEADERS = 0x80, 0x40, 0x20
@@ -46,7 +46,7 @@ def leave_out_deaths(connection: Any, owns: Owns) -> None:
 
     def on_inbound_frame(frame: Frame) -> Any:
         # Called for each frame of each message, so the usual case is decided first.
-        if frame[0] == _HEADER_FRAME and _DEATHS in frame[2]:
+        if frame[0] == HEADER_FRAME and _DEATHS in frame[2]:
             kind, channel_id, payload = frame
             channel = (connection.channels or {}).get(channel_id)
             if getattr(channel, "removes_deaths", False):
@@ -62,13 +62,9 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
     :returns: the payload as it is, unless the message has the ladder's header and every death is
         that of a queue which ``owns`` knows.
     """
-    flags = payload[_FLAGS]
-    if not flags & _HAS_HEADERS:
+    size = _table(payload)
+    if not size:
         return payload
-    size = _FLAGS + 2
-    for flag in (_HAS_CONTENT_TYPE, _HAS_CONTENT_ENCODING):
-        if flags & flag:
-            size += 1 + payload[size]
     at = size + 4
     end = at + _size(payload, size)[0]
     found = _find(payload, at, end, _LADDERS)
@@ -80,6 +76,29 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
         at = stop
     table = b"".join((*kept, payload[at:end]))
     return b"".join((payload[:size], len(table).to_bytes(4, "big"), table, payload[end:]))
+
+
+def find_headers(payload: bytes, names: AbstractSet[bytes]) -> dict[bytes, Field]:
+    """Return the headers of these names in a header frame's payload.
+
+    :raises IndexError, struct.error: if the payload ends early.
+    """
+    size = _table(payload)
+    if not size:
+        return {}
+    return _find(payload, size + 4, size + 4 + _size(payload, size)[0], names)
+
+
+def _table(payload: bytes) -> int:
+    """Return where the size of the table of headers is; 0 if a message has none."""
+    flags = payload[_FLAGS]
+    if not flags & _HAS_HEADERS:
+        return 0
+    size = _FLAGS + 2
+    for flag in (_HAS_CONTENT_TYPE, _HAS_CONTENT_ENCODING):
+        if flags & flag:
+            size += 1 + payload[size]
+    return size
 
 
 def _all_owned(payload: bytes, deaths: Field | None, owns: Owns) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import amqp
 from amqp.transport import TCPTransport
+
+from kombu_binary_delay.undecodable import decode_headers
 
 _HEAD = struct.Struct(">BHI")
 _METHOD, _HEADER, _BODY = 1, 2, 3
@@ -62,7 +63,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
             parts.append(payload)
             size -= len(payload)
         if method and kind != _METHOD and size == 0:
-            take(*read_deliver(method), b"".join(parts), partial(_headers, header))
+            take(*read_deliver(method), b"".join(parts), partial(decode_headers, header))
             method = b""
             # py-amqp's heartbeats compare these counters.
             connection.bytes_recv += 1
@@ -84,12 +85,6 @@ def read_deliver(payload: Any) -> tuple[int, bytes]:
 def consumer_of(payload: Any) -> bytes:
     """Return the consumer's tag from the method frame of a delivery."""
     return bytes(payload[5 : 5 + payload[4]])
-
-
-def _headers(payload: bytes) -> Mapping[str, Any]:
-    message = amqp.Message()
-    message.inbound_header(payload)
-    return message.headers or {}
 
 
 def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, int, bytes]]:

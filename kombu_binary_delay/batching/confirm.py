@@ -11,6 +11,7 @@ from amqp import spec
 from amqp.exceptions import NotFound, error_for_code
 
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.undecodable import take_undecodable
 
 #: The fields of an ack after its class and method: the delivery tag and the flag ``multiple``.
 _ACK = struct.Struct(">4xQB")
@@ -29,6 +30,11 @@ class ConfirmChannel(amqp.Channel):
     on_ack: Callable[[int, bool], object]
     #: The error by which the broker closed it.
     refusal: BaseException | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of what others have written, or what is returned.
+        take_undecodable(self)
 
     def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
         """Handle an ack directly: there may be as many as messages."""
