@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -78,14 +78,17 @@ def undecodable(message: Any) -> Undecodable | None:
     return Undecodable(why.decode(), headers[_PROPERTIES], headers[_KEY])
 
 
-def decode_headers(payload: bytes) -> Mapping[str, Any]:
-    """Return the headers in the payload of a header frame; if it cannot be decoded, the offset."""
+def decode(payload: bytes) -> Any:
+    """Return a message of py-amqp without a body, from the payload of its header frame.
+
+    If that cannot be decoded, it is as :func:`take_undecodable` says.
+    """
     message = amqp.Message()
     try:
         message.inbound_header(payload)
     except Exception as exc:  # noqa: BLE001 - whatever a publisher can cause
         message.inbound_header(_replacement(payload, _text(exc)))
-    return message.headers or {}
+    return message
 
 
 def _handler(

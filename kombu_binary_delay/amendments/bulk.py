@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from amqp.transport import TCPTransport
 
-from kombu_binary_delay.undecodable import decode_headers
+from kombu_binary_delay.undecodable import decode
+
+from .parts import ENTERED
 
 _HEAD = struct.Struct(">BHI")
 _METHOD, _HEADER, _BODY = 1, 2, 3
@@ -24,9 +26,11 @@ _DELIVER = struct.pack(">HH", 60, 60)
 _SIZE = struct.Struct(">4xQ")
 _TAG = struct.Struct(">Q")
 _AT_ONCE = 65536
+_ENTERED = ENTERED.encode()
 
-#: Takes a delivery tag, the delivery's exchange, the body, and a function that reads the headers.
-Take = Callable[[int, bytes, bytes, Callable[[], Mapping[str, Any]]], object]
+#: Takes a delivery tag, the delivery's exchange, the body, a function that decodes the properties
+#: into a message, and whether these may have the header :data:`.parts.ENTERED`.
+Take = Callable[[int, bytes, bytes, Callable[[], Any], bool], object]
 
 
 def is_possible(connection: Any) -> bool:
@@ -63,7 +67,8 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
             parts.append(payload)
             size -= len(payload)
         if method and kind != _METHOD and size == 0:
-            take(*read_deliver(method), b"".join(parts), partial(decode_headers, header))
+            body = b"".join(parts)
+            take(*read_deliver(method), body, partial(decode, header), _ENTERED in header)
             method = b""
             # py-amqp's heartbeats compare these counters.
             connection.bytes_recv += 1

@@ -19,6 +19,7 @@ from kombu_binary_delay.batching.frames import UNWRITABLE, EncodedMessage
 from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.model.envelope import OFFSET
+from kombu_binary_delay.undecodable import undecodable
 
 from . import bulk
 from .memory import Memory
@@ -216,7 +217,10 @@ class AmendmentChannel(ConfirmChannel):
         """Handle a record directly: there may be a hundred thousand."""
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
-        self._take(*bulk.read_deliver(payload), content.body, lambda: content.headers or {})
+        may_have_died = ENTERED in (content.headers or {}) or (
+            (odd := undecodable(content)) is not None and ENTERED.encode() in odd.properties
+        )
+        self._take(*bulk.read_deliver(payload), content.body, lambda: content, may_have_died)
         return None
 
     def read_until(self, markers: int, end: float = math.inf) -> None:
@@ -282,11 +286,20 @@ class AmendmentChannel(ConfirmChannel):
             self.basic_ack(self._tag, multiple=True)
 
     def _take(
-        self, tag: int, exchange: bytes, body: Any, headers: Callable[[], Mapping[str, Any]]
+        self,
+        tag: int,
+        exchange: bytes,
+        body: Any,
+        decoded: Callable[[], Any],
+        may_have_died: bool,  # noqa: FBT001 - as bulk has it
     ) -> None:
         # A record that waited on the ladder comes from there. Its first death names its entry.
         rode = exchange != self._exchange
-        if not rode or (exchange and headers().get(ENTERED) == self._exchange.decode()):
+        if not rode or (
+            exchange
+            and may_have_died
+            and (decoded().headers or {}).get(ENTERED) == self._exchange.decode()
+        ):
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000, rode=rode)
@@ -294,7 +307,7 @@ class AmendmentChannel(ConfirmChannel):
             self.markers += 1
         # The headers of one record take as long to read as the record.
         if self._ends and any(_bytes(body) == each for _, each in self._ends):
-            end = _end(headers(), body)
+            end = _end(decoded(), body)
             if end in self._ends:
                 self._ends.remove(end)
                 self.markers += 1
@@ -325,14 +338,14 @@ class EndChannel(AmendmentChannel):
         if method_sig != spec.Basic.Deliver:
             return super().dispatch_method(method_sig, payload, content)
         tag, _ = bulk.read_deliver(payload)
-        self.ends[bulk.consumer_of(payload)] = _end(content.headers or {}, content.body)
+        self.ends[bulk.consumer_of(payload)] = _end(content, content.body)
         if not self.is_closing:
             self.basic_ack(tag)
         return None
 
 
-def _end(headers: Mapping[str, Any], body: Any) -> tuple[int, bytes]:
-    return headers.get(OFFSET, -1), _bytes(body)
+def _end(message: Any, body: Any) -> tuple[int, bytes]:
+    return (message.headers or {}).get(OFFSET, -1), _bytes(body)
 
 
 def _bytes(body: Any) -> bytes:

@@ -33,6 +33,7 @@ from kombu_binary_delay.draining import drain
 from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.journal import stream_name
 from kombu_binary_delay.model.envelope import HEADERS, OFFSET
+from kombu_binary_delay.undecodable import take_undecodable
 
 from . import schema as s
 from .columns import instant
@@ -366,6 +367,7 @@ class _Stream:
         url, tls = for_kombus_transport(self.options["broker"])
         with kombu.Connection(url, ssl=tls) as connection:
             channel = connection.default_channel
+            take_undecodable(channel)
             # A stream takes no consumer without a prefetch limit.
             channel.basic_qos(0, _PREFETCH, a_global=False)
 

@@ -32,7 +32,7 @@ from kombu_binary_delay import (
     replace,
     reschedule,
 )
-from kombu_binary_delay.amendments import channel, door, memory, parts, stream
+from kombu_binary_delay.amendments import bulk, channel, door, memory, parts, stream
 from kombu_binary_delay.amendments.channel import PREFETCH
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -44,6 +44,7 @@ from kombu_binary_delay.amendments.record import (
 )
 from kombu_binary_delay.batching import Outcome
 from kombu_binary_delay.model.address import Destination
+from tests.raw_messages import RAW, RawMessage
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
@@ -257,6 +258,40 @@ def test_what_is_no_record_stops_nobody(consumer, publisher, collect, body):
     append(publisher, body)
     cancel("cancelled", connection=publisher)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+@pytest.fixture(params=["in bulk", "singly", "without a marker"])
+def reader(request, connect, user, monkeypatch):
+    """Connect a consumer that reads the streams in one of three ways."""
+    if request.param == "singly":
+        monkeypatch.setattr(bulk, "is_possible", lambda _: False)
+    url = user(write="^(?!amq.default)") if request.param == "without a marker" else None
+    return lambda: connect(url=url)
+
+
+def test_what_cannot_be_decoded_in_a_stream_stops_nobody(connect, publisher, collect, reader):
+    """Given: who may write to the default exchange puts it there, before and while it is read."""
+    QUEUE(publisher.default_channel).declare()
+    cancel("another", connection=publisher)
+    rogue = connect("amqp").default_channel
+
+    def put_there():
+        for name in names_of_streams():
+            for raw in RAW.values():
+                rogue.basic_publish(RawMessage(b"{}", raw), "", name)
+            copy = amqp.Message("{}", application_headers={"CC": [name]})
+            rogue.basic_publish(copy, "", b"\xff")
+        rogue.queue_declare("mail", passive=True)
+
+    put_there()
+    first = reader()
+    for number, consumer in enumerate((first, first, reader())):
+        publish(publisher, f"cancelled {number}")
+        publish(publisher, f"kept {number}")
+        cancel(f"cancelled {number}", connection=publisher)
+        assert bodies(collect(consumer, [QUEUE], 1)) == [f"kept {number}"]
+        assert consumer.connection.delay_mechanism.amendments.is_reading
+        put_there()
 
 
 def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(

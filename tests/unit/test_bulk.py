@@ -47,8 +47,8 @@ def connect(data, piece=10_000):
 def read(connection, count):
     taken: list[Any] = []
 
-    def take(tag, exchange, body, headers):
-        assert headers() == {}
+    def take(tag, exchange, body, decoded, may_have_died):
+        assert (decoded().properties, may_have_died) == ({}, False)
         taken.append((tag, exchange, body))
 
     bulk.read(connection, CHANNEL, take, lambda: len(taken) >= count)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay.model.envelope import OFFSET
-from kombu_binary_delay.undecodable import decode_headers
+from kombu_binary_delay.undecodable import decode
 from tests.raw_messages import RAW, table
 
 #: The start of a header frame's payload, with the size of a body that does not matter here.
@@ -20,15 +20,15 @@ FIELD = bytes([len(OFFSET)]) + OFFSET.encode() + b"l" + pack(">q", 5)
 def test_the_offset_of_a_record_is_read_though_nothing_else_can_be(raw):
     whole = table((raw[6:] if raw[0] == 0x20 else b"\1tT" + b"\xff" * 8) + FIELD)
 
-    assert decode_headers(START + whole)[OFFSET] == 5
+    assert decode(START + whole).headers[OFFSET] == 5
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: table(FIELD + end)))
 def test_nothing_in_a_header_frame_raises(raw):
-    assert isinstance(decode_headers(START + raw), dict)
+    assert isinstance(decode(START + raw).properties, dict)
 
 
 def test_headers_that_can_be_decoded_are():
     raw = amqp.Message("", application_headers={"a": [1]})._serialize_properties()  # noqa: SLF001
 
-    assert decode_headers(START + raw) == {"a": [1]}
+    assert decode(START + raw).headers == {"a": [1]}

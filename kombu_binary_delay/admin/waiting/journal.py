@@ -25,6 +25,7 @@ from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.model.envelope import HEADERS, OFFSET
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.undecodable import take_undecodable
 
 from .task import (
     JOURNAL,
@@ -449,6 +450,7 @@ class _Reader:
         #: What has come, and was not yielded yet.
         self.arrived: list[Any] = []
         channel = amqp.Channel(self._connection)
+        take_undecodable(channel)
         channel.open()
         self._channel: Any = channel
         channel.basic_qos(0, _PREFETCH, a_global=False)
