@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kombu_binary_delay.amendments.parts import IDS, exchange_name, stream_name
+from kombu_binary_delay.amendments.parts import exchange_name, later_part
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.model.address import MARK
 from kombu_binary_delay.model.parts import Binding, Part
@@ -242,18 +242,20 @@ class _Side:
         yield from self._unknown(known)
 
     def _way_of_amendments(self) -> Part:
-        """Return the route of records that wait on the ladder, from delivery to their stream."""
-        return self._topology.to_queue(stream_name(self._topology.namespace, IDS))
+        """Return the route of records that wait on the ladder, from delivery to their exchange."""
+        return later_part(self._topology)
 
     def _amendment_faults(self) -> Iterator[Fault]:
         levels = {self._topology.level_name(each) for each in range(self._topology.ladder.levels)}
         entered = exchange_name(self._topology.namespace)
         enters = any(each.destination in levels for each in self._from[entered])
         way = self._way_of_amendments()
-        if enters and not self._snapshot.bindings.issuperset(way.bindings):
+        queue = way.queues[0].name
+        is_led = self._snapshot.bindings.issuperset(way.bindings)
+        if enters and not (is_led and queue in self._snapshot.queues):
             yield Fault(
                 "error",
-                f"queue {way.bindings[0].destination}",
+                f"queue {queue}",
                 "the ladder does not lead to it",
                 "what was cancelled while it was due far ahead runs",
                 MEND,

@@ -10,7 +10,7 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused
 
-from kombu_binary_delay.amendments.parts import ENTERED, exchange_name, way_of_records
+from kombu_binary_delay.amendments.parts import exchange_name, way_of_records
 from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.executor import unbind
@@ -45,6 +45,10 @@ from .reading import (
 from .snapshot import Row, Snapshot, queues_now, unknown, why_left
 
 _RETURNS = 2.0  # seconds
+_NOT_SHOWN = (
+    "a cancellation has left its first level, and nothing shows any more who wrote it: it arrives "
+    "by its own ladder when it is due; cancel again what you move to another broker or namespace"
+)
 #: The header with the origin of a message in the poison queue, the error, and what was removed.
 POISON_HEADER = "x-binary-delay-poison"
 
@@ -295,19 +299,13 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
         again.properties[HEADERS].pop("CC", None)
         return Send(again, "", source.name, count)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
-    found = put_back(source, key, as_new(message).properties, now, _entered(message))
+    exchange = message.delivery_info["exchange"]
+    found = put_back(source, key, as_new(message).properties, now, exchange)
     if found is None:
         return None
     exchange, key, properties = found
     # The same round reads it again, and counts it then.
     return Send(copy_of(message, properties), exchange, key, "again", mandatory=True)
-
-
-def _entered(message: Any) -> str:
-    """Return the exchange that a message was published to."""
-    # What has not waited in a queue before this one has it still.
-    headers = message.properties.get(HEADERS) or {}
-    return str(headers.get(ENTERED, message.delivery_info["exchange"]))
 
 
 class _Sorter:
@@ -339,7 +337,9 @@ class _Sorter:
         """Take into account that a program may have led cancellations to the old ladder again."""
         self._is_closed = False
 
-    def decide(self, source: Source, message: Any) -> Send | Keep | Done:
+    def decide(  # noqa: PLR0911 - one for each kind of message
+        self, source: Source, message: Any
+    ) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
         key = message.delivery_info["routing_key"]
         try:
@@ -349,8 +349,10 @@ class _Sorter:
         if found is None:
             return Keep("kept")
         record = self._amendment(source, message, found)
-        if record is not None:
+        if isinstance(record, Cancel):
             return self._amend(record, found.due)
+        if record is not None:
+            return record
         found.properties[HEADERS].pop(RETURNS, None)
         left = remaining(found.due, now)
         if source.topology is not None:
@@ -367,16 +369,16 @@ class _Sorter:
             return Keep("left", str(exc))
 
     @staticmethod
-    def _amendment(source: Source, message: Any, found: Reading) -> Cancel | None:
+    def _amendment(source: Source, message: Any, found: Reading) -> Cancel | Keep | None:
         """Return the cancellation in a message that waits on the ladder, if it is one."""
-        if source.topology is None or not source.topology.mirrors:
+        ladder = source.topology
+        if ladder is None or not ladder.mirrors or found.destination != way_of_records(ladder):
             return None
-        namespace = source.topology.namespace
-        if found.destination != way_of_records(namespace):
+        record = from_line(message.body)
+        if not isinstance(record, Cancel):
             return None
-        by_its_exchange = _entered(message) == exchange_name(namespace)
-        record = from_line(message.body) if by_its_exchange else None
-        return record if isinstance(record, Cancel) else None
+        is_shown = message.delivery_info["exchange"] == exchange_name(ladder.namespace)
+        return record if is_shown else Keep("left", _NOT_SHOWN)
 
     def _amend(self, record: Cancel, due: int) -> Keep | Done:
         """Publish a cancellation to the other ladder, through the exchange of amendments.
@@ -408,7 +410,7 @@ class _Sorter:
         channel = self._taking.channel()
         for ladder in (each for each in self._emptied if each.mirrors):
             exchange = exchange_name(ladder.namespace)
-            way = route(way_of_records(ladder.namespace))
+            way = route(way_of_records(ladder))
             names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
             unbind(
                 channel,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kombu_binary_delay.amendments.parts import exchange_name
+from kombu_binary_delay.amendments.parts import exchange_name, way_of_records
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
@@ -153,14 +153,14 @@ def read(
 
 
 def put_back(
-    source: Source, key: str, properties: Mapping[str, Any], now: int, entered: str = ""
+    source: Source, key: str, properties: Mapping[str, Any], now: int, came_by: str = ""
 ) -> tuple[str, str, dict[str, Any]] | None:
     """Return how to publish a waiting message to its ladder again, for the rest of its delay.
 
-    :param entered: the exchange that it was published to. A record of amendments counts by that
-        alone, and so goes there again.
+    :param came_by: the exchange by which it came into its queue. A record of amendments counts by
+        the one that it was published to, and so goes there again, if it has come from there.
     :returns: the exchange, the routing key, and the properties, where all but the digits stays as
-        it was; None where it cannot be read.
+        it was; None where it cannot be read, or would no longer count.
     """
     topology = source.topology
     try:
@@ -168,7 +168,7 @@ def put_back(
         if topology is None or found is None:
             return None
         headers = dict(properties.get(HEADERS) or {})
-        digits, _ = topology.parse(key, carried(headers))
+        digits, destination = topology.parse(key, carried(headers))
         left = topology.ladder.digits(max(remaining(found.due, now), 1))
     except UNREADABLE_ERRORS:
         return None
@@ -177,11 +177,13 @@ def put_back(
         return None
 
     exchange = topology.level_of(left)
-    if entered == exchange_name(topology.namespace):
+    if destination == way_of_records(topology):
+        if came_by != exchange_name(topology.namespace):
+            return None
         # It has a way to the level by which it entered, and to none below.
         levels = range(len(digits) - 1, len(left) - 1, -1)
         left = (*(topology.ladder.word(level, 0) for level in levels), *left)
-        exchange = entered
+        exchange = came_by
 
     def again(address: str) -> str:
         if not topology.mirrors:

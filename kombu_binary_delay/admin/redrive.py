@@ -18,7 +18,7 @@ from typing import IO, Any
 import amqp
 from amqp.exceptions import AccessRefused
 
-from kombu_binary_delay.amendments.parts import ENTERED, IDS, exchange_name, way_of_records
+from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.errors import TopologyError, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
@@ -48,6 +48,10 @@ from .snapshot import queues_now, unknown, why_left
 
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
+_RECORD = (
+    "a record of amendments, parked when a part of its way was missing: nothing shows any more who "
+    "wrote it; if it was a cancellation, cancel again, and take it out with --to-file"
+)
 #: How each line of a file begins, and how much of a file is read at once to find its last line.
 _BEGINS, _BLOCK = b'{"exchange": "', 65_536
 
@@ -410,7 +414,8 @@ class _Sorter:
         if self._to_file:
             return Write(dump(destination, unpacked), name)
         place = self._to or destination
-        why = self._obstacle(place)
+        is_record = place == way_of_records(self._topology)
+        why = _RECORD if is_record else self._obstacle(place)
         if why:
             return Keep("left", why)
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)
@@ -428,17 +433,9 @@ class _Sorter:
         destination = read_address(self._topology, key, carried(headers))
         if destination == UNREADABLE:
             return destination, as_new(message)
-        if self._is_record(destination, headers):
-            # A record of amendments counts by the exchange that it comes from alone.
-            destination = Destination(exchange_name(self._topology.namespace), IDS)
         unwrap(properties, self._topology.owns, is_read=False)
         headers.pop(RETURNS, None)
         return destination, copy_of(message, properties)
-
-    def _is_record(self, destination: Destination, headers: Mapping[str, Any]) -> bool:
-        namespace = self._topology.namespace
-        is_for_stream = destination == way_of_records(namespace)
-        return is_for_stream and headers.get(ENTERED) == exchange_name(namespace)
 
     def _is_early(self, message: Any) -> bool:
         """Return whether a message is not due yet."""

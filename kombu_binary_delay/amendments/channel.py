@@ -293,13 +293,14 @@ class AmendmentChannel(ConfirmChannel):
         decoded: Callable[[], Any],
         may_have_died: bool,  # noqa: FBT001 - as bulk has it
     ) -> None:
-        # A record that waited on the ladder comes from there. Its first death names its entry.
-        rode = exchange != self._exchange
-        if not rode or (
-            exchange
-            and may_have_died
-            and (decoded().headers or {}).get(ENTERED) == self._exchange.decode()
-        ):
+        counts, rode = exchange == self._exchange, False
+        if counts and may_have_died:
+            # It waited on the ladder, or is to look so.
+            message = decoded()
+            entered = (message.headers or {}).get(ENTERED)
+            rode = entered is not None
+            counts = not undecodable(message) and entered in (None, self._exchange.decode())
+        if counts:
             record = from_line(body)
             if record is not None:
                 self.memory.learn(record, time.time_ns() // 1_000_000, rode=rode)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.model.topology import VERSION
+from kombu_binary_delay.model.topology import VERSION, Topology
 from kombu_binary_delay.settings import Settings
 
 #: The routing keys of the exchange, and the last words of the streams' names.
@@ -14,7 +16,8 @@ KEYS = "keys"
 KEYS_MAX_AGE = "1D"
 #: RabbitMQ deletes whole segments, and keeps the last: small ones expire in time. In bytes.
 _SEGMENT = 1_000_000
-#: RabbitMQ's header with the exchange that a message was published to before it first waited.
+#: RabbitMQ's header with the exchange that a message was published to before it was first in a
+#: queue that it left as a dead letter.
 ENTERED = "x-first-death-exchange"
 
 
@@ -28,9 +31,27 @@ def stream_name(namespace: str, key: str) -> str:
     return f"{exchange_name(namespace)}.{key}"
 
 
-def way_of_records(namespace: str) -> Destination:
+def way_of_records(topology: Topology) -> Destination:
     """Return the destination of the records that wait on a ladder."""
-    return Destination("", stream_name(namespace, IDS))
+    return Destination("", f"{topology.delivery_prefix}.amendments.later")
+
+
+def later_part(topology: Topology) -> Part:
+    """Return the queue by which records leave the ladder, for the exchange of amendments.
+
+    What has been in a queue has a first death, and RabbitMQ writes to which exchange it was
+    published before. So no message gets from a level to a stream with what its publisher says of
+    that.
+    """
+    name = way_of_records(topology).routing_key
+    (relay,) = topology.queue_relay(name).queues
+    back = {
+        "x-dead-letter-exchange": exchange_name(topology.namespace),
+        "x-dead-letter-routing-key": IDS,
+    }
+    arguments = tuple({**dict(relay.arguments), **back}.items())
+    queue = replace(relay, name=name, arguments=arguments)
+    return Part((), (queue,)) + topology.to_queue(name)
 
 
 def amendments_part(settings: Settings) -> Part:

@@ -6,8 +6,8 @@ other has the records with keys, which can be one for each publish, and keeps th
 To read everything that was confirmed before, a connection appends a marker and reads until the
 marker comes. The marker goes through the default exchange and is mandatory, so it also shows
 whether the streams exist. For a user that may not write there, reading ends with what was the last
-record before. A record counts only if it came through the exchange of the amendments, so only a
-user that may write to that exchange can amend.
+record before. A record counts only if it came through the exchange of the amendments, and was
+published to that exchange, so only a user that may write to it can amend.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kombu_binary_delay.executor import Executor, is_deleted
 from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.model.delay import ETA
 from kombu_binary_delay.model.envelope import HEADER, HEADERS
+from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.repeating import Warnings
 from kombu_binary_delay.router import Router
@@ -49,7 +50,15 @@ from .channel import (
     UnansweredError,
 )
 from .memory import Memory, Verdict
-from .parts import IDS, KEYS, amendments_part, exchange_name, stream_name
+from .parts import (
+    IDS,
+    KEYS,
+    amendments_part,
+    exchange_name,
+    later_part,
+    stream_name,
+    way_of_records,
+)
 from .record import MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
@@ -241,10 +250,11 @@ class Amendments:
 
     def _let_ride(self, record: Record, at: int, now: int) -> None:
         try:
-            plan, part = self._router.plan_through(
-                self._exchange, self._streams[0], {}, at * 1000, now * 1000
+            topology = self._router.topology
+            plan, enter = self._router.plan_through(
+                self._exchange, way_of_records(topology), at * 1000, now * 1000
             )
-            way = Ensure(part, _WAY)
+            way = Ensure(later_part(topology) + Part(bindings=(enter,)), _WAY)
             self._executor.run(self._router.prepare(plan.needs, now * 1000))
             if self._executor.do(way) is Answer.MISSING:
                 self._declare()
@@ -367,14 +377,6 @@ class Amendments:
         self._executor.run(self._ensure())
 
     def _ensure(self) -> Steps:
-        yield from self._ensure_alone()
-        # The binding was deleted with the stream, and records may wait on the ladder. Without the
-        # permission, the next record that waits makes it.
-        if self.can_ride:
-            with suppress(TopologyError):
-                yield Ensure(self._router.topology.to_queue(self._streams[0]), _WAY)
-
-    def _ensure_alone(self) -> Steps:
         # If two programs declare a stream at once, one gets the answer before the stream has
         # started, and its publish would end the connection. So one declares, and others wait.
         command = Ensure(

@@ -162,7 +162,7 @@ def _move(
         place = "there" if here is not there else f"in the namespace {after}"
         printer.log(
             f"! what was cancelled, rescheduled or superseded is not so {place}: only a "
-            f"cancellation that waits in the ladder itself goes along"
+            f"cancellation that waits in the first queue of the ladder that it entered goes along"
         )
     if dry_run:
         if queue is not None:

@@ -196,22 +196,21 @@ class Router(DeliverySide):
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
 
     def plan_through(
-        self, exchange: str, queue: str, properties: dict[str, Any], due: int, now: int
-    ) -> tuple[Plan, Part]:
-        """Return the plan for a delayed message through an exchange of ours to a queue of ours.
+        self, exchange: str, destination: Destination, due: int, now: int
+    ) -> tuple[Plan, Binding]:
+        """Return the plan for a delayed message of ours through an exchange of ours.
 
         The levels are bound behind that exchange. So a user that may write to the levels but not to
         the exchange cannot forge such a message: its first death names the exchange it entered by.
 
         :param due: microseconds since the epoch.
-        :returns: the plan, and the bindings that it requires in addition to its needs.
+        :returns: the plan, and the binding that it requires in addition to its needs.
         :raises DelayError: if the delay is longer than the ladder's maximum.
         """
         ladder = self._ladders[0]
         digits = ladder.ladder.digits((due - now) / 1000)
-        destination = Destination("", queue)
         properties, key = wrap(
-            properties,
+            {},
             destination,
             -(-due // 1000),
             lambda each: ladder.address(digits, each),
@@ -220,8 +219,7 @@ class Router(DeliverySide):
         pattern = "*." * len(digits) + route(destination)
         enter = Binding(exchange, ladder.level_of(digits), pattern, to_queue=False)
         needs = frozenset((BINDINGS, ("level", 0, ladder.needs(digits))))
-        plan = Plan(exchange, key, properties, 0, needs)
-        return plan, ladder.to_queue(queue) + Part(bindings=(enter,))
+        return Plan(exchange, key, properties, 0, needs), enter
 
     def _unwrapped(self, destination: Destination, headers: dict[str, Any]) -> Destination:
         """Return the destination of a publish, also if it is a retry to a ladder's address.

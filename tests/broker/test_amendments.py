@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -39,11 +40,13 @@ from kombu_binary_delay.amendments.record import (
     KEY,
     REPLACES,
     Cancel,
+    Postpone,
+    Record,
     Supersede,
+    new_generation,
     to_line,
 )
 from kombu_binary_delay.batching import Outcome
-from kombu_binary_delay.model.address import Destination
 from tests.raw_messages import RAW, RawMessage
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
@@ -231,19 +234,61 @@ def test_a_cancellation_far_ahead_is_there_at_once_and_again_before_the_last(
     first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
 
 
-def test_who_may_write_to_the_ladder_alone_cannot_cancel(
-    consumer, forgetful, publisher, collect, topology
+@pytest.fixture
+def rogue(connect, user):
+    """A channel of one that may write to the levels and the default exchange alone."""
+    write = r"^(amq\.default|.*\.level-[0-9]+|.*\.delivery)$"
+    return connect("amqp", url=user(configure="^$", read="^$", write=write)).default_channel
+
+
+@pytest.fixture
+def deaths(broker, topology):
+    """Headers as of what has died in a queue of the ladder."""
+    death = {"queue": topology.levels[0].queues[0].name, "reason": "expired", "count": 1}
+    forged = {"x-death": [{**death, "exchange": "kbd.v2.amendments"}]}
+    # Before 4.0, RabbitMQ takes a publisher's deaths for its own.
+    return [{}, forged] if broker.release >= (4, 0) else [{}]
+
+
+def test_who_may_write_to_the_levels_and_the_default_exchange_cannot_amend(  # noqa: PLR0913, PLR0917 - fixtures
+    consumer, forgetful, publisher, rogue, deaths, collect, topology
 ):
     # So that there is a way through the ladder.
     cancel_ahead("x", 3, forgetful)
-    publish(publisher, "kept")
-    forged = to_line(Cancel(("kept",), time.time_ns() // 1_000_000))
-    name = parts.stream_name("kbd", parts.IDS)
-    append(publisher, forged, "", name)
-    address = topology.address(topology.ladder.digits(1), Destination("", name))
-    append(publisher, forged, topology.level_name(0), address)
-    wait_until(lambda: records_in_stream(publisher) == 4)
-    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+    level, later = topology.level_name(0), parts.way_of_records(topology)
+    passing = f"{topology.ladder.word(0, 0)}.{topology.address((), later)}"
+    waiting = topology.address(topology.ladder.digits(1), later)
+    stream_of_ids = parts.stream_name("kbd", parts.IDS)
+    first_queue = topology.levels[0].queues[0].name
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        (level, passing, {}),
+        (level, waiting, {}),
+        (level, "nowhere", {"CC": [passing]}),
+        (level, "nowhere", {"BCC": [passing]}),
+        (topology.delivery, passing, {}),
+        ("", later.routing_key, {}),
+        ("", stream_of_ids, {"x-exchange": "kbd.v2.amendments", "x-routing-key": "ids"}),
+        ("", first_queue, {"CC": [waiting]}),
+    ]
+    names = [str(each) for each in range(len(ways) * len(deaths))]
+    for name, ((exchange, key, headers), dead) in zip(names, product(ways, deaths), strict=True):
+        publish(publisher, name, delay=2000)
+        at = time.time_ns() // 1_000_000
+        later_on = at + 3_600_000
+        records: tuple[Record, ...] = (
+            Cancel((name,), at),
+            Postpone(name, later_on, at),
+            Supersede(name, new_generation(at), later_on, at),
+        )
+        for record, message_id in product(records, (None, b"\xff")):
+            forged = {**headers, **dead, parts.ENTERED: "kbd.v2.amendments"}
+            message = amqp.Message(
+                to_line(record), application_headers=forged, message_id=message_id
+            )
+            rogue.basic_publish(message, exchange, key)
+    wait_until(lambda: records_in_stream(publisher) == 2 + len(names) * 6)
+
+    assert sorted(bodies(collect(consumer, [QUEUE], len(names)))) == sorted(names)
 
 
 @pytest.mark.parametrize(

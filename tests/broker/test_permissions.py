@@ -210,6 +210,7 @@ def names(topology) -> dict[str, str]:
         "amendments": r"kbd\.v2\.amendments",
         "streams of amendments": r"kbd\.v2\.amendments\.(ids|keys)",
         "lock of amendments": r"kbd\.v2\.amendments\.lock",
+        "way of amendments": r"kbd\.v2\.amendments\.later",
     }
 
 
@@ -245,6 +246,12 @@ CANCELLER_WHO_DECLARES = Grant(
     configure=("amendments", "streams of amendments", "lock of amendments"),
     write=("amendments", "streams of amendments"),
     read=("amendments",),
+)
+#: One who cancels what is due far ahead, beside what a publisher needs.
+CANCELLER_AHEAD = Grant(
+    configure=("way of amendments",),
+    write=("amendments", "way of amendments"),
+    read=("amendments", "way of amendments"),
 )
 #: Where an administrator has made all of it, and ``declare`` is ``"never"``.
 PUBLISHER_NEVER = Grant(write=("level exchanges",))
@@ -470,6 +477,18 @@ def test_to_cancel_needs_what_the_table_says_and_is_granted_apart_from_publishin
     cancel("two", connection=connect(url=granted(CANCELLER)))
     with pytest.raises(AmendmentError, match=r"the permission write on 'kbd\.v2\.amendments'"):
         cancel("never", connection=publisher)
+
+
+@pytest.mark.usefixtures("unwarned")
+def test_to_cancel_what_is_far_ahead_needs_what_the_table_says(vhost, connect, granted):
+    eta = datetime.now(UTC) + timedelta(days=40)
+    for _, _, grant in CANCELLER_AHEAD.less_one():
+        cancel("other", connection=connect())
+        with pytest.raises(AmendmentError, match=r"refused to declare|may not amend"):
+            cancel("x", eta=eta, connection=connect(url=granted(together(PUBLISHER, grant))))
+        forget_the_ladder(vhost)
+    cancel("other", connection=connect())
+    cancel("x", eta=eta, connection=connect(url=granted(together(PUBLISHER, CANCELLER_AHEAD))))
 
 
 def two_are_there(connect):

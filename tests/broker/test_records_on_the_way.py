@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 
+import amqp
 import pytest
-from kombu import Queue
 
 from kombu_binary_delay import Ladder, Topology, cancel
 from kombu_binary_delay.admin import Management, migrate, redrive
 from kombu_binary_delay.admin.migrate import _requeue
-from kombu_binary_delay.admin.reading import sources
+from kombu_binary_delay.admin.reading import Source, sources
 from kombu_binary_delay.amendments import parts
-from kombu_binary_delay.amendments.record import Cancel
+from kombu_binary_delay.amendments.record import Cancel, to_line
 from kombu_binary_delay.mechanism import mechanism_of
 from tests.waits import wait_until
 
@@ -22,65 +22,103 @@ pytestmark = pytest.mark.usefixtures("streams")
 EXCHANGE = parts.exchange_name("kbd")
 
 
-def riding(connect, seconds):
+def riding(connect, seconds, **settings):
     """Cancel what is due far ahead, for a stream that keeps records for two seconds."""
     eta = datetime.now(UTC) + timedelta(seconds=seconds)
-    cancel("x", eta=eta, connection=connect(binary_delay={"amendments_max_age": "2s"}))
+    connection = connect(binary_delay={"amendments_max_age": "2s", **settings})
+    cancel("x", eta=eta, connection=connection)
 
 
-def spy(connect):
-    """Make a queue that gets what the exchange of amendments leads to the stream."""
-    channel = connect("amqp").channel()
-    queue = Queue("spy")(channel)
-    queue.declare()
-    channel.queue_bind("spy", EXCHANGE, parts.IDS)
-    return queue
+def in_levels(connection, topology, queues):
+    """Take the records that wait, each with its level's queue."""
+    channel = connection.channel()
+    taken = ((each, channel.basic_get(each.name)) for each in sources(topology, queues))
+    return [(each, message) for each, message in taken if message is not None]
 
 
-def test_a_record_that_was_parked_counts_when_it_is_sent_on(connect, vhost):
-    """Given: somebody deletes the stream while the record is on its way."""
+def test_a_record_that_was_parked_stays_since_its_headers_prove_nothing(connect, vhost):
+    """Given: somebody deletes the queue by which it leaves the ladder, while it is on its way."""
     riding(connect, 3600)  # declares all that the next one takes
-    for seconds in (15, 90):
+    topology = Topology()
+    later = parts.way_of_records(topology).routing_key
+    for seconds in (8, 60):
         early = time.monotonic() + seconds - 2
         riding(connect, seconds)
-        vhost.broker.api("DELETE", f"queues/{vhost.name}/{parts.stream_name('kbd', parts.IDS)}")
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/{later}")
         if time.monotonic() < early:
             break
-        # It was in the stream before.
-    topology = Topology()
+        # It had left by that queue before.
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
-    queue = spy(connect)
     management = Management.of(connect("amqp"), vhost.broker.management_url)
 
     done = redrive(lambda: connect("amqp"), topology, management)
 
-    assert (done.sent, done.stays) == (1, 0), done
-    assert "cancel" in str(wait_until(lambda: queue.get(no_ack=True)).body)
+    assert (done.sent, done.stays) == (0, 1), done
+    assert "cancel again" in str(done.reasons)
+
+
+def test_a_stream_that_is_made_again_gets_the_records_that_are_on_their_way(connect, vhost):
+    riding(connect, 3600)
+    stream = parts.stream_name("kbd", parts.IDS)
+    for seconds in (8, 60):
+        early = time.monotonic() + seconds - 2
+        riding(connect, seconds)
+        vhost.broker.api("DELETE", f"queues/{vhost.name}/{stream}")
+        if time.monotonic() < early:
+            break
+        # It was in the stream before.
+    topology = Topology()
+    levels = [each.name for level in topology.levels[:3] for each in level.queues]
+    wait_until(lambda: not sum(vhost.waiting(*levels).values()))
+
+    cancel("another", connection=connect())
+
+    wait_until(lambda: vhost.waiting(stream) == {stream: 2})
+    assert vhost.waiting(topology.parking) == {topology.parking: 0}
 
 
 def test_a_record_that_is_put_back_enters_by_its_own_exchange(connect, vhost):
     riding(connect, 3600)
     topology = Topology()
     queues = {row["name"]: row for row in vhost.queues()}
-    channel = connect("amqp").channel()
-
-    def taken():
-        for source in sources(topology, queues):
-            message = channel.basic_get(source.name)
-            if message is not None:
-                return source, message
-        return None
-
-    source, message = wait_until(taken)
+    [(source, message)] = wait_until(lambda: in_levels(connect("amqp"), topology, queues))
     again = _requeue(source, message, "again")
 
     assert again is not None
     assert again.exchange == EXCHANGE
+    channel = message.channel
     channel.basic_publish(again.message, again.exchange, again.routing_key, mandatory=True)
     channel.basic_ack(message.delivery_tag)
     # There is a way for it, and it waits in one queue of the same ladder again.
     names = [each.name for each in sources(topology, queues)]
     wait_until(lambda: sum(vhost.waiting(*names).values()) == 1)
+
+
+def test_a_record_is_left_where_nothing_shows_that_it_entered_by_its_exchange(connect, vhost):
+    """Given: one as if it had come down from a higher level, by who may write to the levels."""
+    settings = {"radix": 2, "levels": 20, "amendments_max_age": "2s"}
+    riding(connect, 3600, **settings)
+    old, new = (Topology(Ladder.binary(20, tick)) for tick in (125, 250))
+    forged = to_line(Cancel(("y",), time.time_ns() // 1_000_000))
+    digits = old.ladder.digits(3_600_000)
+    address = old.address(digits, parts.way_of_records(old))
+    headers = {parts.ENTERED: EXCHANGE}
+    connect("amqp").default_channel.basic_publish(
+        amqp.Message(forged, application_headers=headers), old.level_of(digits), address
+    )
+
+    done = migrate(
+        lambda: connect("amqp"),
+        lambda: connect(binary_delay={**settings, "tick": 250}),
+        Management.of(connect("amqp"), vhost.broker.management_url),
+        old,
+        new,
+    )
+
+    assert (done.moved, done.left) == (1, 1), done
+    [(_, message)] = in_levels(connect("amqp"), old, {row["name"] for row in vhost.queues()})
+    assert message.body == forged
+    assert _requeue(Source("q", old, 1, len(digits) - 1), message, "again") is None
 
 
 def test_a_record_that_is_to_come_twice_is_moved_twice_each_for_its_own_time(connect, vhost):

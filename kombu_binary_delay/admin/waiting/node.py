@@ -216,7 +216,7 @@ class NodeWaiters:
             properties = _properties(written)
             routing_key = key.decode("utf-8", "surrogateescape")
             found = read(source, routing_key, properties, now)
-            if found is None or found.destination == way_of_records(self._topology.namespace):
+            if found is None or found.destination == way_of_records(self._topology):
                 # The latter is a record of amendments.
                 return None
             leaves = found.due - self._rest(source, routing_key)
