@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kombu_binary_delay.amendments.record import judged_by
+from kombu_binary_delay.amendments.record import MAX_BYTES, MAX_TIME, judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
@@ -27,8 +27,10 @@ MAX_ARGUMENTS = 256
 #: The events of one message say its due time in microseconds with differences smaller than this:
 #: some have it from the task's ``eta``, and others from the ladder's header, in milliseconds.
 ROUNDING = 1_000_000
-#: Celery's count of retries is 32 bits in the tables.
-_MAX_RETRIES = 2**31 - 1
+#: The latest valid time, in microseconds: the end of the year 9999.
+_LATEST = MAX_TIME * 1000 + 999
+#: Celery's count of retries, and ours of hops, are 32 bits in the tables.
+_MAX_COUNT = 2**31 - 1
 
 
 def scheduled(
@@ -88,11 +90,10 @@ def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[s
     # executed. Readers of the journal expect that event for each task with a name.
     has_eta = is_task and headers.get("eta") is not None
     retries = headers.get("retries")
-    is_count = type(retries) is int and 0 <= retries <= _MAX_RETRIES
     event = {
         "id": name,
         "task": headers["task"] if has_eta else None,
-        "retries": retries if is_task and is_count else None,
+        "retries": retries if is_task and _is_count(retries) else None,
         "exchange": exchange,
         "key": routing_key,
         "due": due(headers),
@@ -120,7 +121,8 @@ def cut(written: str) -> str:
 def due(headers: Mapping[str, Any]) -> int | None:
     """Return the earliest due time that the headers allow; jitter is a part of it.
 
-    :returns: microseconds since the epoch; None for a message that was not delayed.
+    :returns: microseconds since the epoch, of the years 1970 to 9999: a time beyond them, which no
+        ladder keeps, is the first or the last of these; None for a message that was not delayed.
     """
     asked = {
         name: headers[name] for name in (ETA, TASK, ID, JITTER) if headers.get(name) is not None
@@ -133,7 +135,7 @@ def due(headers: Mapping[str, Any]) -> int | None:
     if found is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
         # It was rounded up to milliseconds.
         found = packed["due"] * 1000 - 999
-    return found
+    return None if found is None else min(max(found, 0), _LATEST)
 
 
 def to_line(event: dict[str, Any]) -> str:
@@ -142,3 +144,52 @@ def to_line(event: dict[str, Any]) -> str:
     :raises TypeError, ValueError: if JSON cannot encode a value of the event.
     """
     return json.dumps(event, separators=(",", ":"))
+
+
+def from_line(line: str | bytes) -> dict[str, Any] | None:
+    """Read an event that :func:`to_line` wrote; None if the line is not a valid one.
+
+    Anybody may write to the journal who may write to the default exchange. So what is returned has
+    the fields of an event and no others, each of its type, and each number within its limits.
+    """
+    if len(line) > MAX_BYTES:
+        return None
+    try:
+        read = json.loads(line if isinstance(line, str) else str(line, "utf-8"))
+        if not isinstance(read, dict):
+            return None
+        event = {name: read[name] for name in _FIELDS if read.get(name) is not None}
+        if not all(_FIELDS[name](value) for name, value in event.items()):
+            return None
+        if "generation" in event:
+            event["generation"] = judged_by(event["generation"])
+    except (ValueError, RecursionError):
+        return None
+    needed = ("event", "at", "due") if event.get("event") == SCHEDULED else ("event", "at")
+    return event if all(name in event for name in needed) else None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LATEST
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+#: The fields of an event, and what a value of each is.
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("event", "id", "task", "name", "args", "kwargs"), _is_text),
+    **dict.fromkeys(("exchange", "key", "ladder", "levels", "state"), _is_text),
+    **dict.fromkeys(("at", "due"), _is_time),
+    **dict.fromkeys(("retries", "hops"), _is_count),
+    "generation": _is_table,
+}

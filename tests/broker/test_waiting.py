@@ -13,6 +13,7 @@ import tracemalloc
 from base64 import b64encode
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import amqp
 import pytest
@@ -516,35 +517,45 @@ def test_the_journal_shows_what_is_asked_for(journalling, by_journal):
     assert ids(by_journal(10, after=middle, name="shop.*")) == ["5", "6", "7", "8"]
 
 
-def test_what_others_write_to_the_journal_hides_nothing(journalling, vhost, by_journal):
+def test_what_others_write_to_the_journal_hides_nothing(journalling, connect, vhost, by_journal):
+    stream = {"x-queue-type": "stream", "x-max-age": "7D"}
+    Queue(STREAM, queue_arguments=stream, channel=connect("amqp").default_channel).declare()
+    odd = {"event": "scheduled", "at": 1, "due": soon(), "id": "--odd"}
+    # The first one says since when there is a journal.
+    write(vhost, {**odd, "at": 10**40})
     half = "half a pair: \ud800"
     publish(journalling, ("kept", HOUR), (half, HOUR))
-    settle(vhost, 2)
-    odd = {"event": "scheduled", "at": 1, "due": soon(), "id": "odd"}
-    write(
-        vhost,
+    settle(vhost, 3)
+    forged: tuple[Any, ...] = (
         "no JSON",
         b"\xff\xfe",
         "[" * 100_000,
         [1],
-        7,
         None,
         {},
         {"event": ["scheduled"]},
-        {"event": "cancelled", "id": ["kept"]},
-        {"event": "released", "id": "kept", "due": "soon"},
-        {"event": "released", "id": "kept", "due": 10**40},
-        {"event": "cancelled", "id": "kept", "due": 10**40},
-        {"event": "cancelled", "id": "\udfff"},
+        {"event": "cancelled", "at": 1, "id": ["kept"]},
+        {"event": "released", "at": 1, "id": "kept", "due": "soon"},
+        {"event": "cancelled", "at": 1, "id": "kept", "due": 10**40},
         {**odd, "due": 10**40},
-        {**odd, "due": "soon"},
-        {**odd, "at": True, "key": {}},
         {**odd, "retries": 10**40},
-        {**odd, "task": ["a"], "args": 7, "retries": "x", "exchange": None, "ladder": 1},
+        {**odd, "task": ["a"], "args": 7, "exchange": {}, "ladder": 1},
     )
-    tasks = {task.id: task for task in by_journal(20)}
-    assert set(tasks) == {"kept", half, "odd"}
-    assert (tasks["odd"].name, tasks["odd"].args, tasks["odd"].retries) == (None, None, None)
+    others = (
+        {"event": "cancelled", "at": 1, "id": "\udfff"},
+        {**odd, "event": "invented"},
+        {**odd, "key": "mail", "task": None},
+    )
+    write(vhost, *forged, *others)
+    settle(vhost, 3 + len(forged) + len(others))
+    for words in (["--limit", "0"], ["--count-by", "queue"]):
+        listed = run(vhost, "tasks", "--source", "journal", *words)
+        assert listed["matched"] == 3
+        assert f"{1 + len(forged)} lines of the journal cannot be read" in listed["unseen"]
+    tasks = {task.id: task for task in by_journal(0)}
+    assert set(tasks) == {"kept", half, "--odd"}
+    assert run(vhost, "tasks", "--source", "journal", "--id", "--odd")["matched"] == 1
+    assert run(vhost, "explain", "--source", "journal", "--task", "--odd")["state"] == "waiting"
 
 
 def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import resource
 import tempfile
 import time
@@ -13,19 +14,23 @@ from collections.abc import Iterable, Iterator
 import amqp
 import pytest
 from click.testing import CliRunner
+from hypothesis import example, given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from kombu_binary_delay import Ladder, Topology, admin
 from kombu_binary_delay.admin.waiting import journal, node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
 from kombu_binary_delay.admin.waiting.task import taken_back
-from kombu_binary_delay.amendments.memory import Verdict
+from kombu_binary_delay.amendments.memory import Memory, Verdict
+from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
 from kombu_binary_delay.cli.words import exact, moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.identity import names_of
+from kombu_binary_delay.web.index import Index
 
 #: When these tests began, in milliseconds since the epoch.
 BEGIN = time.time_ns() // 1_000_000
@@ -261,6 +266,12 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
     assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
 
 
+def journalled(monkeypatch, *lines):
+    """Make the journal have these lines."""
+    monkeypatch.setattr(journal, "has_journal", lambda *_: True)
+    monkeypatch.setattr(journal, "_lines", lambda *_: lines)
+
+
 @pytest.mark.parametrize(
     ("kinds", "state"),
     [
@@ -290,17 +301,110 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
 def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeypatch, kinds, state):
     soon = (BEGIN + 3_600_000) * 1000
     due = {"later": soon + 2_000_000, "at any time": None}
-    told = [{"event": "cancelled", "id": "another", "due": soon}]
+    told = [{"event": "cancelled", "at": 1, "id": "another", "due": soon}]
     for each in kinds:
         kind, _, rest = each.partition(" ")
         ended = rest if rest.isupper() else "SUCCESS"
         told.append({"event": kind, "at": 1, "id": "t", "due": due.get(rest, soon), "state": ended})
-    monkeypatch.setattr(journal, "has_journal", lambda *_: True)
-    monkeypatch.setattr(journal, "_events", lambda *_: told)
+    journalled(monkeypatch, *map(json.dumps, told))
 
     story = admin.story_by_journal(None, Topology(), "t")
 
     assert (story.state, len(story.events)) == (state, len(kinds))
+
+
+#: Numbers and others that ended a reader: Python has them, and what it calls does not.
+ODD = [10**40, 2**63, MAX_TIME * 1000 + 1000, -1, 1.5, float("inf"), True, "soon", [], {}]
+JSON = st.recursive(
+    st.none() | st.sampled_from(ODD) | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = (
+    *("event", "at", "id", "due", "task", "name", "args", "kwargs", "exchange", "key"),
+    *("retries", "levels", "state", "generation", "hops", "ladder"),
+)
+SCHEDULED = {"event": "scheduled", "at": 1, "due": (BEGIN + 3_600_000) * 1000, "id": "t"}
+#: An event as it should be, in which a field or two are not.
+FORGED = st.builds(
+    lambda kind, odd: {**SCHEDULED, "event": kind, **odd},
+    st.sampled_from(["scheduled", "released", "executed", "cancelled", "postponed"]),
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("event", [None, 7, ["scheduled"]]),
+        ("at", [None, *ODD]),
+        ("due", [None, *ODD]),
+        ("retries", ODD),
+        ("hops", ODD),
+        ("id", [7, ["t"]]),
+        ("generation", ["x-delay-key", [1]]),
+    ],
+)
+def test_a_line_with_a_value_that_no_event_has_is_no_event(field, values):
+    assert events.from_line(json.dumps(SCHEDULED)) == SCHEDULED
+    for value in values:
+        assert events.from_line(json.dumps({**SCHEDULED, field: value})) is None, value
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": st.text() | st.integers(),
+            "task": st.text(),
+            "eta": st.sampled_from(["0001-01-01T00:00Z", "9999-12-31T23:59-12:00"]) | JSON,
+            "x-delay-jitter": JSON,
+            "retries": JSON,
+            "argsrepr": JSON,
+            "x-delay-key": st.text(),
+            "stamps": JSON,
+            "x-binary-delay": st.fixed_dictionaries({"due": JSON}),
+        },
+    )
+)
+def test_each_event_that_is_written_is_read_again(headers):
+    topology = Topology()
+    properties = {"application_headers": headers}
+    key = topology.address(topology.ladder.digits(7_000), Destination("", "mail"))
+    scheduled = events.scheduled(topology, properties, topology.level_name(3), key)
+    written = [{"event": "released", **events.about(properties, "", "mail")}]
+    # Of a forged message alone, it is not known when it is due.
+    if scheduled is not None and "due" in scheduled:
+        written.append({"event": "scheduled", **scheduled})
+    for each in written:
+        event = {"at": BEGIN * 1000, **each}
+        assert events.from_line(events.to_line(event)) == event
+
+
+@example([json.dumps({**SCHEDULED, "at": 10**40})])
+@given(st.lists(st.one_of(FORGED, JSON).map(json.dumps) | st.binary() | st.text(), max_size=6))
+def test_no_line_of_the_journal_ends_a_listing_or_hides_another(lines):
+    kept = {**SCHEDULED, "id": "kept"}
+    read = [events.from_line(line) for line in lines]
+    memory = Memory(BEGIN)
+    memory.learn(CancelStamped((("order", ("7",)),), BEGIN), BEGIN)
+    memory.learn(Supersede("t", "1-a", BEGIN, BEGIN), BEGIN)
+
+    def judge(properties):
+        return memory.judge(properties, BEGIN)
+
+    with pytest.MonkeyPatch.context() as patch:
+        journalled(patch, *lines, json.dumps(kept))
+        found = admin.from_journal(None, Topology(), judge=judge)
+        assert "kept" in [task.id for task in found]
+        skipped = read.count(None)
+        assert any("cannot be read" in each for each in found.unseen()) == (skipped > 0)
+        drawn(output.tasks(list(found), output.task_foot(found, 1, 1)), 200)
+        Index(found, hide=False).histogram(0, 2**53, 60)
+        for id_ in ("t", "kept"):
+            drawn(output.story(admin.story_by_journal(None, Topology(), id_, judge)), 200)
+    for event in filter(None, read):
+        assert events.from_line(events.to_line(event)) == event
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -343,12 +447,20 @@ def test_what_cannot_be_read_is_an_error(words, code, said):
     assert (done.exit_code, said in done.stderr) == (code, True), done.output
 
 
+@pytest.mark.parametrize("command", ["cancel", "reschedule"])
+@pytest.mark.parametrize("id_", ["-7", "--of=9", "--nam"])
+def test_an_id_that_looks_like_an_option_is_asked_for_after_two_dashes(command, id_):
+    done = CliRunner().invoke(binary_delay, [command, id_])
+    assert done.exit_code == 2
+    words = " ".join(done.stderr.split())
+    assert f"begins with a dash after '--', as in 'binary-delay {command} -- ID'" in words, words
+
+
 def test_without_room_for_temporary_files_a_listing_is_no_fault_of_the_broker(monkeypatch):
     soon = (BEGIN + 3_600_000) * 1000
     scheduled = {"event": "scheduled", "at": 1, "due": soon, "args": "x" * 1000}
     monkeypatch.setattr(journal, "_CACHE", 1)
-    monkeypatch.setattr(journal, "has_journal", lambda *_: True)
-    monkeypatch.setattr(journal, "_events", lambda *_: [{**scheduled, "id": "1"}] * 1000)
+    journalled(monkeypatch, *[json.dumps({**scheduled, "id": "1"})] * 1000)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)

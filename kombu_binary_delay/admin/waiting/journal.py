@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import amqp
 from amqp.exceptions import AccessRefused, NotFound
@@ -39,7 +39,6 @@ from .task import (
     WaitingTask,
     amend,
     taken_back,
-    text_of,
 )
 
 _PREFETCH = 1000
@@ -143,8 +142,8 @@ def story_by_journal(
             continue
         state = _after(told[-1], state)
     task = None
-    if scheduled is not None and (row := _row(scheduled)) is not None:
-        task, amended = waiters.task(row, time.time_ns() // 1000)
+    if scheduled is not None:
+        task, amended = waiters.task(_row(scheduled), time.time_ns() // 1000)
         if state == "waiting":
             passed = task.due <= time.time_ns() // 1_000_000
             state = amended or ("due" if passed else state)
@@ -154,14 +153,15 @@ def story_by_journal(
 def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:
     """Whether an event can be of the message that was scheduled: it has its due time, or none."""
     due, other = event.get("due"), scheduled.get("due")
-    return not (_is_number(due) and _is_number(other)) or abs(due - other) < events.ROUNDING
+    return due is None or other is None or abs(due - other) < events.ROUNDING
 
 
 class JournalWaiters:
     """The waiting tasks from the journal; see :class:`~.task.Waiters`."""
 
     source = JOURNAL
-    #: The journal is read to its end, or an error is raised.
+    #: The journal is read to its end, or an error is raised. A line that is not an event was
+    #: written by another program, so it hides no task.
     complete = True
 
     def __init__(
@@ -176,7 +176,7 @@ class JournalWaiters:
         self._topology = topology
         self._select = select
         self._judge = judge
-        self._taken_back = 0
+        self._taken_back = self._invalid = 0
         #: When the oldest event was written, in milliseconds since the epoch; None before reading.
         self.since: int | None = None
         namespace = namespace or topology.namespace
@@ -217,6 +217,9 @@ class JournalWaiters:
             said.append(f"it begins at {age}; what was scheduled before is not in it")
         else:
             said.append("it is empty")
+        if self._invalid:
+            lines = "1 line" if self._invalid == 1 else f"{self._invalid:,} lines"
+            said.append(f"{lines} of the journal cannot be read")
         if self._judge is None:
             said.append(UNJUDGED)
         if self._taken_back:
@@ -224,11 +227,15 @@ class JournalWaiters:
         return tuple(said)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all events, and set :attr:`since` from the first."""
-        self.since = None
-        for event in _events(self._connection, self._stream):
+        """Yield all events, and set :attr:`since` from the first; count what is no event."""
+        self.since, self._invalid = None, 0
+        for line in _lines(self._connection, self._stream):
+            event = events.from_line(line)
+            if event is None:
+                self._invalid += 1
+                continue
             if self.since is None:
-                self.since = _milliseconds(event.get("at"))
+                self.since = _milliseconds(event["at"])
             yield event
 
     def task(self, row: tuple[Any, ...], now: int) -> tuple[WaitingTask, str]:
@@ -263,7 +270,7 @@ class JournalWaiters:
 
     def _read(self, database: sqlite3.Connection) -> None:
         for event in self.events():
-            kind = event.get("event")
+            kind = event["event"]
             if kind == events.SCHEDULED:
                 self._schedule(database, event)
             elif kind in _GONE or kind in _TAKEN_BACK:
@@ -271,7 +278,7 @@ class JournalWaiters:
 
     def _schedule(self, database: sqlite3.Connection, event: dict[str, Any]) -> None:
         row = _row(event)
-        if row is None or row[6] <= time.time_ns() // 1000:
+        if row[6] <= time.time_ns() // 1000:
             return
         if self._select.ids and row[0] not in self._select.ids:
             return
@@ -280,12 +287,12 @@ class JournalWaiters:
     @staticmethod
     def _remove(database: sqlite3.Connection, event: dict[str, Any]) -> None:
         """Remove the task of an event; its due time says which, if the id was scheduled again."""
-        id_, due = _stored(text_of(event.get("id"))), event.get("due")
+        id_, due = _stored(event.get("id")), event.get("due")
         if id_ is None:
             return
         if due is None and event["event"] in _TAKEN_BACK:
             database.execute("delete from waiting where id = ?", (id_,))
-        elif _is_number(due) and due > time.time_ns() // 1000:
+        elif due is not None and due > time.time_ns() // 1000:
             database.execute("delete from waiting where id = ? and due = ?", (id_, due))
 
 
@@ -314,30 +321,22 @@ def _after(event: Event, state: str) -> str:
     return _STATES.get(event.kind, state)
 
 
-def _row(event: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return the row of a ``scheduled`` event; None if it has no time."""
-    due, at, retries = event.get("due"), event.get("at"), event.get("retries")
+def _row(event: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the row of a ``scheduled`` event."""
     generation = event.get("generation")
-    if not (_is_number(due) and _is_number(at)):
-        return None
     return (
-        text_of(event.get("id")),
-        text_of(event.get("task")) or text_of(event.get("name")),
-        text_of(event.get("args")),
-        text_of(event.get("kwargs")),
-        text_of(event.get("exchange")) or "",
-        text_of(event.get("key")) or "",
-        due,
-        retries if _is_number(retries) else None,
-        at,
-        text_of(event.get("levels")),
-        json.dumps(generation) if isinstance(generation, dict) else None,
+        event.get("id"),
+        event.get("task") or event.get("name"),
+        event.get("args"),
+        event.get("kwargs"),
+        event.get("exchange", ""),
+        event.get("key", ""),
+        event["due"],
+        event.get("retries"),
+        event["at"],
+        event.get("levels"),
+        None if generation is None else json.dumps(generation),
     )
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number that SQLite can hold; the journal's own events have no other."""
-    return type(value) is int and abs(value) < 2**63
 
 
 def _stored(value: Any) -> Any:
@@ -351,15 +350,14 @@ def _loaded(value: Any) -> Any:
 
 
 def _event(event: dict[str, Any]) -> Event:
-    exchange, key = text_of(event.get("exchange")), text_of(event.get("key"))
-    retries = event.get("retries")
+    exchange, key, due = event.get("exchange"), event.get("key"), event.get("due")
     return Event(
-        str(event.get("event")),
-        _milliseconds(event.get("at")) or 0,
-        _milliseconds(event.get("due")),
-        retries if type(retries) is int else None,
+        event["event"],
+        _milliseconds(event["at"]),
+        None if due is None else _milliseconds(due),
+        event.get("retries"),
         f"{exchange}:{key or ''}" if exchange else key,
-        text_of(event.get("state")),
+        event.get("state"),
     )
 
 
@@ -384,12 +382,12 @@ def level_at(topology: Topology, delay: float, passed: float) -> str | None:
     return None
 
 
-def _milliseconds(microseconds: object) -> int | None:
-    return -(-microseconds // 1000) if type(microseconds) is int else None
+def _milliseconds(microseconds: int) -> int:
+    return -(-microseconds // 1000)
 
 
-def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream, from the first to the one that is the last at the start.
+def _lines(connection: Any, stream: str) -> Iterator[str | bytes]:
+    """Yield the lines of a stream, from the first to the one that is the last at the start.
 
     :raises OperationError: if it is not a stream, or does not exist.
     :raises UnreachableError: if the broker stops sending.
@@ -399,12 +397,7 @@ def _events(connection: Any, stream: str) -> Iterator[dict[str, Any]]:
         return
     with closing(_Reader(connection, stream, "first")) as reader:
         for offset, body in reader:
-            try:
-                event = json.loads(body)
-            except (ValueError, RecursionError):
-                event = None
-            if isinstance(event, dict):
-                yield event
+            yield body
             if offset >= last:
                 return
 
