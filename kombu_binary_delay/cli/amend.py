@@ -22,6 +22,20 @@ from .sources import choose as source
 from .values import Countdown, Moment
 
 
+class _TakesIds(click.Command):
+    """A command whose arguments are ids, which may look like options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            raise click.UsageError(
+                f"{exc.format_message()} Give an id that begins with a dash after '--', as in "
+                f"'{ctx.command_path} -- ID'.",
+                ctx,
+            ) from exc
+
+
 def _select(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select tasks: by ids, or by patterns as for ``tasks``."""
     options: list[Callable[..., Any]] = [
@@ -47,6 +61,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    cls=_TakesIds,
     short_help="Cancel tasks that wait.",
     help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
@@ -59,10 +74,14 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
     By a pattern, the due times are known. For a pattern or a file, it says how many there are and,
     on a terminal, asks before it acts. Ends with 1 if some could not be found or cancelled.
 
+    An id is whatever its publisher has chosen. Give one that begins with a dash after --, where
+    nothing is read as an option, and one with blanks or signs of the shell in quotes.
+
     \b
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
       kombu-binary-delay -A shop cancel --name 'shop.mail.*' --dry-run
       kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
+      kombu-binary-delay cancel --eta 2h -- '-7 of 9'
       psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
     """,
 )
@@ -84,6 +103,7 @@ def cancel(
 
 
 @click.command(
+    cls=_TakesIds,
     short_help="Postpone tasks that wait.",
     help="""Postpone tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 

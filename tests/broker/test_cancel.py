@@ -67,17 +67,19 @@ def arrived(collect, connect, count):
 def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
     run, publish, connect, collect, tmp_path
 ):
-    publish("argument", "file", "input", "kept")
+    dashed = "--name=*"
+    publish("argument", "file", "input", dashed, "kept")
     file = tmp_path / "ids.txt"
     file.write_text("file\n\n  file\n")
 
     planned = run("cancel", "kept", "--dry-run", "--json")
-    done = run("cancel", "argument", "-", "--file", str(file), input="input\n")
+    words = ["argument", "-", "--file", str(file), "--", dashed]
+    done = run("cancel", *words, input="input\n")
 
     assert json.loads(planned.output)["dry_run"] is True
     assert done.exit_code == 0, done.output
-    assert "cancel 3 tasks" in done.output
-    assert "cancellation recorded for 3 ids, kept until " in done.output
+    assert "cancel 4 tasks" in done.output
+    assert "cancellation recorded for 4 ids, kept until " in done.output
     assert "UTC (ids are not looked up)" in done.output
     assert arrived(collect, connect, 1) == ["kept"]
 
